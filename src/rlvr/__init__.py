@@ -1,0 +1,66 @@
+"""rlvr: reinforcement learning from verifiable rewards for language models.
+
+The public names, imported on first use, so that `import rlvr` is fast and pulls in no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "GRPOTrainer": "rlvr.trainer",
+    "Config": "rlvr.config",
+    "load_config": "rlvr.config",
+    "Task": "rlvr.records",
+    "Rollout": "rlvr.records",
+    "Group": "rlvr.records",
+    "Batch": "rlvr.records",
+    "Verdict": "rlvr.records",
+    "VerdictStatus": "rlvr.records",
+    "Origin": "rlvr.records",
+    "StopReason": "rlvr.records",
+    "Verifier": "rlvr.verifiers",
+    "FunctionVerifier": "rlvr.verifiers",
+    "MathVerifier": "rlvr.verifiers",
+    "register_verifier": "rlvr.registry",
+    "register_reward": "rlvr.registry",
+    "register_selector": "rlvr.registry",
+    "register_advantage": "rlvr.registry",
+    "register_loss": "rlvr.registry",
+    "register_sampler": "rlvr.registry",
+    "register_plan": "rlvr.registry",
+    "register_stage": "rlvr.registry",
+}
+
+__all__ = [*_HOME, "__version__"]
+
+if TYPE_CHECKING:
+    from rlvr.config import Config, load_config
+    from rlvr.records import Batch, Group, Origin, Rollout, StopReason, Task, Verdict, VerdictStatus
+    from rlvr.registry import (
+        register_advantage,
+        register_loss,
+        register_plan,
+        register_reward,
+        register_sampler,
+        register_selector,
+        register_stage,
+        register_verifier,
+    )
+    from rlvr.trainer import GRPOTrainer
+    from rlvr.verifiers import FunctionVerifier, MathVerifier, Verifier
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'rlvr' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,43 @@
+"""Errors that a user can mend: one clear message that names the thing, the place and the mend.
+
+Invariant: everything the library refuses because of what it was given is a `RlvrError`; the commands print its
+text without a traceback and exit with 2. Anything else that escapes is a defect of the library and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RlvrError(Exception):
+    """Base of every refusal; `str(error)` is written for the user."""
+
+
+class ConfigError(RlvrError):
+    """A key, value or combination in the configuration that cannot be run."""
+
+
+class DataError(RlvrError):
+    """A row, file or data set that cannot be made into tasks."""
+
+
+class CheckpointError(RlvrError):
+    """A checkpoint that is torn, foreign, or does not fit the run."""
+
+
+class TrainingError(RlvrError):
+    """A run that cannot go on (for example too many non-finite steps in a row); what was done is saved."""
+
+
+class WaitTimeout(RlvrError):
+    """A named wait whose deadline passed."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A suggestion for an unknown `name`: `"; did you mean 'x'?"`, or the list of what is known when nothing is near."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(known)}" if known else ""

@@ -1,0 +1,369 @@
+"""What flows through the library: Task, Rollout, Verdict, Group and Batch.
+
+Invariants:
+- Token in, token out: `Rollout.token_ids` are the ids that were sampled and the ids that are trained; text is decoded
+  for verifiers only and never tokenised again.
+- Every per-token field of a rollout has one entry per token, prompt included. Unknown behaviour log-probs are NaN.
+- An undecided verdict has score None (NaN in columns), never 0.
+- Nothing here needs torch; columns are numpy arrays.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlvr.errors import nearest
+
+Messages = list[dict[str, Any]]
+
+
+class Origin(enum.IntEnum):
+    """Who wrote a token."""
+
+    PROMPT = 0
+    POLICY = 1
+    HINT = 2
+    TOOL = 3
+    """A tool or an environment."""
+    TEACHER = 4
+    DEMONSTRATION = 5
+
+
+class StopReason(enum.StrEnum):
+    """Why a rollout ended."""
+
+    END = "end"
+    """The policy sampled an end-of-sequence or stop token."""
+    STOP_STRING = "stop_string"
+    LENGTH = "length"
+    """`max_new_tokens` were sampled: the completion is truncated."""
+    CONTEXT = "context"
+    """The model's context was full: the completion is truncated."""
+    ABORTED = "aborted"
+    GIVEN = "given"
+    """Not sampled: a demonstration or a recorded answer."""
+
+    @property
+    def truncated(self) -> bool:
+        return self in (StopReason.LENGTH, StopReason.CONTEXT, StopReason.ABORTED)
+
+
+class VerdictStatus(enum.StrEnum):
+    """How a verification ended."""
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    PARTIAL = "partial"
+    UNPARSABLE = "unparsable"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A prompt and what is needed to check an answer to it.
+
+    `prompt` is a string, used verbatim, or chat messages, which go through the chat template. `answer` may be absent.
+    `demonstration` is a worked response, for SFT or mixing. `info` holds whatever the verifier needs (tests, options).
+    """
+
+    id: str
+    prompt: str | Messages
+    answer: Any = None
+    demonstration: str | None = None
+    verifier: str | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+    source: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "prompt": self.prompt,
+            "answer": self.answer,
+            "demonstration": self.demonstration,
+            "verifier": self.verifier,
+            "info": dict(self.info),
+            "source": self.source,
+        }
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a verifier says of one completion.
+
+    `score` is None when undecided: what the answer causes is decided (an unparsable answer, or a limit that the answer
+    itself spent, scores 0); what we cause (bad gold, a killed worker, a remote service down) is undecided, left out of
+    loss and baseline, and counted. `scores` are named further scores; `spans` are (first character, past-the-end
+    character, score) over the completion's text.
+    """
+
+    status: VerdictStatus
+    score: float | None
+    reason: str = ""
+    answer: str | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+    spans: Sequence[tuple[int, int, float]] = ()
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.score is not None and not math.isfinite(self.score):
+            raise ValueError(f"a verdict's score must be finite or None, not {self.score}")
+
+    @property
+    def decided(self) -> bool:
+        return self.score is not None
+
+    @classmethod
+    def from_score(cls, score: float | bool | None, **more: Any) -> Verdict:
+        """The verdict that a bare number means: 1 correct, 0 wrong, else partial; None and NaN are undecided errors."""
+        if score is None or not math.isfinite(score):
+            reason = "no score was given" if score is None else f"the score is {score}"
+            return cls(VerdictStatus.ERROR, None, **{"reason": reason, **more})
+        score = float(score)
+        status = {1.0: VerdictStatus.CORRECT, 0.0: VerdictStatus.WRONG}.get(score, VerdictStatus.PARTIAL)
+        return cls(status, score, **more)
+
+    @classmethod
+    def undecided(cls, reason: str, status: VerdictStatus = VerdictStatus.ERROR, **more: Any) -> Verdict:
+        """A verdict that our own trouble prevents."""
+        return cls(status, None, reason=reason, **more)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "status": str(self.status),
+            "score": self.score,
+            "reason": self.reason,
+            "answer": self.answer,
+            "scores": dict(self.scores),
+            "spans": [list(span) for span in self.spans],
+            "seconds": round(self.seconds, 6),
+        }
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Verdict:
+        spans = tuple((int(a), int(b), float(s)) for a, b, s in row.get("spans", ()))
+        return cls(**{**row, "status": VerdictStatus(row["status"]), "spans": spans})
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A span of a rollout's tokens, [start, end), with a kind: turn, step, think, answer ..."""
+
+    kind: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """Something beside text at a token position (an image, say), named by the hash of its content."""
+
+    position: int
+    kind: str
+    content_hash: str
+
+
+@dataclass
+class Rollout:
+    """One contiguous context as a flat token record; T tokens, prompt included.
+
+    `group` names one draw of a task (a task drawn twice gives two groups) and `member` counts within it.
+    `parent` is (rollout id, position) for branches and for contexts that were rewritten and go on.
+    `trained_context` replaces the tokens before the first trained one when the context trained under is not the one
+    sampled under (a hint dropped). `char_ends[t]` is the end of token t in `text`, for completion tokens (else -1).
+    """
+
+    id: str
+    task: Task
+    group: str
+    member: int
+    token_ids: np.ndarray
+    """int64 [T]"""
+    origin: np.ndarray
+    """int8 [T], values of Origin"""
+    behaviour_logprobs: np.ndarray
+    """float32 [T], log-probs of the sampling distribution at the temperature sampled; NaN where unknown or not sampled"""
+    policy_version: np.ndarray
+    """int32 [T], the weights that sampled the token; -1 where none did"""
+    stop: StopReason
+    text: str = ""
+    """The completion as verifiers see it."""
+    temperature: float = 1.0
+    """The temperature sampled at; training divides logits by it."""
+    role: str = "policy"
+    episode: str = ""
+    parent: tuple[str, int] | None = None
+    segments: list[Segment] = field(default_factory=list)
+    char_ends: np.ndarray | None = None
+    trained_context: np.ndarray | None = None
+    attachments: list[Attachment] = field(default_factory=list)
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    timings: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        length = len(self.token_ids)
+        for name in ("origin", "behaviour_logprobs", "policy_version"):
+            if len(getattr(self, name)) != length:
+                raise ValueError(f"rollout {self.id}: {name} has {len(getattr(self, name))} entries for {length} tokens")
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict of the task's own verifier: the first one given."""
+        return next(iter(self.verdicts.values()), None)
+
+    @property
+    def sampled(self) -> np.ndarray:
+        """bool [T]: the tokens that the policy wrote."""
+        return self.origin == Origin.POLICY
+
+    @property
+    def completion_length(self) -> int:
+        """Tokens that are not prompt."""
+        return int((self.origin != Origin.PROMPT).sum())
+
+    def as_trained(self) -> Rollout:
+        """This rollout under the context it is trained in: itself, unless `trained_context` is given."""
+        if self.trained_context is None:
+            return self
+        written = np.flatnonzero(self.origin != Origin.PROMPT)
+        first = int(written[0]) if len(written) else len(self)
+        while first < len(self) and self.origin[first] == Origin.HINT:
+            first += 1
+        context, tail = np.asarray(self.trained_context, dtype=np.int64), slice(first, None)
+
+        def join(head: Any, values: np.ndarray) -> np.ndarray:
+            return np.concatenate([np.full(len(context), head, dtype=values.dtype), values[tail]])
+
+        return Rollout(
+            **{
+                **self.__dict__,
+                "token_ids": np.concatenate([context, self.token_ids[tail]]),
+                "origin": join(Origin.PROMPT, self.origin),
+                "behaviour_logprobs": join(np.nan, self.behaviour_logprobs),
+                "policy_version": join(-1, self.policy_version),
+                "segments": [
+                    Segment(s.kind, s.start - first + len(context), s.end - first + len(context))
+                    for s in self.segments
+                    if s.start >= first
+                ],
+                "char_ends": None if self.char_ends is None else join(-1, self.char_ends),
+                "trained_context": None,
+            }
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything needed to train on or score this rollout again, as JSON types (unknown log-probs are null)."""
+        logprobs = [None if math.isnan(x) else float(x) for x in self.behaviour_logprobs]
+        return {
+            "id": self.id,
+            "task": self.task.to_json(),
+            "group": self.group,
+            "member": self.member,
+            "token_ids": self.token_ids.tolist(),
+            "origin": self.origin.tolist(),
+            "behaviour_logprobs": logprobs,
+            "policy_version": self.policy_version.tolist(),
+            "stop": str(self.stop),
+            "text": self.text,
+            "temperature": self.temperature,
+            "role": self.role,
+            "episode": self.episode,
+            "parent": self.parent,
+            "segments": [[s.kind, s.start, s.end] for s in self.segments],
+            "char_ends": None if self.char_ends is None else self.char_ends.tolist(),
+            "trained_context": None if self.trained_context is None else np.asarray(self.trained_context).tolist(),
+            "attachments": [[a.position, a.kind, a.content_hash] for a in self.attachments],
+            "verdicts": {name: verdict.to_json() for name, verdict in self.verdicts.items()},
+            "timings": self.timings,
+        }
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Rollout:
+        logprobs = [math.nan if x is None else x for x in row["behaviour_logprobs"]]
+        optional = {name: row[name] for name in ("char_ends", "trained_context") if row[name] is not None}
+        return cls(
+            **{
+                **row,
+                "task": Task(**row["task"]),
+                "token_ids": np.asarray(row["token_ids"], dtype=np.int64),
+                "origin": np.asarray(row["origin"], dtype=np.int8),
+                "behaviour_logprobs": np.asarray(logprobs, dtype=np.float32),
+                "policy_version": np.asarray(row["policy_version"], dtype=np.int32),
+                "stop": StopReason(row["stop"]),
+                "parent": None if row["parent"] is None else (row["parent"][0], int(row["parent"][1])),
+                "segments": [Segment(*s) for s in row["segments"]],
+                "attachments": [Attachment(*a) for a in row["attachments"]],
+                "verdicts": {name: Verdict.from_json(v) for name, v in row["verdicts"].items()},
+                **{name: np.asarray(value, dtype=np.int64) for name, value in optional.items()},
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some rollouts of a batch seen together: `key` says by what, `index` are their positions in the batch."""
+
+    key: str
+    index: np.ndarray
+    rollouts: Sequence[Rollout]
+
+
+@dataclass
+class Batch:
+    """Rollouts plus named columns per rollout and per token.
+
+    `columns[name]` is float64 [B] with NaN for undecided; `token_columns[name]` holds one array [T_b] per rollout.
+    A piece declares what it reads and writes by the names it uses. Per-token weights of loss components are the token
+    columns `weight/policy`, `weight/likelihood` ...; advantages are the column (or token column) `advantage`.
+    """
+
+    rollouts: list[Rollout]
+    columns: dict[str, np.ndarray] = field(default_factory=dict)
+    token_columns: dict[str, list[np.ndarray]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.rollouts)
+
+    def column(self, name: str) -> np.ndarray:
+        """The rollout column `name`, float64 [B]. KeyError names the columns there are."""
+        if name not in self.columns:
+            raise KeyError(f"the batch has no column {name!r}{nearest(name, self.columns)}")
+        return self.columns[name]
+
+    def tokens(self, name: str) -> list[np.ndarray]:
+        """The token column `name`; a rollout column of that name is spread over the tokens."""
+        if name in self.token_columns:
+            return self.token_columns[name]
+        return [np.full(len(r), value) for r, value in zip(self.rollouts, self.column(name), strict=True)]
+
+    def group_index(self, key: Callable[[Rollout], str] | None = None) -> np.ndarray:
+        """int64 [B]: the group of each rollout, numbered in order of first appearance. `key` defaults to the draw."""
+        numbers: dict[str, int] = {}
+        keys = (key(r) if key else r.group for r in self.rollouts)
+        return np.asarray([numbers.setdefault(k, len(numbers)) for k in keys], dtype=np.int64)
+
+    def groups(self, key: Callable[[Rollout], str] | None = None) -> Iterator[Group]:
+        """The groups in order of first appearance; they may be ragged."""
+        index = self.group_index(key)
+        for number in range(int(index.max()) + 1 if len(index) else 0):
+            where = np.flatnonzero(index == number)
+            members = [self.rollouts[i] for i in where]
+            yield Group(key(members[0]) if key else members[0].group, where, members)
+
+    def select(self, index: Sequence[int] | np.ndarray) -> Batch:
+        """The batch of these rollouts, in this order, with all columns."""
+        index = np.asarray(index, dtype=np.int64)
+        return Batch(
+            [self.rollouts[i] for i in index],
+            {name: values[index] for name, values in self.columns.items()},
+            {name: [values[i] for i in index] for name, values in self.token_columns.items()},
+        )

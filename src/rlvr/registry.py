@@ -1,0 +1,201 @@
+"""Names -> pieces: one mechanism for verifiers, rewards, selectors, advantages, losses, samplers, plans, engines ...
+
+A piece is a class or a function. In the configuration it is written as a name, as `FILE.py:Name`, or as a mapping
+`{name: ..., option: value}`. Its options are its own signature: the parameters of a class, the keyword-only parameters of
+a function. They are checked and converted by their annotations before anything runs.
+
+Names are found, in this order: what was registered in this process, the library's own rooms (imported on first use), and
+entry points of installed packages (group `rlvr.<kind>s`).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import is_pydantic_dataclass
+
+from rlvr.errors import ConfigError, nearest
+
+T = TypeVar("T")
+
+ROOMS = {
+    "verifier": "rlvr.verifiers",
+    "reward": "rlvr.rewards",
+    "selector": "rlvr.selection",
+    "advantage": "rlvr.advantages",
+    "loss": "rlvr.losses",
+    "kl": "rlvr.losses",
+    "source": "rlvr.data",
+    "sampler": "rlvr.data",
+    "plan": "rlvr.rollout",
+    "engine": "rlvr.rollout",
+    "backend": "rlvr.distributed",
+    "optimizer": "rlvr.policy",
+    "stage": "rlvr.stages",
+    "preset": "rlvr.recipes",
+}
+"""Kind of piece -> the room whose import registers the library's own pieces of that kind."""
+
+_pieces: dict[str, dict[str, Any]] = {kind: {} for kind in ROOMS}
+
+
+def register(kind: str, name: str) -> Callable[[T], T]:
+    """Decorator: make a class or function known as `name` among the pieces of `kind`.
+
+    Registering another object under a taken name raises ConfigError; registering it again from a re-run notebook cell
+    (same module and qualified name) replaces it.
+    """
+    if kind not in ROOMS:
+        raise ConfigError(f"there is no kind of piece {kind!r}{nearest(kind, ROOMS)}")
+
+    def keep(piece: T) -> T:
+        old = _pieces[kind].get(name)
+        if old is not None and _identity(old) != _identity(piece):
+            raise ConfigError(f"the {kind} {name!r} is taken by {'.'.join(_identity(old))}: choose another name")
+        _pieces[kind][name] = piece
+        return piece
+
+    return keep
+
+
+def _identity(piece: Any) -> tuple[str, str]:
+    return getattr(piece, "__module__", ""), getattr(piece, "__qualname__", repr(piece))
+
+
+def names(kind: str) -> list[str]:
+    """The names that `kind` is known by in this process, the library's own included."""
+    importlib.import_module(ROOMS[kind])
+    return sorted(set(_pieces[kind]) | {entry.name for entry in _entry_points(kind)})
+
+
+def _entry_points(kind: str) -> importlib.metadata.EntryPoints:
+    return importlib.metadata.entry_points(group=f"rlvr.{kind}s")
+
+
+def find(kind: str, name: str) -> Any:
+    """The class or function that `name` stands for; ConfigError with the nearest name when there is none."""
+    if ":" in name and name.split(":")[0].endswith(".py"):
+        return _from_file(kind, name)
+    if name not in _pieces[kind]:
+        importlib.import_module(ROOMS[kind])
+    if name not in _pieces[kind]:
+        for entry in _entry_points(kind):
+            if entry.name == name:
+                return entry.load()
+        raise ConfigError(f"there is no {kind} {name!r}{nearest(name, names(kind))}")
+    return _pieces[kind][name]
+
+
+def _from_file(kind: str, name: str) -> Any:
+    file, _, attribute = name.rpartition(":")
+    path = Path(file).expanduser().resolve()
+    if not path.is_file():
+        raise ConfigError(f"{kind} {name!r}: there is no file {path}")
+    module_name = f"rlvr_file_{path.stem}_{abs(hash(str(path))):x}"
+    module = sys.modules.get(module_name)
+    if module is None:
+        spec = importlib.util.spec_from_file_location(module_name, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module_name] = module
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            del sys.modules[module_name]
+            raise ConfigError(f"{kind} {name!r}: {path} cannot be imported: {type(error).__name__}: {error}") from error
+    if not hasattr(module, attribute):
+        public = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
+        raise ConfigError(f"{kind} {name!r}: {path} has no {attribute!r}{nearest(attribute, public)}")
+    return getattr(module, attribute)
+
+
+def split(spec: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A piece as written -> (name, options)."""
+    if isinstance(spec, str):
+        return spec, {}
+    options = dict(spec)
+    try:
+        return options.pop("name"), options
+    except KeyError:
+        raise ConfigError(f"a piece written as a mapping needs a `name`: {dict(spec)!r}") from None
+
+
+def check_options(kind: str, spec: str | Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a piece as written, checked and converted by the piece's own signature."""
+    name, options = split(spec)
+    piece = find(kind, name)
+    known = _parameters(piece)
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"{kind} {name!r} has no option {option!r}{nearest(option, known)}")
+    for option, parameter in known.items():
+        if parameter.default is inspect.Parameter.empty and option not in options:
+            raise ConfigError(f"{kind} {name!r} needs the option {option!r}")
+    hints = _hints(piece)
+    for option, value in options.items():
+        if option in hints:
+            try:
+                options[option] = _adapter(hints[option]).validate_python(value)
+            except ValidationError as error:
+                problem = error.errors()[0]
+                raise ConfigError(f"{kind} {name!r}: {option}={value!r}: {problem['msg']}") from error
+    return options
+
+
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    has_config = isinstance(hint, type) and (
+        hasattr(hint, "model_config") or typing.is_typeddict(hint) or is_pydantic_dataclass(hint)
+    )
+    return TypeAdapter(hint) if has_config else TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
+
+
+def _parameters(piece: Any) -> dict[str, inspect.Parameter]:
+    """What may be given as an option: all parameters of a class, the keyword-only ones of a function."""
+    parameters = inspect.signature(piece).parameters
+    kinds = [inspect.Parameter.KEYWORD_ONLY]
+    if inspect.isclass(piece):
+        kinds.append(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return {name: p for name, p in parameters.items() if p.kind in kinds}
+
+
+def _hints(piece: Any) -> dict[str, Any]:
+    owner = piece if not inspect.isclass(piece) or "__init__" not in vars(piece) else piece.__init__
+    try:
+        hints = typing.get_type_hints(owner)
+        if inspect.isclass(piece) and owner is not piece:
+            hints = {**typing.get_type_hints(piece), **hints}
+        return hints
+    except NameError:
+        return {}
+
+
+def build(kind: str, spec: str | Mapping[str, Any]) -> Any:
+    """The piece that `spec` writes: an instance of a class, or a function with its options bound."""
+    name, _ = split(spec)
+    piece, options = find(kind, name), check_options(kind, spec)
+    if not inspect.isclass(piece):
+        return functools.partial(piece, **options) if options else piece
+    try:
+        return piece(**options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{kind} {name!r}: {error}") from error
+
+
+register_verifier = functools.partial(register, "verifier")
+register_reward = functools.partial(register, "reward")
+register_selector = functools.partial(register, "selector")
+register_advantage = functools.partial(register, "advantage")
+register_loss = functools.partial(register, "loss")
+register_sampler = functools.partial(register, "sampler")
+register_plan = functools.partial(register, "plan")
+register_stage = functools.partial(register, "stage")
