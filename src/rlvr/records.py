@@ -210,7 +210,9 @@ class Rollout:
         length = len(self.token_ids)
         for name in ("origin", "behaviour_logprobs", "policy_version"):
             if len(getattr(self, name)) != length:
-                raise ValueError(f"rollout {self.id}: {name} has {len(getattr(self, name))} entries for {length} tokens")
+                raise ValueError(
+                    f"rollout {self.id}: {name} has {len(getattr(self, name))} entries for {length} tokens"
+                )
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -160,12 +160,14 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def _parameters(piece: Any) -> dict[str, inspect.Parameter]:
-    """What may be given as an option: all parameters of a class, the keyword-only ones of a function."""
+    """What may be given as an option: the keyword-only parameters of a function; all parameters of a class, except those
+    that its attribute `injected` names."""
     parameters = inspect.signature(piece).parameters
     kinds = [inspect.Parameter.KEYWORD_ONLY]
     if inspect.isclass(piece):
         kinds.append(inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return {name: p for name, p in parameters.items() if p.kind in kinds}
+    injected = getattr(piece, "injected", ())
+    return {name: p for name, p in parameters.items() if p.kind in kinds and name not in injected}
 
 
 def _hints(piece: Any) -> dict[str, Any]:

@@ -10,14 +10,14 @@ never into an exception of the run.
 from __future__ import annotations
 
 import inspect
-import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from rlvr import registry
+from rlvr.calling import ByName
 from rlvr.errors import ConfigError
 from rlvr.records import Rollout, Task, Verdict
 
@@ -50,6 +50,17 @@ class Verifier(ABC):
     def verify(self, task: Task, completion: str) -> Verdict | Awaitable[Verdict]:
         """The verdict on `completion`, the decoded text that the policy wrote, as an answer to `task`."""
 
+    def quick(self, task: Task, completion: str) -> Verdict | None:
+        """The verdict where it costs microseconds, else None: then `verify` is called.
+
+        It runs in the caller's thread, without isolation or time limit, so it takes linear time and evaluates nothing.
+        """
+        return None
+
+    def prepare(self) -> None:
+        """Slow imports and models. Called once in each worker process, before the time limit of an answer starts."""
+        return
+
     def check_task(self, task: Task) -> str | None:
         """What is wrong with the task (a gold answer that cannot be parsed, say), or None. Called before training."""
         return None
@@ -60,55 +71,24 @@ class Verifier(ABC):
 
 
 class FunctionVerifier(Verifier):
-    """A plain function as a verifier: it receives by name what its signature asks for.
+    """A plain function as a verifier: it receives by name what its signature asks for (rlvr.calling says which names).
 
-    Names: prompt, completion, answer, task, messages, token_ids, and any field of the task's info. A function with
-    `**kwargs` receives everything. It returns a number (1 correct, 0 wrong, else partial), a bool, None (undecided) or a
-    Verdict, and may be asynchronous.
+    It returns a number (1 correct, 0 wrong, else partial), a bool, None (undecided) or a Verdict, and may be asynchronous.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.name = getattr(function, "__name__", type(function).__name__)
-        self.argument_names = _argument_names(function, self.name)
+        self.call = ByName(function)
+        self.name = self.call.name
 
-    async def verify(self, task: Task, completion: str, rollout: Rollout | None = None) -> Verdict:
-        result = self.function(**self.arguments(task, completion, rollout))
-        if inspect.isawaitable(result):
-            result = await result
-        return as_verdict(result, self.name)
+    def check_task(self, task: Task) -> str | None:
+        return self.call.missing(task)
 
-    def arguments(self, task: Task, completion: str, rollout: Rollout | None = None) -> dict[str, Any]:
-        """The keyword arguments of the function for this completion. KeyError-free: ConfigError names what is missing."""
-        known: dict[str, Any] = {
-            **task.info,
-            "task": task,
-            "prompt": task.prompt,
-            "messages": task.prompt if isinstance(task.prompt, list) else [{"role": "user", "content": task.prompt}],
-            "answer": task.answer,
-            "completion": completion,
-            "token_ids": None if rollout is None else rollout.token_ids[rollout.sampled].tolist(),
-        }
-        required, optional, takes_all = self.argument_names
-        missing = [name for name in required if name not in known]
-        if missing:
-            raise ConfigError(
-                f"the function {self.name!r} asks for {missing[0]!r}, which task {task.id!r} has neither as a field nor in its info"
-            )
-        return known if takes_all else {name: known[name] for name in [*required, *optional] if name in known}
+    def verify(self, task: Task, completion: str, rollout: Rollout | None = None) -> Verdict | Awaitable[Verdict]:
+        result = self.call(task, completion, rollout)
+        return self._awaited(result) if inspect.isawaitable(result) else as_verdict(result, self.name)
 
-
-def _argument_names(function: Callable[..., Any], name: str) -> tuple[list[str], list[str], bool]:
-    """(required, optional, takes everything) parameters of a reward function."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"the signature of {name!r} cannot be read: {error}") from error
-    if any(p.kind is p.POSITIONAL_ONLY for p in parameters):
-        raise ConfigError(f"the function {name!r} has positional-only parameters; it is called by name")
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    required = [p.name for p in named if p.default is p.empty]
-    return required, [p.name for p in named if p.default is not p.empty], any(p.kind is p.VAR_KEYWORD for p in parameters)
+    async def _awaited(self, result: Awaitable[Any]) -> Verdict:
+        return as_verdict(await result, self.name)
 
 
 def as_verdict(result: Any, name: str) -> Verdict:
@@ -118,31 +98,42 @@ def as_verdict(result: Any, name: str) -> Verdict:
     if result is None or isinstance(result, (bool, int, float)):
         return Verdict.from_score(result)
     try:
+        if isinstance(result, (str, bytes)):
+            raise TypeError("a text is no score, even when it reads like one")
         return Verdict.from_score(float(result))
     except (TypeError, ValueError):
         return Verdict.undecided(f"{name} returned {type(result).__name__}, not a number, None or a Verdict")
 
 
-async def judged(verifier: Verifier, task: Task, completion: str, rollout: Rollout | None = None) -> Verdict:
-    """The verdict of `verifier`, with the seconds it took; whatever it raises is an undecided verdict."""
+Caller = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""How the synchronous part of a verification is run: on a thread, say."""
+
+
+async def judged(
+    verifier: Verifier, task: Task, completion: str, rollout: Rollout | None = None, call: Caller | None = None
+) -> Verdict:
+    """The verdict of `verifier`, with the seconds it took; whatever it raises is an undecided verdict.
+
+    `call` runs the synchronous part elsewhere; by default it runs here.
+    """
     start, name = time.perf_counter(), getattr(verifier, "name", type(verifier).__name__)
-    try:
+
+    def verify() -> Any:
         if isinstance(verifier, FunctionVerifier):
-            result: Any = await verifier.verify(task, completion, rollout)
-        else:
-            result = verifier.verify(task, completion)
-            if inspect.isawaitable(result):
-                result = await result
+            return verifier.verify(task, completion, rollout)
+        return verifier.verify(task, completion)
+
+    try:
+        result = verify() if call is None else await call(verify)
+        if inspect.isawaitable(result):
+            result = await result
         verdict = as_verdict(result, name)
-    except Exception as error:  # the verifier is the user's code: its trouble costs a verdict, not the run
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # the verifier is the user's code: its trouble costs a verdict, not the run
         verdict = Verdict.undecided(f"{name} raised {type(error).__name__}: {error}")
-    spent = time.perf_counter() - start
-    return verdict if verdict.seconds or not math.isfinite(spent) else _with_seconds(verdict, spent)
-
-
-def _with_seconds(verdict: Verdict, seconds: float) -> Verdict:
-    object.__setattr__(verdict, "seconds", seconds)
-    return verdict
+    return verdict if verdict.seconds else replace(verdict, seconds=time.perf_counter() - start)
 
 
 def as_verifier(piece: Any) -> Verifier:

@@ -1,0 +1,560 @@
+"""One strict typed tree: everything that a run can be told, with a docstring under every field.
+
+The docstrings are the reference page docs/config.md. Unknown keys are errors that suggest the nearest name. Values come,
+weakest first, from the field defaults, the preset named by `algorithm.preset`, the YAML file and dotted overrides.
+A piece (verifier, reward, loss ...) is checked against the piece's own options when the tree is made, so a typo in an
+option is found before any model is loaded.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from rlvr import registry
+from rlvr.errors import ConfigError, nearest
+from rlvr.schedules import Scalar
+
+Piece = str | dict[str, Any]
+
+
+def _piece(kind: str) -> Any:
+    """The annotation of a config field that holds a piece of `kind`, checked against the registry."""
+
+    def check(spec: Piece) -> Piece:
+        weighted = kind == "reward" and isinstance(spec, dict)  # the weight of a term is the sum's, not the piece's
+        try:
+            registry.check_options(kind, {k: v for k, v in spec.items() if k != "weight"} if weighted else spec)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return spec
+
+    return Annotated[Piece, AfterValidator(check)]
+
+
+class Section(BaseModel):
+    """Base of every section: strict keys, docstrings as descriptions."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_assignment=True)
+
+
+class RunConfig(Section):
+    """The run as a whole."""
+
+    name: str = "run"
+    """Name of the run; its folder is `dir`/`name`."""
+    dir: str = "runs"
+    """Where run folders are made."""
+    seed: int = Field(default=0, ge=0)
+    """The seed that every random choice is derived from."""
+    steps: int | None = Field(default=None, ge=0)
+    """At most this many steps in all; a stage's `steps` is its share. Null: the sum of the stages' steps."""
+    overwrite: bool = False
+    """Replace a run folder that already holds metrics."""
+    max_nonfinite: int = Field(default=5, ge=1)
+    """Stop, with a checkpoint, after this many steps in a row with a non-finite loss or gradient."""
+
+
+class LoraConfig(Section):
+    """A LoRA adapter (Hu et al. 2021), made by peft: only the adapter is trained."""
+
+    r: int = Field(default=16, ge=1)
+    """Rank of the update."""
+    alpha: float = Field(default=32.0, gt=0)
+    """The update is scaled by alpha / r."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout on the adapter's input; 0 keeps the ratio of the first update exactly 1."""
+    target_modules: list[str] | str = "all-linear"
+    """Names of the modules that get an adapter, or `all-linear`."""
+
+
+class ScratchConfig(Section):
+    """A small policy built from random weights, for trying things out without a download."""
+
+    architecture: str = "qwen3"
+    """Model type, as transformers names it (qwen3, llama, gemma2 ...)."""
+    hidden_size: int = Field(default=64, ge=8)
+    """Width of the residual stream."""
+    layers: int = Field(default=2, ge=1)
+    """Decoder layers."""
+    heads: int = Field(default=4, ge=1)
+    """Query heads."""
+    kv_heads: int = Field(default=2, ge=1)
+    """Key and value heads."""
+    intermediate_size: int = Field(default=256, ge=8)
+    """Width of the feed-forward layers."""
+    context: int = Field(default=512, ge=8)
+    """Longest context in tokens."""
+    alphabet: str | None = None
+    """Characters of the character-level tokenizer; null: printable ASCII and newline."""
+    words: list[str] = []
+    """Strings that are one token each, besides the single characters."""
+    tie_word_embeddings: bool = True
+    """Share the input embedding with the LM head."""
+    init_std: float = Field(default=0.02, gt=0)
+    """Standard deviation of the initial weights."""
+
+
+class ModelConfig(Section):
+    """A model of the run: the policy, or a frozen one beside it."""
+
+    path: str | None = None
+    """A folder with Hugging Face files, or a hub name."""
+    scratch: ScratchConfig | None = None
+    """Build the model from random weights instead of loading it."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub model."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type computed in; auto: bfloat16 on a GPU, float32 on a CPU. Weights that train are kept in float32 in any case,
+    because an update of 1e-6 is lost in bfloat16."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1 ...; auto: the GPU when there is one."""
+    adapter: LoraConfig | None = None
+    """Train a LoRA adapter instead of the weights."""
+    attention: str = "sdpa"
+    """transformers' attention implementation: sdpa, eager, flash_attention_2 ..."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    trust_remote_code: bool = False
+    """Run code that comes with the model. Only for sources that you trust."""
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> ModelConfig:
+        if self.path is not None and self.scratch is not None:
+            raise ValueError("`path` and `scratch` exclude each other: load a model or build one")
+        return self
+
+
+class DataConfig(Section):
+    """Tasks and how they become prompts."""
+
+    train: Any = None
+    """Training tasks: a JSON lines, JSON or parquet file, a folder, a hub name, a registered source, or a list of these."""
+    eval: Any = None
+    """Held-out tasks, written like `train`."""
+    fields: dict[str, Any] | None = None
+    """Our field -> the row's field, for layouts that are not recognised: `{prompt: question, answer: final}`."""
+    template: str | dict[str, Any] | None = None
+    """Text with `{prompt}` put round each prompt, or `{system: ..., user: ...}` that makes chat messages of it
+    (`text` makes plain text of a chat, `options` go to the chat template)."""
+    limit: int | None = Field(default=None, ge=1)
+    """Use only the first so many training tasks."""
+    sampler: _piece("sampler") = "shuffle"  # type: ignore[valid-type]
+    """The order in which tasks are drawn."""
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    """Refuse longer prompts at start, by name. Null: what the model's context leaves for them."""
+    skip_long_prompts: bool = False
+    """Leave tasks with too long prompts out, and say how many, instead of refusing them."""
+
+
+class RolloutConfig(Section):
+    """How groups of responses are sampled."""
+
+    engine: _piece("engine") = "hf"  # type: ignore[valid-type]
+    """What samples: `hf` runs in the trainer's process and needs no server."""
+    plan: _piece("plan") = "single_turn"  # type: ignore[valid-type]
+    """What a group of rollouts is made of."""
+    prompts_per_step: int = Field(default=8, ge=1)
+    """Tasks drawn at each step, over all ranks; in an sft stage, demonstrations per step."""
+    group_size: int = Field(default=8, ge=1)
+    """Responses sampled per prompt."""
+    max_new_tokens: int = Field(default=256, ge=1)
+    """Longest response, in tokens."""
+    temperature: Scalar = 1.0
+    """Sampling temperature; training divides logits by it."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling; only 1 in training, because truncated sampling needs a correction."""
+    top_k: int = Field(default=0, ge=0)
+    """Sample among the k most likely tokens; 0: all. Only 0 in training."""
+    min_p: float = Field(default=0.0, ge=0, lt=1)
+    """Drop tokens less likely than this share of the most likely one. Only 0 in training."""
+    stop: list[str] = []
+    """Strings that end a response (they stay in it)."""
+    ignore_eos: bool = False
+    """Go on past the end-of-sequence token, to `max_new_tokens`."""
+    deadline: float = Field(default=1800.0, gt=0)
+    """Seconds that one step's collection may take; past it the run stops and says what it waited for."""
+
+
+class VerificationConfig(Section):
+    """How verifiers are run."""
+
+    workers: int = Field(default=2, ge=1)
+    """Worker processes for verifiers that compute; each is started when first needed."""
+    time_limit: float | None = Field(default=None, gt=0)
+    """Seconds for one verdict; null: what the verifier says itself."""
+    memory_mb: int = Field(default=2048, ge=64)
+    """Memory limit of a worker process, in MiB."""
+
+
+class KLConfig(Section):
+    """A penalty on the divergence from the reference, a snapshot of the policy at the start of the stage."""
+
+    estimator: _piece("kl") = "k3"  # type: ignore[valid-type]
+    """k1, k2 or k3 (Schulman 2020, "Approximating KL divergence")."""
+    coef: Scalar = 0.0
+    """Weight of the term in the loss."""
+
+
+class AlgorithmConfig(Section):
+    """From scored rollouts to a loss."""
+
+    preset: str = "grpo"
+    """A named set of the values below; what is written here goes over it."""
+    select: list[_piece("selector")] = []  # type: ignore[valid-type]
+    """Which rollouts train: selectors, in order."""
+    select_after: bool = False
+    """Select after advantages were computed, not before."""
+    advantage: _piece("advantage") = "group"  # type: ignore[valid-type]
+    """From rewards to advantages."""
+    loss: _piece("loss") = "clip"  # type: ignore[valid-type]
+    """The policy loss and what it averages over."""
+    kl: KLConfig | None = None
+    """Penalty on the divergence from the reference; null: none, and no reference is kept."""
+    entropy: Scalar = 0.0
+    """Weight of an entropy bonus; 0: none (the entropy is logged all the same)."""
+    mask_truncated: bool = False
+    """Leave truncated responses out of the policy loss (they still count in their group's baseline)."""
+
+
+class OptimConfig(Section):
+    """Optimizer steps."""
+
+    optimizer: _piece("optimizer") = "adamw"  # type: ignore[valid-type]
+    """adamw or sgd, with its options."""
+    lr: float = Field(default=1e-6, gt=0)
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What the learning rate does after the warm-up; linear and cosine go to `min_lr` at the end of the stage."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises from 0 to `lr`."""
+    min_lr: float = Field(default=0.0, ge=0)
+    """Where linear and cosine schedules end."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this global norm."""
+    updates_per_batch: int = Field(default=1, ge=1)
+    """Optimizer steps that one batch is cut into, by whole groups."""
+    epochs_per_batch: int = Field(default=1, ge=1)
+    """How often the batch is gone through."""
+    micro_batch_size: int | None = Field(default=None, ge=1)
+    """Completions per forward pass and rank; null: all of an optimizer step's."""
+    micro_batch_tokens: int | None = Field(default=None, ge=1)
+    """Tokens (unpadded, prompts included) per forward pass and rank, instead of a number of completions."""
+
+    @model_validator(mode="after")
+    def _one_micro_batch(self) -> OptimConfig:
+        if self.micro_batch_size is not None and self.micro_batch_tokens is not None:
+            raise ValueError("`micro_batch_size` and `micro_batch_tokens` exclude each other: set one to null")
+        return self
+
+
+class DistributedConfig(Section):
+    """Where the policy's weights and optimizer live."""
+
+    backend: _piece("backend") = "plain"  # type: ignore[valid-type]
+    """plain: one process, the whole model on one device."""
+
+
+class CheckpointConfig(Section):
+    """When the run is saved."""
+
+    every: int = Field(default=0, ge=0)
+    """Steps between checkpoints; 0: only at the end of the run."""
+    keep: int = Field(default=2, ge=1)
+    """How many of the newest checkpoints are kept."""
+
+
+class EvaluationConfig(Section):
+    """Held-out evaluation during training."""
+
+    every: int = Field(default=0, ge=0)
+    """Steps between evaluations; 0: only where `at_start` and `at_end` say."""
+    at_start: bool = True
+    """Evaluate before the first step of a run and at each change of stage, where there are evaluation tasks."""
+    at_end: bool = True
+    """Evaluate after the last step."""
+    data: Any = None
+    """Tasks to evaluate on; null: `data.eval`."""
+    limit: int | None = Field(default=None, ge=1)
+    """Use only the first so many of them."""
+    greedy: bool = True
+    """One greedy response per task: `eval/greedy`."""
+    samples: int = Field(default=0, ge=0)
+    """Responses sampled per task for pass@k, maj@k and the mean; 0: none."""
+    k: list[int] = [1]
+    """The k of pass@k and maj@k; at most `samples`."""
+    temperature: float = Field(default=1.0, ge=0)
+    """Sampling temperature of the evaluation's samples; 0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling in evaluation."""
+    top_k: int = Field(default=0, ge=0)
+    """Top-k sampling in evaluation; 0: all tokens."""
+    min_p: float = Field(default=0.0, ge=0, lt=1)
+    """Min-p sampling in evaluation."""
+    max_new_tokens: int | None = Field(default=None, ge=1)
+    """Longest response in evaluation; null: as in training."""
+
+    @model_validator(mode="after")
+    def _k_fits(self) -> EvaluationConfig:
+        if self.samples and max(self.k, default=1) > self.samples:
+            raise ValueError(f"pass@{max(self.k)} needs at least {max(self.k)} `samples`, there are {self.samples}")
+        return self
+
+
+class WandbConfig(Section):
+    """Weights & Biases."""
+
+    mode: Literal["auto", "online", "offline", "disabled"] = "auto"
+    """auto: online where an API key is set, else offline."""
+    project: str = "rlvr"
+    """Project that the run is filed under."""
+    entity: str | None = None
+    """Team or user."""
+
+
+class LoggingConfig(Section):
+    """What is said and kept beside metrics.jsonl."""
+
+    console: Literal["auto", "plain", "off"] = "auto"
+    """A live display in a terminal, plain lines elsewhere; or always plain; or nothing."""
+    samples_every: int = Field(default=10, ge=0)
+    """Steps between samples of a group shown on the console; 0: never."""
+    rollouts: int = Field(default=1, ge=0)
+    """Steps between files of rollouts in the run folder; 0: none."""
+    wandb: bool | WandbConfig = False
+    """Track the run with wandb."""
+
+
+class Config(Section):
+    """A whole run."""
+
+    run: RunConfig = RunConfig()
+    """The run as a whole."""
+    model: ModelConfig = ModelConfig()
+    """The policy; short for `models.policy`."""
+    models: dict[str, ModelConfig] = {}
+    """The named models of the run. Frozen models beside the policy are loaded when a piece asks for them by name."""
+    data: DataConfig = DataConfig()
+    """Tasks and how they become prompts."""
+    rollout: RolloutConfig = RolloutConfig()
+    """How groups of responses are sampled."""
+    verifier: _piece("verifier") | None = None  # type: ignore[valid-type]
+    """What checks the answers; null: what the tasks name, or what the trainer is given."""
+    verification: VerificationConfig = VerificationConfig()
+    """How verifiers are run."""
+    rewards: list[_piece("reward")] = ["verdict"]  # type: ignore[valid-type]
+    """Terms of the reward, summed with their weights; a list replaces the default."""
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    """From scored rollouts to a loss."""
+    optim: OptimConfig = OptimConfig()
+    """Optimizer steps."""
+    distributed: DistributedConfig = DistributedConfig()
+    """Where the policy's weights and optimizer live."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """When the run is saved."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Held-out evaluation during training."""
+    logging: LoggingConfig = LoggingConfig()
+    """What is said and kept beside metrics.jsonl."""
+    stages: list[dict[str, Any]] = []
+    """The stages of the run in order, each `{kind: sft | grpo, steps: N}` with overrides of this tree; empty: one grpo stage."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _under_preset(cls, values: Any) -> Any:
+        """Put the preset under what was written in `algorithm`, and `model` and `models.policy` together."""
+        if not isinstance(values, dict):
+            return values
+        values = dict(values)
+        algorithm = values.get("algorithm")
+        if algorithm is None or isinstance(algorithm, dict):
+            values["algorithm"] = _over_preset(algorithm or {})
+        models = values.get("models")
+        if isinstance(models, dict) and "policy" in models:
+            models = dict(models)
+            policy = models.pop("policy")
+            if values.get("model") not in (None, policy):
+                raise ValueError("`model` is short for `models.policy`: give one of the two")
+            values |= {"model": policy, "models": models}
+        return values
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return Path(self.run.dir) / self.run.name
+
+    def dump(self) -> dict[str, Any]:
+        """The resolved tree as plain YAML types."""
+        return self.model_dump(mode="json", by_alias=True)
+
+
+STAGE_SECTIONS = ("data", "rollout", "verifier", "rewards", "algorithm", "optim", "evaluation", "checkpoint", "logging")
+"""The parts of the tree that a stage may override."""
+
+
+class StagePlan(Section):
+    """One stage, resolved: its kind and options, its share of the steps, and the whole tree as it stands during it."""
+
+    kind: str
+    """The registered kind of stage."""
+    name: str
+    """How the stage is called in messages and metrics."""
+    steps: int | None
+    """Its share of the steps; null: what `run.steps` leaves."""
+    options: dict[str, Any]
+    """Options of the kind itself."""
+    config: Config
+    """The tree during this stage."""
+
+
+def stage_plans(config: Config) -> list[StagePlan]:
+    """The stages of a run in order, each checked; ConfigError names the stage and key."""
+    plans = []
+    for number, written in enumerate(config.stages or [{"kind": "grpo"}]):
+        if "kind" not in written:
+            raise ConfigError(f"stages[{number}]: a stage needs a `kind`: one of {', '.join(registry.names('stage'))}")
+        kind, overrides = written["kind"], {k: v for k, v in written.items() if k in STAGE_SECTIONS}
+        options = {k: v for k, v in written.items() if k not in (*STAGE_SECTIONS, "kind", "name", "steps")}
+        for key in options:
+            if key in Config.model_fields:
+                raise ConfigError(
+                    f"stages[{number}].{key}: this section holds for the whole run; a stage cannot change it"
+                )
+        try:
+            registry.check_options("stage", {"name": kind, **options})
+        except ConfigError as error:
+            raise ConfigError(f"stages[{number}]: {error}{_known_sections(error)}") from error
+        tree = config.dump() | {"stages": []}
+        if isinstance(overrides.get("algorithm"), dict) and "preset" in overrides["algorithm"]:
+            tree["algorithm"] = {}
+        resolved = make_config(merge(tree, overrides), where=f"stages[{number}].")
+        plans.append(
+            StagePlan(
+                kind=kind, name=written.get("name", kind), steps=written.get("steps"), options=options, config=resolved
+            )
+        )
+    return _share_steps(plans, config.run.steps)
+
+
+def _known_sections(error: ConfigError) -> str:
+    return f" (sections that a stage may override: {', '.join(STAGE_SECTIONS)})" if "no option" in str(error) else ""
+
+
+def _share_steps(plans: list[StagePlan], cap: int | None) -> list[StagePlan]:
+    """Give every stage its number of steps: its own, or what the cap leaves; the sum never passes the cap."""
+    left = cap
+    for plan in plans:
+        if plan.steps is None and left is None:
+            raise ConfigError(f"stage {plan.name!r} has no number of steps: set run.steps or the stage's `steps`")
+        plan.steps = left if plan.steps is None else plan.steps if left is None else min(plan.steps, left)
+        left = None if left is None else left - (plan.steps or 0)
+    return plans
+
+
+def merge(base: Any, over: Any) -> Any:
+    """`over` laid over `base`: mappings key by key, everything else replaced.
+
+    A piece's mapping that names another piece replaces the old one whole, since its options belong to the old name;
+    a mapping of options over a bare name keeps that name.
+    """
+    if isinstance(base, str) and isinstance(over, Mapping) and over and "name" not in over:
+        base = {"name": base}
+    if not isinstance(base, Mapping) or not isinstance(over, Mapping):
+        return copy.deepcopy(over)
+    if "name" in over and base.get("name", over["name"]) != over["name"]:
+        return copy.deepcopy(dict(over))
+    return {**base, **{key: merge(base.get(key), value) for key, value in over.items()}}
+
+
+def _over_preset(algorithm: dict[str, Any]) -> dict[str, Any]:
+    preset = algorithm.get("preset", AlgorithmConfig.model_fields["preset"].default)
+    if not isinstance(preset, str):
+        raise ValueError(f"algorithm.preset is a name, not {preset!r}")
+    try:
+        return merge(registry.find("preset", preset)(), {"preset": preset, **algorithm})
+    except ConfigError as error:
+        raise ValueError(f"algorithm.preset: {error}") from error
+
+
+def load_config(source: str | Path | Mapping[str, Any] | None = None, overrides: Sequence[str] = ()) -> Config:
+    """The configuration in a YAML file (or a mapping), with `key.path=value` overrides.
+
+    Raises ConfigError that lists every wrong key and value, with the nearest name for an unknown key.
+    """
+    if source is None or isinstance(source, Mapping):
+        tree: Any = dict(source or {})
+    else:
+        path = Path(source)
+        if not path.is_file():
+            raise ConfigError(f"there is no config file {path} (looked in {Path.cwd()})")
+        try:
+            tree = yaml.safe_load(path.read_text()) or {}
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{path} is not YAML: {error}") from error
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{path}: a config is a mapping of sections, not {type(tree).__name__}")
+    for override in overrides:
+        tree = merge(tree, _as_tree(override))
+    return make_config(tree)
+
+
+def make_config(tree: Mapping[str, Any], where: str = "") -> Config:
+    """Validate a tree; ConfigError lists what is wrong, each with its path."""
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        problems = "\n".join(f"  {where}{line}" for line in _problems(error))
+        raise ConfigError(f"the configuration is wrong:\n{problems}") from error
+
+
+def _as_tree(override: str) -> dict[str, Any]:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"the override {override!r} is not of the form key.path=value")
+    try:
+        value = yaml.safe_load(text) if text.strip() else ""
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the value in {override!r} is not YAML: {error}") from error
+    for part in reversed(key.strip().split(".")):
+        value = {part: value}
+    assert isinstance(value, dict)
+    return value
+
+
+def _problems(error: ValidationError) -> Iterator[str]:
+    """Every problem once, as `key.path: what is wrong`."""
+    said = set()
+    for problem in error.errors():
+        path = [part for part in problem["loc"] if isinstance(part, int) or str(part).isidentifier()]
+        place = ".".join(str(part) for part in path)
+        if problem["type"] == "extra_forbidden":
+            line = f"{place}: unknown key{nearest(str(path[-1]), _keys_at(path[:-1]))}"
+        elif problem["type"] in ("value_error", "missing"):
+            line = (
+                f"{place}: {problem['msg'].removeprefix('Value error, ')}"
+                if place
+                else problem["msg"].removeprefix("Value error, ")
+            )
+        else:
+            line = f"{place}: {problem['msg']}, not {problem['input']!r}"
+        if line not in said:
+            said.add(line)
+            yield line
+
+
+def _keys_at(path: Iterable[str | int]) -> list[str]:
+    """The keys that the section at `path` has."""
+    section: Any = Config
+    for part in path:
+        if isinstance(section, type) and issubclass(section, BaseModel) and part in section.model_fields:
+            section = section.model_fields[str(part)].annotation
+            models = [a for a in get_args(section) if isinstance(a, type) and issubclass(a, BaseModel)]
+            section = models[0] if models else section
+        elif isinstance(section, type) and issubclass(section, BaseModel):
+            continue
+    return list(section.model_fields) if isinstance(section, type) and issubclass(section, BaseModel) else []

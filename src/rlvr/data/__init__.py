@@ -1,0 +1,28 @@
+"""Tasks: read, adapt, render, draw, remember. Works without torch.
+
+Importing this room registers its samplers and sources.
+"""
+
+from rlvr.data.adapters import to_task
+from rlvr.data.history import History, TaskHistory
+from rlvr.data.pool import TaskPool
+from rlvr.data.samplers import Draw, Sampler, Sequential, Shuffle
+from rlvr.data.sources import load_tasks
+from rlvr.data.splits import in_split
+from rlvr.data.templates import Template, render_demonstration, render_prompt
+
+__all__ = [
+    "Draw",
+    "History",
+    "Sampler",
+    "Sequential",
+    "Shuffle",
+    "TaskHistory",
+    "TaskPool",
+    "Template",
+    "in_split",
+    "load_tasks",
+    "render_demonstration",
+    "render_prompt",
+    "to_task",
+]

@@ -1,0 +1,230 @@
+"""Data sets -> lists of tasks: `load_tasks`, which takes a data set however it is written.
+
+- a string, looked for in this order: a registered source (`arithmetic`, `FILE.py:function`), a file (`.jsonl`, `.json`,
+  `.parquet`, relative to the working directory), a folder with a file per split (`FOLDER` or `FOLDER:SPLIT`), a data
+  set of the Hugging Face hub (`ORG/NAME`, `ORG/NAME:SPLIT`, `ORG/NAME/CONFIG:SPLIT`, also `...:train[:100]`)
+- `{path: STRING, split:, config:, revision:, fields:, source:, limit:}`: one of these with options
+- `{name: SOURCE, option: value}`: a registered source, a function that returns an iterable of tasks
+- a `datasets.Dataset` (of a `DatasetDict`, the split)
+- a list of tasks (Task, row, or a string that is a prompt) or of several of the above, which are concatenated. A string
+  in a list is a prompt unless it is written only in the characters of a path (`{prompt: STRING}` is never in doubt).
+
+Invariants: ids are unique in what is returned, and a data set without tasks is refused. A source is registered with
+`register("source", NAME)`; its options are its keyword-only parameters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlvr import registry
+from rlvr.data.adapters import check_json, task_id, to_task
+from rlvr.data.files import SPLITS, SUFFIXES, read_rows, split_files
+from rlvr.errors import DataError, nearest
+from rlvr.records import Task
+
+log = logging.getLogger(__name__)
+
+_HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(/(?P<config>[\w.-]+))?(:(?P<split>.+))?")
+_NAME_LIKE = re.compile(r"[\w./:@~\\\[\]%+=-]+", re.ASCII)
+
+PlacedTask = tuple[str, Task]
+
+
+@dataclass(frozen=True)
+class _DataSet:
+    """A file, folder or hub data set, as the mapping `{path: ...}` writes it."""
+
+    path: str
+    split: str = "train"
+    config: str | None = None
+    revision: str | None = None
+    fields: Mapping[str, Any] | None = None
+    source: str | None = None
+    limit: int | None = None
+
+
+def load_tasks(
+    spec: Any, *, split: str = "train", fields: Mapping[str, Any] | None = None, limit: int | None = None
+) -> list[Task]:
+    """The tasks of `spec` (see the module), in order, at most `limit` (1 or more; None: all).
+
+    `split` and `fields` (our name -> column) hold where a spec says nothing else. A repeated id is refused; rows
+    without an id that ask the same with the same reference are kept once, and the log says how many were dropped.
+    DataError names the file, line or row, the field and the mend.
+    """
+    tasks: dict[str, PlacedTask] = {}
+    dropped = 0
+    _checked_limit(limit)
+    for place, task in _open(spec, split, fields):
+        if task.id not in tasks:
+            tasks[task.id] = place, task
+            if len(tasks) == limit:
+                break
+        elif task.id == task_id(task.prompt, task.answer, task.info, task.source):
+            dropped += 1
+        else:
+            raise DataError(
+                f"the task id {task.id!r} is given twice, at {tasks[task.id][0]} and at {place}: make ids unique"
+            )
+    if dropped:
+        log.warning(
+            "%d rows that repeat an earlier row's prompt and answer were dropped (%d kept)", dropped, len(tasks)
+        )
+    return [task for _, task in tasks.values()]
+
+
+def _open(spec: Any, split: str, fields: Mapping[str, Any] | None) -> Iterator[PlacedTask]:
+    """The tasks of `spec` with their places, read as they are asked for."""
+    if isinstance(spec, str):
+        if _is_registered(spec):
+            return _registered(spec, fields)
+        return _data_set(_DataSet(spec, split, fields=fields))
+    if isinstance(spec, _hub_types()):
+        chosen: Any = spec[_known_split(spec, split)] if isinstance(spec, Mapping) else spec
+        return _filled("the data set", _adapted(_indexed("dataset", chosen), fields, None))
+    if isinstance(spec, Mapping):
+        return _open_mapping(spec, split, fields)
+    if isinstance(spec, (list, tuple)):
+        return _filled("the list of tasks", _open_list(spec, split, fields))
+    raise DataError(
+        f"a data set is a path, a hub name, a source, a datasets.Dataset or a list of tasks, not {type(spec).__name__}"
+    )
+
+
+def _open_mapping(spec: Mapping[str, Any], split: str, fields: Mapping[str, Any] | None) -> Iterator[PlacedTask]:
+    if "name" in spec:
+        return _registered(spec, fields)
+    known = {field.name for field in dataclasses.fields(_DataSet)}
+    for key in spec:
+        if key not in known:
+            raise DataError(f"the data set {dict(spec)!r} has no option {key!r}{nearest(key, known)}")
+    if not isinstance(spec.get("path"), str):
+        raise DataError(f"a data set written as a mapping needs a `path` or the `name` of a source: {dict(spec)!r}")
+    return _data_set(_DataSet(**{"split": split, "fields": fields, **spec}))
+
+
+def _open_list(items: Iterable[Any], split: str, fields: Mapping[str, Any] | None) -> Iterator[PlacedTask]:
+    for number, item in enumerate(items):
+        if _is_spec(item, fields):
+            yield from _open(item, split, fields)
+        else:
+            place = f"tasks[{number}]"
+            yield place, _as_task(item, place, fields, None)
+
+
+def _is_spec(item: Any, fields: Mapping[str, Any] | None) -> bool:
+    """Whether an item of a list is a data set (else it is one task)."""
+    if isinstance(item, str):
+        return bool(_NAME_LIKE.fullmatch(item)) or item.endswith(SUFFIXES)
+    if isinstance(item, Mapping):
+        asks = {"prompt", "question", "messages", (fields or {}).get("prompt")}
+        return bool({"name", "path"} & set(item)) and not asks & set(item)
+    return isinstance(item, _hub_types())
+
+
+def _is_registered(spec: str) -> bool:
+    file, colon, _ = spec.partition(":")
+    return bool(colon and file.endswith(".py")) or spec in registry.names("source")
+
+
+def _registered(spec: str | Mapping[str, Any], fields: Mapping[str, Any] | None) -> Iterator[PlacedTask]:
+    name, _ = registry.split(spec)
+    made = registry.build("source", spec)
+    items = made() if callable(made) else made
+    return _filled(f"the source {name!r}", _adapted(_indexed(name, items), fields, name))
+
+
+def _data_set(spec: _DataSet) -> Iterator[PlacedTask]:
+    path, split = Path(spec.path).expanduser(), spec.split
+    rows: Iterator[tuple[str, Any]]
+    folder, colon, last = spec.path.rpartition(":")
+    if not path.exists() and colon and Path(folder).expanduser().is_dir():
+        path, split = Path(folder).expanduser(), last
+    if path.is_dir():
+        rows = itertools.chain.from_iterable(map(read_rows, split_files(path, split)))
+        source = path.resolve().name
+    elif path.is_file():
+        rows = read_rows(path)
+        source = path.resolve().parent.name if path.stem in SPLITS else path.stem
+    elif hub := _HUB_NAME.fullmatch(spec.path):
+        if path.suffix in SUFFIXES or spec.path.startswith(("./", "../", "~")):
+            raise _no_file(spec.path)
+        source = hub["name"]
+        rows = _hub_rows(source, spec.config or hub["config"], hub["split"] or split, spec.revision)
+    else:
+        raise _no_file(spec.path)
+    tasks = _adapted(rows, spec.fields, spec.source or source)
+    return itertools.islice(_filled(spec.path, tasks), _checked_limit(spec.limit))
+
+
+def _no_file(path: str) -> DataError:
+    named = "" if path.endswith(SUFFIXES) else f", it is no registered source{nearest(path, registry.names('source'))}"
+    return DataError(f"there is no data at {path!r}: no such file or folder in {Path.cwd()}{named}")
+
+
+def _hub_rows(name: str, config: str | None, split: str, revision: str | None) -> Iterator[tuple[str, Any]]:
+    import datasets
+
+    try:
+        rows = datasets.load_dataset(name, config, split=split, revision=revision)
+    except Exception as error:  # the hub's client raises whatever its own network and file layers raise
+        raise DataError(
+            f"{name!r} is no file or folder in {Path.cwd()}, and as a hub data set (config {config}, split {split}) "
+            f"it cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+    return _indexed(f"{name}:{split}", rows)
+
+
+def _known_split(splits: Mapping[str, Any], split: str) -> str:
+    if split not in splits:
+        raise DataError(f"the data set has no split {split!r}{nearest(split, splits)}")
+    return split
+
+
+def _hub_types() -> tuple[type, ...]:
+    """The classes of `datasets`, if anyone has imported it: nothing can be of them otherwise."""
+    datasets = sys.modules.get("datasets")
+    return (datasets.Dataset, datasets.IterableDataset, datasets.DatasetDict) if datasets else ()
+
+
+def _indexed(name: str, items: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    return ((f"{name}[{number}]", item) for number, item in enumerate(items))
+
+
+def _adapted(
+    rows: Iterator[tuple[str, Any]], fields: Mapping[str, Any] | None, source: str | None
+) -> Iterator[PlacedTask]:
+    return ((place, _as_task(row, place, fields, source)) for place, row in rows)
+
+
+def _as_task(item: Any, place: str, fields: Mapping[str, Any] | None, source: str | None) -> Task:
+    if isinstance(item, Task):
+        check_json(item.to_json(), place)
+        return item if item.source or not source else dataclasses.replace(item, source=source)
+    if isinstance(item, str):
+        return to_task({"prompt": item}, place=place, source=source)
+    return to_task(item, place=place, fields=fields, source=source)
+
+
+def _filled(name: str, tasks: Iterator[PlacedTask]) -> Iterator[PlacedTask]:
+    """`tasks`, refused by name if there is none."""
+    first = next(tasks, None)
+    if first is None:
+        raise DataError(f"{name} is empty: there is no task in it")
+    yield first
+    yield from tasks
+
+
+def _checked_limit(limit: int | None) -> int | None:
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise DataError(f"a limit on tasks is a whole number of 1 or more, or null for all, not {limit!r}")
+    return limit

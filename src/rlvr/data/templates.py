@@ -1,0 +1,179 @@
+"""Tasks -> token ids: prompts through a template and the tokenizer, demonstrations as completions.
+
+Invariants: only `{prompt}` is replaced in a template, other braces stay; a prompt is tokenised once and alone, so the
+ids of prompt and completion are joined as ids, never as text. Works with any Hugging Face tokenizer and imports none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlvr.errors import DataError, nearest
+from rlvr.records import Messages, Task
+
+SLOT = "{prompt}"
+
+TemplateSpec = str | Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Template:
+    """What is put round a prompt, as `data.template` writes it.
+
+    A string (inline, or the path of a file, whose last line break is dropped) is `wrap`; a mapping gives the others.
+    """
+
+    wrap: str | None = None
+    """Text with `{prompt}`, put round a text prompt or round the last user message of a chat. Text stays text."""
+    user: str | None = None
+    """The same, and a text prompt becomes the user message of a chat."""
+    system: str | None = None
+    """The system message of the chat (in place of the row's own, if it has one); a text prompt becomes a chat."""
+    text: str | None = None
+    """Text with `{prompt}`; a chat's system and user messages become text, joined by blank lines: for base models."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments for the tokenizer's chat template, for example `{enable_thinking: false}`."""
+
+    @classmethod
+    def parse(cls, spec: TemplateSpec | Template) -> Template:
+        """The template that `spec` writes. DataError: unknown key, missing file, text without `{prompt}`."""
+        if isinstance(spec, Template):
+            return spec
+        if spec is None:
+            return cls()
+        if isinstance(spec, str):
+            return cls(wrap=_with_slot("template", spec if SLOT in spec else _read(spec)))
+        known = ("user", "system", "text", "options")
+        for key, value in spec.items():
+            if key not in known:
+                raise DataError(f"a template has no key {key!r}{nearest(key, known)}")
+            kind, said = (Mapping, "an object") if key == "options" else (str, "text")
+            if value is not None and not isinstance(value, kind):
+                raise DataError(f"template.{key} must be {said}, not {value!r}")
+        if spec.get("text") is not None and (spec.get("user") is not None or spec.get("system") is not None):
+            raise DataError("a template makes text (`text`) or a chat (`user`, `system`), not both: drop one")
+        for key in ("user", "text"):
+            if spec.get(key) is not None:
+                _with_slot(f"template.{key}", spec[key])
+        return cls(**{key: value for key, value in spec.items() if value is not None})
+
+    def apply(self, prompt: str | Messages) -> str | Messages:
+        """The prompt with the template put round it: still text, or still a chat, unless the template changes that."""
+        if self.text is not None:
+            return self.text.replace(SLOT, prompt if isinstance(prompt, str) else _joined(prompt))
+        if isinstance(prompt, str):
+            if self.user is None and self.system is None:
+                return prompt if self.wrap is None else self.wrap.replace(SLOT, prompt)
+            prompt = [{"role": "user", "content": prompt}]
+        around = self.user if self.user is not None else self.wrap
+        messages = prompt if around is None else _wrapped(prompt, around)
+        if self.system is None:
+            return messages
+        rest = messages[1:] if messages[0]["role"] == "system" else messages
+        return [{"role": "system", "content": self.system}, *rest]
+
+
+def render_prompt(task: Task, tokenizer: Any, template: TemplateSpec | Template = None) -> list[int]:
+    """The token ids of the task's prompt, ready for generation.
+
+    A text prompt is used verbatim: nothing is added but the begin-of-sequence token of a tokenizer that adds one by
+    default, and that not when the text begins with it. Messages go through the chat template and open the assistant's
+    turn; a last message of the assistant's own is continued. DataError names the task.
+    """
+    around = Template.parse(template)
+    try:
+        prompt = around.apply(task.prompt)
+        ids = _text_ids(prompt, tokenizer) if isinstance(prompt, str) else _chat_ids(prompt, tokenizer, around.options)
+    except DataError as error:
+        raise DataError(f"task {task.id!r}: {error}") from error
+    if not ids:
+        raise DataError(f"task {task.id!r}: the prompt has no tokens; there is nothing to continue")
+    return ids
+
+
+def render_demonstration(task: Task, tokenizer: Any) -> list[int]:
+    """The token ids of the demonstration as a completion: its text, tokenised alone, and the end-of-sequence token.
+
+    They are what the policy would have to sample after `render_prompt`. DataError names a task without a demonstration,
+    and a tokenizer without an end-of-sequence token.
+    """
+    if task.demonstration is None:
+        raise DataError(
+            f"task {task.id!r} has no demonstration; map one (fields: {{demonstration: COLUMN}}) or leave it out"
+        )
+    if tokenizer.eos_token_id is None:
+        raise DataError(
+            "the tokenizer has no end-of-sequence token, which ends a demonstration: set tokenizer.eos_token"
+        )
+    ids = _bare(task.demonstration, tokenizer)
+    return ids if ids[-1:] == [tokenizer.eos_token_id] else [*ids, tokenizer.eos_token_id]
+
+
+def _text_ids(text: str, tokenizer: Any) -> list[int]:
+    # What a tokenizer appends by default (an end of sequence) is left out: the completion follows.
+    bare, bos = _bare(text, tokenizer), tokenizer.bos_token_id
+    begins = bos is not None and tokenizer(text)["input_ids"][:1] == [bos]
+    return [bos, *bare] if begins and bare[:1] != [bos] else bare
+
+
+def _bare(text: str, tokenizer: Any) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _chat_ids(messages: Messages, tokenizer: Any, options: Mapping[str, Any]) -> list[int]:
+    import jinja2
+
+    if not getattr(tokenizer, "chat_template", None):
+        raise DataError(
+            "the prompt is a chat, but the tokenizer has no chat template: use an instruction-tuned model, or make it "
+            "text with data.template={text: 'Question: {prompt}\\nAnswer:'}"
+        )
+    continued = messages[-1]["role"] == "assistant"
+    how = {"add_generation_prompt": not continued, "continue_final_message": continued, "return_dict": False}
+    try:
+        return list(tokenizer.apply_chat_template(messages, tokenize=True, **{**options, **how}))
+    except (jinja2.TemplateError, ValueError, TypeError) as error:
+        raise DataError(f"the chat template cannot render the prompt: {type(error).__name__}: {error}") from error
+
+
+def _wrapped(messages: Messages, around: str) -> Messages:
+    """The chat with `around` put round its last user message."""
+    for index in reversed(range(len(messages))):
+        if messages[index]["role"] == "user":
+            content = around.replace(SLOT, _content(messages[index]))
+            return [*messages[:index], {**messages[index], "content": content}, *messages[index + 1 :]]
+    raise DataError("the template wraps the last user message, but the prompt has none")
+
+
+def _joined(messages: Messages) -> str:
+    for message in messages:
+        if message["role"] not in ("system", "user"):
+            raise DataError(
+                f"a chat with a message of {message['role']!r} cannot be made text: "
+                "template.text takes system and user messages"
+            )
+    return "\n\n".join(_content(message) for message in messages)
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    if not isinstance(message["content"], str):
+        raise DataError("a template goes round text, but the message's content is a list of parts")
+    return message["content"]
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8").removesuffix("\n")
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"the template {path[:80]!r} has no {SLOT} and cannot be read as a file in {Path.cwd()}: {error}"
+        ) from error
+
+
+def _with_slot(name: str, text: str) -> str:
+    if SLOT not in text:
+        raise DataError(f"{name} has no {SLOT}, where the prompt goes: {text[:80]!r}")
+    return text

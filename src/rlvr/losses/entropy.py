@@ -1,0 +1,22 @@
+"""The entropy bonus: minus the mean entropy of the next-token distribution at the trained positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
+from rlvr.needs import Need
+from rlvr.schedules import Scalar
+
+
+@dataclass(frozen=True)
+class EntropyBonus:
+    """-H, averaged like the policy loss; its coefficient is positive to keep the policy spread out."""
+
+    average: Average
+    coef: Scalar = 0.0
+
+    needs = frozenset({Need("entropy", grad=True)})
+
+    def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
+        return LossTerm(-tokens.average(tokens.entropy, self.average, over))

@@ -1,0 +1,84 @@
+"""The objective of an optimizer step: named loss components, each with its token weights and coefficient."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
+from rlvr.needs import Need
+from rlvr.records import Batch
+from rlvr.schedules import Scalar, at, scalar_value
+
+
+class Loss(Protocol):
+    """A pure function of declared statistics."""
+
+    needs: frozenset[Need]
+    average: Average
+
+    def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
+        """This micro-batch's share of the loss."""
+        ...
+
+
+@dataclass(frozen=True)
+class Component:
+    """One term of the objective: coef x loss over the tokens that `weight/<weights>` marks.
+
+    `zero_without_advantage` says that a token whose advantage is 0 adds nothing to the loss's gradient, so that rollouts
+    of zero-variance groups can be skipped when no other component needs them.
+    """
+
+    name: str
+    loss: Loss
+    weights: str
+    coef: Scalar = 1.0
+    zero_without_advantage: bool = False
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The components of a step, and the length that the constant average divides by."""
+
+    components: tuple[Component, ...]
+    constant: float = 1.0
+
+    def at(self, step: int, steps: int) -> Objective:
+        """The objective with plain numbers for every scheduled scalar, without the components that weigh nothing."""
+        components = (
+            dataclasses.replace(c, loss=at(c.loss, step, steps), coef=scalar_value(c.coef, step, steps))
+            for c in self.components
+        )
+        return dataclasses.replace(self, components=tuple(c for c in components if c.coef != 0.0))
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """All statistics that the components ask for."""
+        return frozenset().union(*(c.loss.needs for c in self.components))
+
+    def denominators(self, batch: Batch) -> dict[str, Denominators]:
+        """What each component averages over in `batch` (this rank's share of it)."""
+        return {c.name: self._denominator(c, batch) for c in self.components}
+
+    def _denominator(self, component: Component, batch: Batch) -> Denominators:
+        sums = np.asarray([float(w.sum()) for w in batch.tokens(f"weight/{component.weights}")])
+        constant = getattr(component.loss, "constant", None) or self.constant
+        return Denominators(float(sums.sum()), float((sums > 0).sum()), float(constant))
+
+    def trains(self, batch: Batch) -> np.ndarray:
+        """bool [B]: the rollouts that can have a gradient, so that the others cost no forward and no backward."""
+        needed = np.zeros(len(batch), dtype=bool)
+        advantages = (
+            batch.tokens("advantage") if "advantage" in batch.columns or "advantage" in batch.token_columns else None
+        )
+        for component in self.components:
+            for i, weight in enumerate(batch.tokens(f"weight/{component.weights}")):
+                live = weight != 0
+                if component.zero_without_advantage and advantages is not None:
+                    live = live & (advantages[i] != 0)
+                needed[i] |= bool(live.any())
+        return needed

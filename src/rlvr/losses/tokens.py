@@ -1,0 +1,95 @@
+"""What a loss sees: the trained tokens of a micro-batch, flat, with the statistics that it declared.
+
+There is no padding and no logits here: T trained tokens of S sequences stand one after the other. A rollout is always
+whole within a micro-batch, so sums over a sequence are local; sums over the optimizer step come in as `Denominators`,
+counted once over all micro-batches and ranks, so that the loss does not depend on how the batch is cut (N1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from rlvr.needs import CURRENT, REFERENCE
+
+Average = Literal["tokens", "sequences", "constant"]
+
+
+@dataclass(frozen=True)
+class Denominators:
+    """What a component averages over in one optimizer step, all ranks together."""
+
+    tokens: float
+    """Sum of the component's token weights."""
+    sequences: float
+    """Rollouts with any weight."""
+    constant: float
+    """Tokens that a sequence counts for under the constant average."""
+
+    def __add__(self, other: Denominators) -> Denominators:
+        return Denominators(self.tokens + other.tokens, self.sequences + other.sequences, self.constant)
+
+
+@dataclass
+class TokenBatch:
+    """The trained tokens of one micro-batch.
+
+    Every tensor is [T] unless said otherwise. `sequence` numbers the rollout of each token, 0 .. S-1.
+    """
+
+    sequence: torch.Tensor
+    sequences: int
+    weight: torch.Tensor
+    """The component's per-token weight; 0 where it does not train the token."""
+    advantage: torch.Tensor
+    proximal_logprobs: torch.Tensor
+    """Log-probs that the ratio is taken to: the detached current ones on a batch's first optimizer step."""
+    behaviour_logprobs: torch.Tensor
+    """Log-probs of the distribution that sampled; NaN where unknown."""
+    statistics: dict[tuple[str, str], torch.Tensor] = field(default_factory=dict)
+    """(statistic, model) -> [T]"""
+
+    @property
+    def logprobs(self) -> torch.Tensor:
+        """Log-probs of the tokens under the current weights, with gradient."""
+        return self.statistics["logprobs", CURRENT]
+
+    @property
+    def reference_logprobs(self) -> torch.Tensor:
+        return self.statistics["logprobs", REFERENCE]
+
+    @property
+    def entropy(self) -> torch.Tensor:
+        return self.statistics["entropy", CURRENT]
+
+    def sum_by_sequence(self, values: torch.Tensor) -> torch.Tensor:
+        """[T] -> [S]: sums over each sequence."""
+        return torch.zeros(self.sequences, dtype=values.dtype, device=values.device).index_add(0, self.sequence, values)
+
+    def average(self, values: torch.Tensor, by: Average, over: Denominators) -> torch.Tensor:
+        """This micro-batch's share of the weighted average of `values` over the whole optimizer step.
+
+        tokens: sum of values over the number of tokens. sequences: the mean over sequences of each one's mean.
+        constant: sum of values over sequences x a constant length.
+        """
+        weighted = self.weight * values
+        if by == "tokens":
+            return weighted.sum() / over.tokens
+        if by == "sequences":
+            lengths = self.sum_by_sequence(self.weight).clamp_min(torch.finfo(self.weight.dtype).tiny)
+            return (weighted / lengths[self.sequence]).sum() / over.sequences
+        return weighted.sum() / (over.sequences * over.constant)
+
+
+@dataclass(frozen=True)
+class LossTerm:
+    """What a loss gives back for a micro-batch.
+
+    `value` is its share of the step's loss (scalar, with gradient). `metrics` are per-token tensors [T] that the learner
+    averages by the component's weights over the step (names ending in `max` are maximised instead).
+    """
+
+    value: torch.Tensor
+    metrics: dict[str, torch.Tensor] = field(default_factory=dict)

@@ -1,0 +1,7 @@
+"""What a run says of itself: metrics, timers, trackers, the console and the recorded rollouts.
+
+Invariants:
+- `monitor.metrics` is ground floor: it imports nothing of the library but its errors, so that every room can name a metric.
+- Nothing here imports torch; `wandb` is imported only when a run asks for it.
+- Nothing here can stop or delay a run, but for the files of the run folder, whose loss is an error.
+"""

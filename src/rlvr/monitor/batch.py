@@ -1,0 +1,132 @@
+"""What a scored batch says, as metrics, and the sample rows that trackers show.
+
+Invariants:
+- Pure functions of a `Batch`; they read the columns `reward`, `reward/<name>` and `advantage` where there are any.
+- Undecided (a score of None, a NaN in a column) is left out of every mean and never counted as 0.
+- A metric of nothing is None: an empty batch, no decided reward, no verdict.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlvr.records import Batch, Rollout, VerdictStatus
+
+SAME = 1e-8
+"""Rewards of a group closer than this are the same: what is left is rounding."""
+
+
+def batch_metrics(batch: Batch) -> dict[str, float | None]:
+    """The `reward`, `advantage`, `verdict`, `group`, `completion` metrics and `tokens/sampled` of a scored batch."""
+    by_name = {name: _mean(column) for name, column in batch.columns.items() if name.startswith("reward/")}
+    reward, advantage = batch.columns.get("reward", np.empty(0)), _advantages(batch)
+    return {
+        **by_name,
+        "reward/mean": _mean(reward),
+        "reward/std": _std(reward),
+        "advantage/mean": _mean(advantage),
+        "advantage/std": _std(advantage),
+        **_verdicts(batch),
+        **_groups(batch),
+        **_completions(batch),
+    }
+
+
+def _mean(values: np.ndarray) -> float | None:
+    decided = values[~np.isnan(values)]
+    return float(decided.mean()) if len(decided) else None
+
+
+def _std(values: np.ndarray) -> float | None:
+    decided = values[~np.isnan(values)]
+    with np.errstate(invalid="ignore"):  # an infinite reward has no deviation; the step that it spoils says so itself
+        return float(decided.std()) if len(decided) else None
+
+
+def _share(count: int, total: int) -> float | None:
+    return count / total if total else None
+
+
+def _advantages(batch: Batch) -> np.ndarray:
+    """One per rollout, or one per sampled token where the estimator gave them per token."""
+    if "advantage" in batch.token_columns:
+        pairs = zip(batch.rollouts, batch.token_columns["advantage"], strict=True)
+        return np.concatenate([values[rollout.sampled] for rollout, values in pairs] or [np.empty(0)])
+    return batch.columns.get("advantage", np.empty(0))
+
+
+def _verdicts(batch: Batch) -> dict[str, float | None]:
+    statuses = [r.verdict.status for r in batch.rollouts if r.verdict]
+    if not statuses:
+        return {f"verdict/{status}": None for status in VerdictStatus}
+    return {f"verdict/{status}": statuses.count(status) / len(batch) for status in VerdictStatus}
+
+
+def _groups(batch: Batch) -> dict[str, float | None]:
+    """Shares of groups. All correct, all wrong, mixed and undecided sum to 1 when any rollout has a verdict."""
+    counts = dict.fromkeys(("all_correct", "all_wrong", "mixed", "undecided"), 0)
+    total = same = 0
+    reward = batch.columns.get("reward")
+    for group in batch.groups():
+        total += 1
+        counts[_kind({r.verdict.score for r in group.rollouts if r.verdict and r.verdict.decided})] += 1
+        if reward is not None:
+            decided = reward[group.index][~np.isnan(reward[group.index])]
+            same += bool(len(decided)) and bool(np.ptp(decided) < SAME)
+    judged = total if any(r.verdict for r in batch.rollouts) else 0
+    return {
+        "group/count": total,
+        **{f"group/{kind}": _share(count, judged) for kind, count in counts.items()},
+        "group/zero_variance": None if reward is None else _share(same, total),
+    }
+
+
+def _kind(scores: set[float | None]) -> str:
+    if not scores:
+        return "undecided"
+    return "all_correct" if scores == {1.0} else "all_wrong" if scores == {0.0} else "mixed"
+
+
+def _completions(batch: Batch) -> dict[str, float | None]:
+    lengths = [r.completion_length for r in batch.rollouts]
+    return {
+        "completion/length_mean": float(np.mean(lengths)) if lengths else None,
+        "completion/length_max": max(lengths, default=None),
+        "completion/length_min": min(lengths, default=None),
+        "completion/truncated": _share(sum(r.stop.truncated for r in batch.rollouts), len(batch)),
+        "tokens/sampled": sum(int(r.sampled.sum()) for r in batch.rollouts),
+    }
+
+
+def sample_rows(batch: Batch, limit: int = 32) -> list[dict[str, Any]]:
+    """At most `limit` rollouts as flat rows of text and numbers, whole groups first to last, for a tracker's table."""
+    reward = batch.columns.get("reward", np.full(len(batch), np.nan))
+    order = np.argsort(batch.group_index(), kind="stable")[:limit]
+    return [_row(batch.rollouts[i], float(reward[i])) for i in order]
+
+
+def _row(rollout: Rollout, reward: float) -> dict[str, Any]:
+    verdict = rollout.verdict
+    return {
+        "task": rollout.task.id,
+        "member": rollout.member,
+        "prompt": prompt_text(rollout.task.prompt),
+        "completion": rollout.text,
+        "gold": None if rollout.task.answer is None else str(rollout.task.answer),
+        "answer": verdict.answer if verdict else None,
+        "status": str(verdict.status) if verdict else None,
+        "score": verdict.score if verdict else None,
+        "reason": verdict.reason if verdict else None,
+        "reward": None if np.isnan(reward) else reward,
+        "tokens": rollout.completion_length,
+        "stop": str(rollout.stop),
+    }
+
+
+def prompt_text(prompt: str | list[dict[str, Any]]) -> str:
+    """A task's prompt as one text: a string as it is, chat messages as `role: content` lines."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(f"{message.get('role', '?')}: {message.get('content', '')}" for message in prompt)

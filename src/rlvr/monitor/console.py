@@ -1,0 +1,213 @@
+"""What a person sees of a run: a bar and a table on a terminal, plain lines anywhere else.
+
+Invariants:
+- Both say the same. Plain output has no control characters and no wrapping: for logs, pipes and notebooks.
+- Text from outside (prompts, completions, reasons, names) is cleaned and shown as `rich.text.Text`, never as markup.
+- No method raises for what it is asked to show; when the stream itself is gone, the console says so in the log, once,
+  and is off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import math
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TextIO
+
+from rich.console import Console as RichConsole
+from rich.console import RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from rlvr.monitor.lines import Cells, duration, number, step_cells
+from rlvr.monitor.samples import sample_blocks
+from rlvr.monitor.text import clean, encodable
+from rlvr.records import Batch
+
+logger = logging.getLogger(__name__)
+
+Mode = Literal["auto", "plain", "off"]
+Level = Literal["info", "warning", "error"]
+
+_LEVELS = {"info": "", "warning": "yellow", "error": "bold red"}
+_TREND = 8
+_HEADER_EVERY = 20
+
+
+class Console:
+    """Shows a run. `mode` auto is a live table where the stream is a terminal, else plain; `off` shows nothing.
+
+    `samples_every` counts steps (0: no samples), `completions` is how many of a sample group are shown, `file` defaults
+    to the standard output of the moment.
+    """
+
+    def __init__(
+        self, mode: Mode = "auto", samples_every: int = 10, completions: int = 4, file: TextIO | None = None
+    ) -> None:
+        self.samples_every, self.completions = samples_every, completions
+        self._off = mode == "off"
+        self._live = mode == "auto" and _is_terminal(file or sys.stdout)
+        self._output = _output(file, self._live)
+        self._progress: Progress | None = None
+        self._rewards: deque[float] = deque(maxlen=_TREND)
+        self._titles: list[str] = []
+        self._rows = 0
+        self._stage, self._total, self._done, self._resumed = "run", 0, 0, 0
+        self._began = time.monotonic()
+
+    def start(self, plan: str | Iterable[str]) -> None:
+        """Say what is about to run, line by line."""
+        for line in plan.splitlines() if isinstance(plan, str) else plan:
+            self._say(line)
+
+    def stage(self, name: str, steps: int | None, done: int = 0) -> None:
+        """Begin a stage of `steps` steps (None: until a criterion), `done` of them before this process started."""
+        self._stage, self._total, self._done, self._resumed = clean(name), steps or 0, done, done
+        self._began = time.monotonic()
+        self._rewards.clear()
+        if not self._live:
+            self._say(f"stage {name}: {steps or 'any number of'} steps" + (f", {done} of them done" if done else ""))
+            return
+        self.finish()
+        if not self._off:
+            self._progress = _bar(self._output)
+            self._progress.add_task(encodable(self._stage, self._output.encoding), total=steps, completed=done)
+            self._guard(self._progress.start)
+
+    def step(self, metrics: Mapping[str, Any], batch: Batch | None = None) -> None:
+        """One line for a step's record, and a sample group of `batch` every `samples_every` steps."""
+        self._done += 1
+        reward = metrics.get("reward/mean")
+        if reward is not None and math.isfinite(reward):
+            self._rewards.append(reward)
+        cells = step_cells(metrics, self._rewards)
+        if self._live:
+            self._row(cells)
+        else:
+            self._say("  ".join(f"{title} {text}" for title, text in {**self._place(), **cells}.items()))
+        if self._progress is not None:
+            self._guard(functools.partial(self._progress.advance, TaskID(0)))
+        if batch is not None and self.samples_every > 0 and (metrics.get("step") or 0) % self.samples_every == 0:
+            for style, text in sample_blocks(batch, self.completions):
+                self._say(text, style)
+
+    def _row(self, cells: Cells) -> None:
+        """The table on a terminal: a header when the columns change and every so often, else a row."""
+        if list(cells) != self._titles or self._rows % _HEADER_EVERY == 0:
+            self._titles, self._rows = list(cells), 0
+            self._say(_aligned({title: title for title in cells}), "bold", cut=True)
+        self._rows += 1
+        self._say(_aligned(cells), cut=True)
+
+    def _place(self) -> Cells:
+        """What the bar says on a terminal: the stage, step k/N, the time elapsed and left."""
+        elapsed = time.monotonic() - self._began
+        cells = {self._stage: f"{self._done}/{self._total or '?'}", "elapsed": duration(elapsed)}
+        if self._total >= self._done > self._resumed:
+            cells["left"] = duration(elapsed / (self._done - self._resumed) * (self._total - self._done))
+        return cells
+
+    def evaluation(self, step: int, results: Mapping[str, Any]) -> None:
+        """One line with the results of an evaluation: scalars by name, with or without `eval/`."""
+        shown = (f"{name.removeprefix('eval/')} {number(value)}" for name, value in results.items())
+        self._say("  ".join([f"evaluation at step {step}", *shown]), "cyan")
+
+    def message(self, text: str, level: Level = "info") -> None:
+        """A line of words; a warning or an error says that it is one."""
+        self._say(text if level == "info" else f"{level}: {text}", _LEVELS.get(level, ""))
+
+    def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """A titled table; numbers to three digits, None as `-`."""
+        self._say(title, "bold")
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for column in columns:
+            table.add_column(self._text(column), overflow="fold")
+        for row in rows:
+            table.add_row(*(self._text(number(value)) for value in row))
+        self._print(table)
+
+    def finish(self) -> None:
+        """Take the bar away and give the terminal back; may be called twice."""
+        progress, self._progress = self._progress, None
+        if progress is not None:
+            self._guard(progress.stop)
+
+    def _text(self, text: object, style: str = "") -> Text:
+        return Text(encodable(clean(text), self._output.encoding), style=style)
+
+    def _say(self, text: object, style: str = "", cut: bool = False) -> None:
+        """Print text; on a terminal it is wrapped, or cut at the edge."""
+        how: dict[str, Any] = {"no_wrap": True, "overflow": "crop"} if cut else {}
+        self._print(self._text(text, style), **how)
+
+    def _print(self, what: RenderableType, **how: Any) -> None:
+        self._guard(functools.partial(self._output.print, what, soft_wrap=not self._live, **how))
+
+    def _guard(self, show: Callable[[], object]) -> None:
+        if self._off:
+            return
+        try:
+            show()
+        # A closed pipe, a closed file, a terminal that went away: the run goes on without its console.
+        except (OSError, ValueError) as error:
+            self._off = True
+            logger.warning("the console cannot be written to and is off: %s: %s", type(error).__name__, error)
+
+
+class _Output(RichConsole):
+    """rich's console without its exit on a closed pipe."""
+
+    def on_broken_pipe(self) -> None:
+        # What is still buffered must go somewhere when Python flushes it at exit, or the exit status would be 120.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+        raise BrokenPipeError("the reader of the pipe has gone")
+
+
+def _is_terminal(file: TextIO) -> bool:
+    """Whether a live display works there; colours that FORCE_COLOR asks for in a pipe are no terminal."""
+    return file.isatty() and RichConsole(file=file).is_interactive
+
+
+def _output(file: TextIO | None, live: bool) -> RichConsole:
+    plain: dict[str, Any] = {} if live else {"force_terminal": False, "color_system": None, "width": 160}
+    # A notebook gets lines of text, not an HTML block for each.
+    return _Output(file=file, force_jupyter=False, markup=False, highlight=False, emoji=False, **plain)
+
+
+def _bar(output: RichConsole) -> Progress:
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    # Steps may take many minutes each, and the time left is estimated over this window.
+    return Progress(*columns, console=output, transient=True, refresh_per_second=2, speed_estimate_period=24 * 3600)
+
+
+_WIDTHS = {"step": 5, "reward": 11, "trend": _TREND, "length": 6, "kl": 7, "grad": 7, "tok/s": 5}
+
+
+def _aligned(cells: Cells) -> str:
+    """Cells under each other, to the right, but for the last, which is as long as it is."""
+    *aligned, last = cells.items()
+    return "  ".join([*(text.rjust(max(len(title), _WIDTHS.get(title, 0))) for title, text in aligned), last[1]])

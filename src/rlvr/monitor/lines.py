@@ -1,0 +1,73 @@
+"""A step's metrics as short cells of text, the same for the table on a terminal and the line in a log.
+
+Invariants:
+- Pure functions of a metrics record; a metric that is None or absent has no cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+_BARS = "▁▂▃▄▅▆▇█"
+_GROUPS = ("all_correct", "mixed", "all_wrong")
+_PHASES = ("rollout", "verify", "score", "update", "publish", "unaccounted")
+
+Cells = dict[str, str]
+"""Title -> text."""
+
+
+def step_cells(metrics: Mapping[str, Any], rewards: Sequence[float]) -> Cells:
+    """What one line says of a step; `rewards` are the mean rewards of the last steps, oldest first."""
+    get = metrics.get
+    cells: dict[str, str | None] = {"step": number(get("step"))}
+    if get("reward/mean") is None:
+        cells["loss"] = _if(get("loss/total"), number)
+    else:
+        spread = _if(get("reward/std"), lambda std: f" ±{std:.2f}") or ""
+        cells["reward"] = f"{get('reward/mean'):.3f}{spread}"
+        cells["trend"] = sparkline(rewards)
+    cells["length"] = _if(get("completion/length_mean"), lambda length: f"{length:.0f}")
+    groups = [_if(get(f"group/{kind}"), lambda share: f"{100 * share:.0f}") for kind in _GROUPS]
+    cells["right/mixed/wrong"] = None if None in groups else "/".join(map(str, groups)) + "%"
+    cells["kl"] = _if(get("kl/ref"), number)
+    cells["grad"] = _if(get("grad_norm"), number)
+    cells["tok/s"] = _if(get("time/tokens_per_second"), lambda rate: f"{rate:.0f}")
+    cells["time"] = _if(get("time/step"), lambda seconds: f"{seconds:.1f}s{_shares(metrics, seconds)}")
+    return {title: text for title, text in cells.items() if text is not None}
+
+
+def _if(value: Any, form: Callable[[Any], str]) -> str | None:
+    return None if value is None else form(value)
+
+
+def _shares(metrics: Mapping[str, Any], total: float) -> str:
+    """The phases that took at least 5 % of the step, in the order of the loop."""
+    shares = {name: (metrics.get(f"time/{name}") or 0.0) / total if total else 0.0 for name in _PHASES}
+    names = {"unaccounted": "other"}
+    return "".join(f" {names.get(n, n)} {100 * share:.0f}%" for n, share in shares.items() if share >= 0.05)
+
+
+def number(value: Any) -> str:
+    """Three significant digits for a float, the text of anything else; `-` for None."""
+    if value is None:
+        return "-"
+    if not isinstance(value, float):
+        return str(value)
+    if value and not 1e-3 <= abs(value) < 1e5:
+        return f"{value:.1e}"
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """One bar per value, the lowest and the highest of them as the ends of the scale."""
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * scale)] for value in values)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as `h:mm:ss` or `m:ss`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,136 @@
+"""The registry of metric names, and the one record that a step writes under them.
+
+Invariants:
+- Every key of metrics.jsonl is registered here or belongs to a family (`eval/*`, `reward/*` ...), whose members are free.
+- A record holds every registered key at every step, null when not computed; NaN and infinities are null. So a table
+  of metrics.jsonl has the same columns from the first line to the last.
+- Shares are fractions in [0, 1], times are seconds, log-probabilities and entropies are in nats per token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlvr.errors import nearest
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that a step reports: its key, its unit, what it says, and what it looks like in a healthy run."""
+
+    name: str
+    unit: str
+    description: str
+    healthy: str
+
+
+_VERDICTS = {
+    "correct": "judged correct",
+    "wrong": "judged wrong",
+    "partial": "given a score between right and wrong",
+    "unparsable": "in which no answer was found; they score 0",
+    "timeout": "whose check ran out of time",
+    "error": "that could not be checked; they are left out of the loss",
+}
+_PHASES = {
+    "rollout": "generating completions",
+    "verify": "waiting for verdicts",
+    "score": "computing rewards, selection and advantages",
+    "update": "forward, backward and optimizer steps",
+    "publish": "handing the new weights to the engine",
+}
+
+_ALL = [
+    Metric("step", "steps", "The step, counted from 1 across all stages.", "grows by 1"),
+    Metric("run/stage", "name", "The stage that the step belongs to.", "-"),
+    Metric("run/epoch", "epochs", "Passes over the training tasks so far.", "grows"),
+    # What the policy earns
+    Metric("reward/mean", "reward", "Mean reward of the decided rollouts.", "rises, then levels off"),
+    Metric("reward/std", "reward", "Standard deviation of the reward over decided rollouts.", "above 0"),
+    Metric("advantage/mean", "advantage", "Mean advantage.", "near 0"),
+    Metric("advantage/std", "advantage", "Standard deviation of the advantage.", "above 0; 0 teaches nothing"),
+    *(Metric(f"verdict/{s}", "share", f"Share of rollouts {text}.", "-") for s, text in _VERDICTS.items()),
+    # What the groups teach
+    Metric("group/count", "groups", "Groups in the batch.", "rollout.prompts_per_step"),
+    Metric("group/all_correct", "share", "Share of groups in which every decided score is 1.", "low: else too easy"),
+    Metric("group/all_wrong", "share", "Share of groups in which every decided score is 0.", "low: else too hard"),
+    Metric("group/mixed", "share", "Share of groups with any other decided scores.", "above 0.2"),
+    Metric("group/undecided", "share", "Share of groups without a single decided score.", "0"),
+    Metric("group/zero_variance", "share", "Share of groups whose decided rewards are all the same.", "below 0.8"),
+    # What was written
+    Metric("completion/length_mean", "tokens", "Mean length of the completions.", "no sudden jump"),
+    Metric("completion/length_max", "tokens", "Longest completion.", "below rollout.max_new_tokens"),
+    Metric("completion/length_min", "tokens", "Shortest completion.", "above a few tokens"),
+    Metric("completion/truncated", "share", "Share of completions that were cut before they ended.", "below 0.1"),
+    Metric("tokens/sampled", "tokens", "Tokens that the policy sampled in this step.", "-"),
+    Metric("tokens/trained", "tokens", "Tokens that went through the backward pass, each counted once.", "-"),
+    Metric("time/tokens_per_second", "tokens/s", "Sampled tokens over the seconds of the whole step.", "steady"),
+    # The update; averages over the optimizer steps of this step
+    Metric("loss/policy", "loss", "Policy-gradient loss. Its size says little: near 0 by construction.", "near 0"),
+    Metric("loss/total", "loss", "Sum of all loss components as differentiated.", "finite"),
+    Metric("grad_norm", "norm", "Norm of the gradient before clipping.", "steady; spikes precede collapse"),
+    Metric("lr", "1", "Learning rate of the last optimizer step.", "as scheduled"),
+    Metric("kl/ref", "nats", "KL divergence of the policy from the reference.", "grows slowly from 0"),
+    Metric("entropy", "nats", "Entropy of the next-token distribution.", "falls slowly; near 0 is collapse"),
+    Metric(
+        "ratio/mean", "ratio", "Probability ratio of current over proximal policy.", "1 on the first optimizer step"
+    ),
+    Metric("ratio/max", "ratio", "Largest ratio of a token.", "below 10"),
+    Metric("ratio/clipped_low", "share", "Share of trained tokens clipped at the lower bound.", "below 0.05"),
+    Metric("ratio/clipped_high", "share", "Share of trained tokens clipped at the upper bound.", "below 0.05"),
+    Metric("mismatch/mean", "nats", "Mean gap |proximal - behaviour| of log-probs.", "below 0.01"),
+    Metric("mismatch/max", "nats", "Largest gap of a token.", "below 1"),
+    Metric("mismatch/share_over", "share", "Share of tokens whose gap is over the gate.", "below 0.01"),
+    Metric("skipped/nonfinite", "steps", "Optimizer steps skipped for a NaN or infinite loss or gradient.", "0"),
+    # Whose weights
+    Metric("policy/version", "version", "Version of the weights after this step's update.", "grows by 1"),
+    Metric("policy/staleness_max", "versions", "Age of the oldest weights that sampled a token.", "0 if synchronous"),
+    # Where the time went
+    *(Metric(f"time/{p}", "seconds", f"Time spent {text}.", "-") for p, text in _PHASES.items()),
+    Metric("time/step", "seconds", "Wall clock of the step, evaluation and checkpoint apart.", "steady"),
+    Metric("time/evaluate", "seconds", "Wall clock of the step's evaluation.", "-"),
+    Metric("time/unaccounted", "seconds", "Wall clock of the step in none of the phases.", "below 5 % of time/step"),
+]
+
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
+"""Every key that a record always holds, in the order of the record."""
+
+FAMILIES: dict[str, Metric] = {
+    metric.name.removesuffix("*"): metric
+    for metric in (
+        Metric("reward/*", "reward", "Mean of one reward column over the rollouts in which it is decided.", "-"),
+        Metric("loss/*", "loss", "A further component of the loss, named by the piece that adds it.", "finite"),
+        Metric("schedule/*", "-", "The value of a scalar that is scheduled or driven by a metric.", "as scheduled"),
+        Metric("eval/*", "-", "A result of an evaluation, at the steps that run one.", "rises"),
+    )
+}
+"""Prefix -> what its members are; a piece may add members, and they are in a record when computed."""
+
+
+def record(values: Mapping[str, Any]) -> dict[str, Any]:
+    """One step's record: every registered key, then the family members of `values`, all of them JSON values.
+
+    A number may come as a Python, numpy or torch scalar. KeyError, with the nearest name, for a key that is neither
+    registered nor in a family; TypeError for a value that is no scalar.
+    """
+    for name in values:
+        if name not in METRICS and not name.startswith(tuple(FAMILIES)):
+            raise KeyError(f"no metric is called {name!r}{nearest(name, METRICS)}")
+    row = {name: _plain(name, values.get(name)) for name in METRICS}
+    return row | {name: _plain(name, value) for name, value in values.items() if name not in METRICS}
+
+
+def _plain(name: str, value: Any) -> Any:
+    """`value` as JSON has it: None, bool, int, finite float or string."""
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if hasattr(value, "item"):
+        return _plain(name, value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    raise TypeError(f"the metric {name!r} must be a number, a string or None, not {type(value).__name__}")

@@ -1,0 +1,60 @@
+"""Where the wall clock of a step goes.
+
+Invariants:
+- Time is counted in one phase at a time: a phase entered inside another pauses the outer one, so the phases never sum
+  to more than the step, and what is in none of them is `time/unaccounted`.
+- For one thread, the loop's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rlvr.errors import nearest
+
+KNOWN = ("rollout", "verify", "score", "update", "publish")
+
+
+class Phases:
+    """A stopwatch by phase: `with phases("rollout"): ...` any number of times, then `finish()` once per step."""
+
+    def __init__(self) -> None:
+        self._open: list[str] = []
+        self.start()
+
+    def start(self) -> None:
+        """Begin a step now; what went before (an evaluation, a checkpoint) is not part of it."""
+        self._seconds = dict.fromkeys(KNOWN, 0.0)
+        self._began = self._mark = time.perf_counter()
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Count the block's time as phase `name`; KeyError when there is no such phase."""
+        if name not in KNOWN:
+            raise KeyError(f"there is no phase {name!r}{nearest(name, KNOWN)}")
+        self._settle()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._settle()
+            self._open.pop()
+
+    def _settle(self) -> None:
+        """Give the time since the last change to the innermost open phase."""
+        now = time.perf_counter()
+        if self._open:
+            self._seconds[self._open[-1]] += now - self._mark
+        self._mark = now
+
+    def finish(self) -> dict[str, float]:
+        """`time/<phase>`, `time/step` and `time/unaccounted` in seconds since the step began; begins the next step."""
+        self._settle()
+        total = self._mark - self._began
+        spent = {f"time/{name}": seconds for name, seconds in self._seconds.items()}
+        # Rounding alone could make the difference negative.
+        rest = max(0.0, total - sum(spent.values()))
+        self.start()
+        return {**spent, "time/step": total, "time/unaccounted": rest}

@@ -1,0 +1,76 @@
+"""One group of a batch, written out so that a person can see what the policy writes and what the verifier says of it.
+
+Invariants:
+- A sample is short however long the texts are, and every text in it went through `clean`.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+
+from rlvr.monitor.batch import prompt_text
+from rlvr.monitor.lines import number
+from rlvr.monitor.text import clean, shorten
+from rlvr.records import Batch, Group, Rollout
+
+Block = tuple[str, str]
+"""(style, text), the style as rich names it."""
+
+_STYLES = {"correct": "bold green", "partial": "bold yellow", "wrong": "bold red"}
+_MOST_LINES = 12
+
+
+def sample_blocks(batch: Batch, completions: int = 4, characters: int = 400) -> list[Block]:
+    """A group with different verdicts (else the first): its prompt, gold answer and some completions with verdicts.
+
+    At most `completions` of them, one of each status before a second of any, each in about `characters`.
+    """
+    groups = list(batch.groups())
+    if not groups:
+        return []
+    group = next((g for g in groups if len({_status(r) for r in g.rollouts}) > 1), groups[0])
+    task = group.rollouts[0].task
+    shown = _varied(group)[:completions]
+    blocks = [
+        ("bold", f"sample: task {clean(task.id)}"),
+        ("", _indented(prompt_text(task.prompt), characters)),
+        ("bold", f"gold answer: {clean(shorten(str(task.answer), characters)) if task.answer is not None else 'none'}"),
+    ]
+    for rollout in shown:
+        blocks.append((_STYLES.get(_status(rollout), "bold"), _heading(rollout)))
+        blocks.append(("", _indented(rollout.text, characters)))
+    if len(shown) < len(group.rollouts):
+        blocks.append(("dim", f"... and {len(group.rollouts) - len(shown)} more"))
+    return blocks
+
+
+def _status(rollout: Rollout) -> str:
+    return str(rollout.verdict.status) if rollout.verdict else "not verified"
+
+
+def _varied(group: Group) -> list[Rollout]:
+    """The group's rollouts, the first of each status, then the second of each, and so on."""
+    seen: Counter[str] = Counter()
+    ranked: list[tuple[int, int, Rollout]] = []
+    for place, rollout in enumerate(group.rollouts):
+        ranked.append((seen[_status(rollout)], place, rollout))
+        seen[_status(rollout)] += 1
+    return [rollout for _, _, rollout in sorted(ranked, key=lambda entry: entry[:2])]
+
+
+def _heading(rollout: Rollout) -> str:
+    parts = [f"#{rollout.member} {_status(rollout)}"]
+    if rollout.verdict:
+        score = rollout.verdict.score
+        parts.append("undecided" if score is None else f"score {number(score)}")
+    parts.append(f"{rollout.completion_length} tokens{', cut' if rollout.stop.truncated else ''}")
+    reason = f": {' '.join(clean(shorten(rollout.verdict.reason, 200)).split())}" if rollout.verdict else ""
+    return ", ".join(parts) + (reason if reason != ": " else "")
+
+
+def _indented(text: str, characters: int) -> str:
+    lines = [line for line in clean(shorten(text.strip(), characters)).split("\n") if line.strip()]
+    if len(lines) > _MOST_LINES:
+        lines = [" / ".join(line.strip() for line in lines)]
+    return textwrap.indent("\n".join(lines) or "(empty)", "    ")

@@ -1,0 +1,78 @@
+"""Where metrics go: the run folder's metrics.jsonl, and the protocol of everything else that wants them.
+
+Invariants:
+- metrics.jsonl is the run's own record: one JSON object per step, in order, whole after each line, its loss an error.
+- A tracker is a guest: no method of one raises after `start`, waits for a network, or keeps the run from ending.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlvr.errors import DataError
+
+
+class Tracker(Protocol):
+    """Somewhere else that a run's metrics are shown."""
+
+    def start(self, run: Mapping[str, Any], directory: str | Path) -> None:
+        """Begin; `run` is the resolved configuration, `directory` the run folder. ConfigError if it cannot."""
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """One step's metrics; None values are not computed."""
+
+    def log_rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Sample rollouts as flat rows with the same keys (see `monitor.batch.sample_rows`)."""
+
+    def finish(self) -> None:
+        """End; bounded in time."""
+
+
+class MetricsFile:
+    """The file of one JSON object per step, opened for each line so that it is on disk when `append` returns."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write one step's record (see `monitor.metrics.record`); ValueError for a NaN or an infinity."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        line = json.dumps(row, allow_nan=False)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The records, in order. A last line that a kill left half written is passed over.
+
+        DataError, with file and line, for a whole line that is no record.
+        """
+        if not self.path.exists():
+            return
+        # Bytes that a crash of the machine garbled are refused as JSON, not as text.
+        with self.path.open(encoding="utf-8", errors="replace") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith("\n"):
+                    return
+                try:
+                    row = json.loads(line)
+                    int(row["step"])
+                except (ValueError, TypeError, KeyError) as error:
+                    raise DataError(f"{self.path}, line {number}: not a metrics record; remove the line") from error
+                yield row
+
+    def last_step(self) -> int | None:
+        """The step of the last whole line; None when there is none."""
+        return max((row["step"] for row in self.rows()), default=None)
+
+    def truncate_after(self, step: int) -> None:
+        """Cut the lines past `step`, and a half-written last one: a run resumed from there writes them anew."""
+        if not self.path.exists():
+            return
+        aside = self.path.with_suffix(".tmp")
+        with aside.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in self.rows() if row["step"] <= step)
+        os.replace(aside, self.path)

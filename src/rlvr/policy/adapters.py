@@ -1,0 +1,54 @@
+"""LoRA through peft: put an adapter on, tell whether there is one, merge it into the weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rlvr.config import LoraConfig
+from rlvr.errors import ConfigError
+
+
+def add_adapter(model: Any, config: LoraConfig, seed: int) -> Any:
+    """`model` with a fresh adapter (an update of zero); only the adapter is trainable. The seed decides its weights."""
+    import peft
+
+    lora = peft.LoraConfig(
+        r=config.r,
+        lora_alpha=config.alpha,  # type: ignore[arg-type]
+        lora_dropout=config.dropout,
+        target_modules=config.target_modules,
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            return peft.get_peft_model(model, lora)
+        except ValueError as error:
+            raise ConfigError(f"model.adapter: {error}") from error
+
+
+def is_adapter(model: Any) -> bool:
+    """Whether `model` is a peft model."""
+    return hasattr(model, "peft_config") and hasattr(model, "merge_and_unload")
+
+
+def merge_adapter(folder: str, base: str | None, out: str) -> None:
+    """Write the model of `folder` (adapter files) merged into its base (or `base`) to `out`, tokenizer included."""
+    from pathlib import Path
+
+    from peft import PeftConfig, PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if not (Path(folder) / "adapter_config.json").is_file():
+        raise ConfigError(f"there is no adapter in {folder}: adapter_config.json is missing")
+    base = base or PeftConfig.from_pretrained(folder).base_model_name_or_path
+    if not base:
+        raise ConfigError(f"the adapter in {folder} does not say its base model: give it with --base")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the base model {base!r} of the adapter cannot be loaded: {error}") from error
+    PeftModel.from_pretrained(model, folder).merge_and_unload().save_pretrained(out)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(out)

@@ -1,0 +1,91 @@
+"""From the `model` section to a Policy: weights loaded or built, adapter put on, tokenizer beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from rlvr.config import ModelConfig
+from rlvr.errors import ConfigError
+from rlvr.policy.adapters import add_adapter, is_adapter
+from rlvr.policy.model import Policy
+from rlvr.policy.scratch import build_model, build_tokenizer
+
+
+def load_policy(config: ModelConfig, seed: int = 0) -> Policy:
+    """The model that `config` describes, in evaluation mode on its device.
+
+    ConfigError names a path that does not exist, a folder without a model, or a section that says nothing.
+    """
+    device = device_of(config)
+    # Weights that train stay in float32; those frozen under an adapter take the type computed in.
+    dtype = torch.float32 if config.adapter is None else dtype_of(config)
+    if config.scratch is not None:
+        tokenizer: PreTrainedTokenizerBase = build_tokenizer(config.scratch)
+        model = build_model(config.scratch, tokenizer, seed, config.attention).to(dtype)
+    elif config.path is not None:
+        model, tokenizer = _from_pretrained(config, dtype)
+    else:
+        raise ConfigError("the config says no model: set model.path to a folder or hub name, or model.scratch")
+    return make_policy(model.to(device), tokenizer, config, seed)
+
+
+def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, config: ModelConfig, seed: int = 0) -> Policy:
+    """A Policy round a loaded model: adapter, gradient checkpointing, pad token and evaluation mode as `config` says."""
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if config.adapter is not None and not is_adapter(model):
+        model = add_adapter(model, config.adapter, seed)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    train_mode = config.gradient_checkpointing or (config.adapter is not None and config.adapter.dropout > 0)
+    return Policy(model.eval(), tokenizer, dtype_of(config), train_mode)
+
+
+def device_of(config: ModelConfig) -> torch.device:
+    """Where the model goes. ConfigError when a GPU is asked for and there is none."""
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(config.device)
+    except RuntimeError as error:
+        raise ConfigError(f"model.device {config.device!r} is no device: {error}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"model.device is {config.device!r}, but torch sees no GPU: use `auto` or `cpu`")
+    return device
+
+
+def dtype_of(config: ModelConfig) -> torch.dtype:
+    """The type computed in."""
+    if config.dtype == "auto":
+        return torch.bfloat16 if device_of(config).type == "cuda" else torch.float32
+    return getattr(torch, config.dtype)
+
+
+def _from_pretrained(config: ModelConfig, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    path = str(config.path)
+    folder = Path(path).expanduser()
+    local = folder.exists() or path.startswith((".", "/", "~"))
+    if local and not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
+        raise ConfigError(
+            f"model.path: there is no model in {folder.resolve()} (no config.json; a hub name has the form owner/name)"
+        )
+    where = str(folder) if local else path
+    more = {"revision": config.revision, "trust_remote_code": config.trust_remote_code, "local_files_only": local}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where, **more)
+        if (folder / "adapter_config.json").is_file():
+            from peft import AutoPeftModelForCausalLM
+
+            adapted = AutoPeftModelForCausalLM.from_pretrained(
+                where, dtype=dtype, is_trainable=config.adapter is not None
+            )
+            return (adapted if config.adapter is not None else adapted.merge_and_unload()), tokenizer
+        model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, attn_implementation=config.attention, **more)
+    except (OSError, ValueError) as error:
+        kind = "folder" if local else "hub model"
+        raise ConfigError(f"model.path: the {kind} {path!r} cannot be loaded: {error}") from error
+    return model, tokenizer

@@ -1,0 +1,158 @@
+"""Policy: a causal LM with its tokenizer, and the two halves that training needs apart, the decoder and the LM head.
+
+Keeping the halves apart lets the learner project only the positions that are trained, in chunks. Whether the head alone
+gives the model's own logits is not assumed but tried, once, on a few tokens; models that do more after the head than the
+known scalings go through their own forward pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from rlvr.errors import ConfigError
+from rlvr.policy.adapters import is_adapter
+
+
+class Policy:
+    """A model that is sampled from and trained. `model` is a Hugging Face causal LM, or peft's wrapper of one.
+
+    `dtype` is what is computed in, by autocast where the weights are kept in float32. `train_mode` says whether updates
+    need the model in training mode (gradient checkpointing, adapter dropout); without it nothing random happens.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        dtype: torch.dtype = torch.float32,
+        train_mode: bool = False,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.dtype = dtype
+        self.train_mode = train_mode
+        vocabulary = self.causal_lm.get_input_embeddings().weight.shape[0]
+        if len(tokenizer) > vocabulary:
+            raise ConfigError(
+                f"the tokenizer has {len(tokenizer)} tokens and the model's embedding only {vocabulary}: they do not belong together"
+            )
+
+    @property
+    def causal_lm(self) -> Any:
+        """The Hugging Face model, with adapter layers in place but without peft's wrapper."""
+        return self.model.base_model.model if is_adapter(self.model) else self.model
+
+    @property
+    def device(self) -> torch.device:
+        return self.causal_lm.get_input_embeddings().weight.device
+
+    @property
+    def context(self) -> int:
+        """Longest sequence in tokens, prompt and response together."""
+        return int(getattr(self.causal_lm.config.get_text_config(), "max_position_embeddings", 0) or 1 << 30)
+
+    @cached_property
+    def end_ids(self) -> frozenset[int]:
+        """The tokens that end a response: the generation config's, the model's and the tokenizer's."""
+        found: set[int] = set()
+        generation = getattr(self.causal_lm, "generation_config", None)
+        for owner in (generation, self.causal_lm.config, self.tokenizer):
+            ids = getattr(owner, "eos_token_id", None)
+            found |= {ids} if isinstance(ids, int) else set(ids or ())
+        return frozenset(found)
+
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that are trained, by name."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def hidden_states(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """The decoder's last hidden states, [R, L, H], after the final norm."""
+        decoder = self.causal_lm.base_model
+        with self._autocast():
+            output = decoder(
+                input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
+            )
+        return output.last_hidden_state
+
+    def own_logits(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """The model's own float32 logits [R, L, V], for models whose head is not enough."""
+        with self._autocast():
+            output = self.model(
+                input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
+            )
+        return output.logits.float()
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+    def next_logits(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor, cache: Any
+    ) -> torch.Tensor:
+        """Float32 logits [R, V] of the token after each row, whose last column is its last token; fills the cache."""
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "past_key_values": cache,
+            "use_cache": True,
+        }
+        head_is_enough = self.head_is_enough
+        with self._autocast():
+            if not head_is_enough:
+                return self.model(**inputs, logits_to_keep=1).logits[:, -1].float()
+            hidden = self.causal_lm.base_model(**inputs).last_hidden_state[:, -1]
+        return self.logits(hidden)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The LM head on hidden states [..., H] -> float32 logits [..., V], soft-cap and scale included."""
+        config = self.causal_lm.config.get_text_config()
+        with self._autocast():
+            logits = self.causal_lm.get_output_embeddings()(hidden)
+        logits = logits.float()
+        if (scale := getattr(config, "logit_scale", None)) is not None:
+            logits = logits * scale
+        if (scaling := getattr(config, "logits_scaling", None)) is not None:
+            logits = logits / scaling
+        if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+    @cached_property
+    def head_is_enough(self) -> bool:
+        """Whether decoder and head give the model's own logits, tried on a few tokens."""
+        ids = torch.arange(4, device=self.device)[None] % self.causal_lm.config.get_text_config().vocab_size
+        mask, positions = torch.ones_like(ids), torch.arange(4, device=self.device)[None]
+        with torch.no_grad(), self.evaluating():
+            own, ours = self.own_logits(ids, mask, positions), self.logits(self.hidden_states(ids, mask, positions))
+        return own.shape == ours.shape and torch.allclose(own, ours, atol=1e-3, rtol=1e-3)
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """Training mode inside, where updates need it."""
+        self.model.train(self.train_mode)
+        try:
+            yield
+        finally:
+            self.model.eval()
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluation mode (no dropout) inside, the mode from before after it."""
+        if not self.model.training:
+            yield
+            return
+        self.model.eval()
+        try:
+            yield
+        finally:
+            self.model.train()

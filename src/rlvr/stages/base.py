@@ -1,0 +1,129 @@
+"""What a stage of training is: where its rollouts come from, how they are scored, and what is optimised.
+
+The trainer runs every kind of stage through the same loop. A stage owns its tasks and sampler; everything that lives longer
+than a stage (policy, engine, history) is handed in as `Parts`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlvr import registry
+from rlvr.config import StagePlan
+from rlvr.data import Draw, History, Sampler, TaskPool
+from rlvr.errors import DataError
+from rlvr.losses import Objective
+from rlvr.policy import Policy
+from rlvr.records import Batch, Rollout, Task
+from rlvr.rollout import Sampling, Timing
+from rlvr.schedules import Controller, controllers, scalar_value
+
+
+@dataclass
+class Parts:
+    """What a stage is given."""
+
+    policy: Policy
+    history: History
+    prompt: Callable[[Task], tuple[int, ...]]
+    """The token ids of a task's prompt under the stage's template."""
+    collect: Callable[..., list[Rollout]]
+    """(draws, plan, sampling, group_size, deadline) -> verified rollouts; raises Interrupted when the run is to stop."""
+
+
+class Stage(ABC):
+    """One stage, opened for a run."""
+
+    injected = ("plan", "parts", "tasks", "seed")
+    """Parameters of the constructor that the trainer gives; the others are the kind's options."""
+    samples = True
+    """Whether its rollouts come from the engine, which then needs the newest weights."""
+
+    def __init__(self, plan: StagePlan, parts: Parts, tasks: Sequence[Task], seed: int) -> None:
+        self.plan = plan
+        self.config = plan.config
+        self.parts = parts
+        self.pool = TaskPool(tasks)
+        self.sampler: Sampler = registry.build("sampler", self.config.data.sampler).bind(
+            self.pool, seed=seed, history=parts.history
+        )
+        self.check_tasks()
+
+    @property
+    def steps(self) -> int:
+        """Steps of the stage."""
+        return int(self.plan.steps or 0)
+
+    @abstractmethod
+    def collect(self, draws: Sequence[Draw], step: int, timing: Timing) -> list[Rollout]:
+        """The rollouts of these draws at `step` of the stage."""
+
+    @abstractmethod
+    def score(self, rollouts: Sequence[Rollout]) -> tuple[Batch, dict[str, Any]]:
+        """The batch that trains, with its columns, and metrics of all that was collected."""
+
+    @abstractmethod
+    def objective(self) -> Objective:
+        """What is optimised, with schedules still in it."""
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether a component of the objective asks for the reference."""
+        return any(need.model == "reference" for need in self.objective().needs)
+
+    def check_tasks(self) -> None:
+        """DataError when a task cannot be used: every prompt must leave room for a response."""
+        limit = self.config.data.max_prompt_tokens or self.parts.policy.context - 1
+        for task in self.pool:
+            length = len(self.parts.prompt(task))
+            if not 0 < length <= limit:
+                raise DataError(
+                    f"task {task.id!r}: its prompt has {length} tokens, and 1 to {limit} are possible: "
+                    "shorten it, or set data.skip_long_prompts=true to leave such tasks out"
+                )
+
+    def controllers(self) -> Iterator[Controller]:
+        """The controllers among the scalars of the stage, in a fixed order."""
+        objective = self.objective()
+        yield from controllers(*objective.components, *(c.loss for c in objective.components))
+        if isinstance(self.config.rollout.temperature, Controller):
+            yield self.config.rollout.temperature
+
+    def observe(self, metrics: Mapping[str, Any]) -> None:
+        """Let the controllers move by what the step measured."""
+        for controller in self.controllers():
+            controller.observe(metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "pool": self.pool.state_dict(),
+            "sampler": self.sampler.state_dict(),
+            "controllers": [c.state_dict() for c in self.controllers()],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.pool.load_state_dict(state["pool"])
+        self.sampler.load_state_dict(state["sampler"])
+        for controller, saved in zip(self.controllers(), state["controllers"], strict=True):
+            controller.load_state_dict(saved)
+
+
+def sampling_of(stage: Stage, step: int) -> Sampling:
+    """The sampling of a training step."""
+    rollout = stage.config.rollout
+    return Sampling(
+        max_new_tokens=rollout.max_new_tokens,
+        temperature=scalar_value(rollout.temperature, step, stage.steps),
+        stop=tuple(rollout.stop),
+        ignore_eos=rollout.ignore_eos,
+    )
+
+
+def token_weights(rollouts: Sequence[Rollout], origin: int, on: np.ndarray) -> list[np.ndarray]:
+    """1 for the tokens of an origin in the rollouts that are `on` (bool [B]), else 0; float32 [T_b] each."""
+    return [((r.origin == origin) & keep).astype(np.float32) for r, keep in zip(rollouts, on, strict=True)]

@@ -1,0 +1,94 @@
+"""The grpo stage: groups of sampled responses, verified, scored against each other.
+
+rollouts -> reward columns -> selection -> advantages -> weights per token; every piece comes from the configuration, and
+none is known here by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlvr import registry
+from rlvr.config import StagePlan
+from rlvr.data import Draw
+from rlvr.errors import ConfigError
+from rlvr.losses import Component, EntropyBonus, KLPenalty, Objective
+from rlvr.monitor.batch import batch_metrics
+from rlvr.records import Batch, Origin, Rollout, Task
+from rlvr.registry import register
+from rlvr.rewards import build_terms, score
+from rlvr.rollout import Timing
+from rlvr.stages.base import Parts, Stage, sampling_of, token_weights
+
+
+@register("stage", "grpo")
+class GRPOStage(Stage):
+    """Reinforcement from verified groups."""
+
+    def __init__(self, plan: StagePlan, parts: Parts, tasks: Sequence[Task], seed: int) -> None:
+        algorithm, rollout = plan.config.algorithm, plan.config.rollout
+        self.advantage = registry.build("advantage", algorithm.advantage)
+        self.selectors = [registry.build("selector", spec) for spec in algorithm.select]
+        self.terms = build_terms(plan.config.rewards)
+        self.rollout_plan = registry.build("plan", rollout.plan)
+        self._objective = _objective(plan)
+        smallest = getattr(self.advantage, "smallest_group", 1)
+        if rollout.group_size < smallest:
+            raise ConfigError(
+                f"rollout.group_size is {rollout.group_size}, and the advantage {registry.split(algorithm.advantage)[0]!r} compares "
+                f"the members of a group: set rollout.group_size to {smallest} or more, or the advantage's baseline and scale to none"
+            )
+        for name in ("top_p", "top_k", "min_p"):
+            neutral = type(rollout).model_fields[name].default
+            if getattr(rollout, name) != neutral:
+                raise ConfigError(
+                    f"rollout.{name}={getattr(rollout, name)} cannot be trained on: the policy's log-probs are those of the whole "
+                    f"distribution, not of a truncated one. Set it to {neutral}; evaluation.{name} is free"
+                )
+        if rollout.temperature == 0:
+            raise ConfigError("rollout.temperature 0 gives a group of equal responses: set it above 0")
+        super().__init__(plan, parts, tasks, seed)
+
+    def collect(self, draws: Sequence[Draw], step: int, timing: Timing) -> list[Rollout]:
+        """A group of verified responses for each draw."""
+        rollout = self.config.rollout
+        return self.parts.collect(
+            draws, self.rollout_plan, sampling_of(self, step), rollout.group_size, rollout.deadline, timing, "rollout"
+        )
+
+    def score(self, rollouts: Sequence[Rollout]) -> tuple[Batch, dict[str, Any]]:
+        """Rewards, selection, advantages and weights."""
+        batch = score(Batch([rollout.as_trained() for rollout in rollouts]), self.terms)
+        metrics = batch_metrics(batch)
+        if self.config.algorithm.select_after:
+            batch.columns["advantage"] = self.advantage(batch)
+        for select in self.selectors:
+            batch = batch.select(select(batch))
+        if not self.config.algorithm.select_after:
+            batch.columns["advantage"] = self.advantage(batch)
+        on = np.isfinite(batch.column("reward"))
+        if self.config.algorithm.mask_truncated:
+            on &= ~np.asarray([r.stop.truncated for r in batch.rollouts], dtype=bool)
+        batch.token_columns["weight/policy"] = token_weights(batch.rollouts, Origin.POLICY, on)
+        values = batch.columns["advantage"]
+        metrics |= {"advantage/mean": values.mean(), "advantage/std": values.std()} if len(batch) else {}
+        return batch, metrics
+
+    def objective(self) -> Objective:
+        """The policy loss with the KL and entropy terms that the algorithm asks for."""
+        return self._objective
+
+
+def _objective(plan: StagePlan) -> Objective:
+    algorithm = plan.config.algorithm
+    loss = registry.build("loss", algorithm.loss)
+    components = [Component("policy", loss, "policy", zero_without_advantage=True)]
+    if algorithm.kl is not None and algorithm.kl.coef != 0.0:
+        estimator = registry.build("kl", algorithm.kl.estimator)
+        components.append(Component("kl", KLPenalty(estimator, loss.average), "policy", algorithm.kl.coef))
+    if algorithm.entropy != 0.0:
+        components.append(Component("entropy", EntropyBonus(loss.average), "policy", algorithm.entropy))
+    return Objective(tuple(components), constant=float(plan.config.rollout.max_new_tokens))

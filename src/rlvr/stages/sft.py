@@ -1,0 +1,79 @@
+"""The sft stage: the likelihood of the tasks' demonstrations, through the same loop, records and learner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlvr.config import StagePlan
+from rlvr.data import Draw, render_demonstration
+from rlvr.errors import DataError
+from rlvr.losses import Component, LikelihoodLoss, Objective
+from rlvr.losses.tokens import Average
+from rlvr.monitor.batch import batch_metrics
+from rlvr.records import Batch, Origin, Rollout, StopReason, Task
+from rlvr.registry import register
+from rlvr.rollout import Timing
+from rlvr.stages.base import Parts, Stage, token_weights
+
+
+@register("stage", "sft")
+class SFTStage(Stage):
+    """Supervised fine-tuning on demonstrations."""
+
+    samples = False
+
+    def __init__(
+        self, plan: StagePlan, parts: Parts, tasks: Sequence[Task], seed: int, *, average: Average = "tokens"
+    ) -> None:
+        self._objective = Objective((Component("likelihood", LikelihoodLoss(average), "likelihood"),))
+        super().__init__(plan, parts, tasks, seed)
+
+    def check_tasks(self) -> None:
+        """DataError when a task has no demonstration, or one that does not fit the context."""
+        super().check_tasks()
+        for task in self.pool:
+            if not task.demonstration:
+                raise DataError(f"stage {self.plan.name!r}: task {task.id!r} has no demonstration to learn from")
+            length = len(self.parts.prompt(task)) + len(render_demonstration(task, self.parts.policy.tokenizer))
+            if length > self.parts.policy.context:
+                raise DataError(
+                    f"task {task.id!r}: prompt and demonstration have {length} tokens, the model's context is {self.parts.policy.context}"
+                )
+
+    def collect(self, draws: Sequence[Draw], step: int, timing: Timing) -> list[Rollout]:
+        """The demonstrations of these draws, as rollouts that nobody sampled."""
+        return [self._demonstration(draw) for draw in draws]
+
+    def score(self, rollouts: Sequence[Rollout]) -> tuple[Batch, dict[str, Any]]:
+        """Weight 1 on every token of a demonstration."""
+        batch = Batch(list(rollouts))
+        everyone = np.ones(len(batch), dtype=bool)
+        batch.token_columns["weight/likelihood"] = token_weights(batch.rollouts, Origin.DEMONSTRATION, everyone)
+        return batch, batch_metrics(batch)
+
+    def objective(self) -> Objective:
+        """The likelihood alone."""
+        return self._objective
+
+    def _demonstration(self, draw: Draw) -> Rollout:
+        prompt = self.parts.prompt(draw.task)
+        shown = render_demonstration(draw.task, self.parts.policy.tokenizer)
+        ids = np.asarray([*prompt, *shown], dtype=np.int64)
+        origin = np.full(len(ids), Origin.DEMONSTRATION, dtype=np.int8)
+        origin[: len(prompt)] = Origin.PROMPT
+        return Rollout(
+            id=f"{draw.number}/0",
+            task=draw.task,
+            group=str(draw.number),
+            member=0,
+            token_ids=ids,
+            origin=origin,
+            behaviour_logprobs=np.full(len(ids), np.nan, dtype=np.float32),
+            policy_version=np.full(len(ids), -1, dtype=np.int32),
+            stop=StopReason.GIVEN,
+            text=draw.task.demonstration or "",
+            role="demonstrator",
+        )

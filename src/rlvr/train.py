@@ -1,0 +1,92 @@
+"""python -m rlvr.train --config FILE [key.path=value ...] [--dry-run] [--resume auto|PATH]
+
+Exit codes: 0 done, 2 bad input, 130 after Ctrl-C, 143 after SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from rlvr.config import Config, load_config, stage_plans
+from rlvr.errors import RlvrError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m rlvr.train", description="Train a policy with verifiable rewards.")
+    parser.add_argument("--config", required=True, metavar="FILE", help="YAML file; docs/config.md lists its keys")
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="values that go over the file's")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the resolved configuration and the batch arithmetic, and stop"
+    )
+    parser.add_argument(
+        "--resume", metavar="auto|PATH", help="go on from the newest whole checkpoint of the run, or from PATH"
+    )
+    options = parser.parse_intermixed_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        config = load_config(options.config, options.overrides)
+        return _dry_run(config) if options.dry_run else _train(config, options.resume)
+    except RlvrError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _dry_run(config: Config) -> int:
+    from rlvr.dry_run import plan_lines
+
+    plans = stage_plans(config)
+    print(yaml.safe_dump(config.dump(), sort_keys=False, allow_unicode=True))
+    print("\n".join(plan_lines(config, plans, config.folder)))
+    return 0
+
+
+def _train(config: Config, resume: str | None) -> int:
+    from rlvr.trainer import GRPOTrainer
+
+    with GRPOTrainer(config=config) as trainer:
+        trainer.train(resume=resume)
+        if trainer.stop.signal is not None:
+            return 128 + int(trainer.stop.signal)
+        _summary(trainer)
+    return 0
+
+
+def _summary(trainer: Any) -> None:
+    """A short table: each stage's end against the start, and where to look next."""
+    rows = _milestones(trainer.evaluations)
+    names = [
+        name
+        for name in dict.fromkeys(key for row in rows for key in row)
+        if name.startswith(("eval/greedy", "eval/pass@", "eval/maj@"))
+    ]
+    if rows and names:
+        shown = [[row["label"], *(row.get(name) for name in names)] for row in rows]
+        trainer.console.table("held-out tasks", ["", *(name.removeprefix("eval/") for name in names)], shown)
+    folder = trainer.folder.path
+    trainer.console.message(
+        f"run folder: {folder} (metrics.jsonl, evaluations.jsonl, rollouts/, checkpoints/step-{trainer.step}/model)"
+    )
+    trainer.console.message(
+        "next: read a few rollouts/*.jsonl; change a setting with key.path=value (try algorithm.preset=dr_grpo);"
+    )
+    trainer.console.message("      your own tasks go into data.train, your own verifier into verifier=FILE.py:Class")
+
+
+def _milestones(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first evaluation and the last one of each stage, labelled."""
+    if not evaluations:
+        return []
+    last = {row["stage"]: row for row in evaluations if row["step"] > 0}
+    first = [{**evaluations[0], "label": "start"}] if evaluations[0]["step"] == 0 else []
+    return first + [{**row, "label": f"after {stage} (step {row['step']})"} for stage, row in last.items()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""Cleaning of LaTeX answers: one spelling for what only looks different.
+
+`clean` changes how an answer is written, never what it says: unicode becomes ASCII or LaTeX, spacing commands,
+delimiters and wrappers go. Nothing is evaluated.
+
+Invariant: `clean` takes time linear in its text and never raises.
+"""
+
+# ruff: noqa: RUF001 - characters that look like ASCII are what this file is about
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
+_SUPERSCRIPT_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+")
+_ROOT = re.compile(r"√\s*(\d+|[A-Za-z])")
+_COMMAND = re.compile(
+    r"\\\\"  # a line break, kept: its second backslash starts no command
+    r"|\\!\s*|\\[,;:>\s()\[\]]|~|\{,\}|(?<!\\)\$"
+    r"|\\(?:left|right)(?![A-Za-z])\.?"
+    r"|\\(?:quad|qquad|thinspace|displaystyle|dfrac|tfrac|cfrac|lvert|rvert|degree|neq|le|ge)(?![A-Za-z])"
+)
+_REPLACEMENTS = {
+    "\\\\": "\\\\",
+    "\\!": "",
+    "{,}": ",",
+    "\\dfrac": "\\frac",
+    "\\tfrac": "\\frac",
+    "\\cfrac": "\\frac",
+    "\\lvert": "|",
+    "\\rvert": "|",
+    "\\degree": "^\\circ",
+    "\\neq": "\\ne",
+    "\\le": "\\leq",
+    "\\ge": "\\geq",
+    **dict.fromkeys(["$", "\\(", "\\)", "\\[", "\\]", "\\left", "\\right", "\\left.", "\\right."], ""),
+}
+_WRAPPER = re.compile(
+    r"(?:\\(?:boxed|fbox|text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox|boldsymbol|bm|underline)\s*)?\{"
+)
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_SYMBOLS = {
+    **dict.fromkeys("−–—‐‑﹣", "-"),
+    **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
+    **dict.fromkeys("’′", "'"),
+    "×": "\\times ",
+    "·": "\\cdot ",
+    "⋅": "\\cdot ",
+    "÷": "/",
+    "⁄": "/",
+    "∕": "/",
+    "°": "^\\circ ",
+    "π": "\\pi ",
+    "∞": "\\infty ",
+    "√": "\\sqrt ",
+    "±": "\\pm ",
+    "≤": "\\leq ",
+    "≥": "\\geq ",
+    "≠": "\\ne ",
+    "∪": "\\cup ",
+    "∩": "\\cap ",
+    "∈": "\\in ",
+    "∅": "\\emptyset ",
+    "ℝ": "\\mathbb{R}",
+    "θ": "\\theta ",
+    "α": "\\alpha ",
+    "β": "\\beta ",
+    "γ": "\\gamma ",
+    "λ": "\\lambda ",
+}
+
+
+class _Characters(dict[int, str]):
+    """code point -> how it is written here, worked out on first use."""
+
+    def __missing__(self, code: int) -> str:
+        char = chr(code)
+        if code < 128:
+            new = char
+        elif char in _SYMBOLS:
+            new = _SYMBOLS[char]
+        elif 0xFF01 <= code <= 0xFF5E:  # full-width forms of ASCII
+            new = chr(code - 0xFEE0)
+        elif char.isdecimal():
+            new = str(unicodedata.decimal(char))
+        elif char.isspace():
+            new = " "
+        elif (
+            unicodedata.decomposition(char).startswith("<fraction>") and unicodedata.normalize("NFKC", char)[-1] != "⁄"
+        ):
+            above, _, below = unicodedata.normalize("NFKC", char).partition("⁄")
+            new = f"\\frac{{{above}}}{{{below}}}"
+        else:
+            new = char
+        self[code] = new
+        return new
+
+
+_CHARACTERS = _Characters()
+
+
+def clean(text: str) -> str:
+    """`text` in one spelling: ASCII digits and signs, no spacing commands, math delimiters, wrappers or final period."""
+    if not text.isascii():
+        text = _SUPERSCRIPT_RUN.sub(lambda run: f"^{{{run[0].translate(_SUPERSCRIPTS)}}}", text)
+        text = _ROOT.sub(r"\\sqrt{\1}", text).translate(_CHARACTERS)
+    if "\\" in text or "$" in text or "~" in text or "{,}" in text:
+        text = _COMMAND.sub(lambda command: _REPLACEMENTS.get(command[0].rstrip() or "~", " "), text)
+    text = _strip(text)
+    for _ in range(4):  # a few wrappers are honest; hundreds are a way to make this quadratic
+        inner = _unwrapped(text)
+        if inner is None:
+            break
+        text = _strip(inner)
+    return text
+
+
+def _strip(text: str) -> str:
+    return " ".join(text.split()).strip("*` ").rstrip(".,;*\\ ")
+
+
+def _unwrapped(text: str) -> str | None:
+    """The inside of a wrapper or brace that spans the whole text."""
+    wrapper = _WRAPPER.match(text)
+    if wrapper is None or not text.endswith("}"):
+        return None
+    depth = 0
+    for brace in _BRACE.finditer(text, wrapper.end() - 1):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth == 0:
+            return text[wrapper.end() : -1] if brace.end() == len(text) else None
+    return None
+
+
+def balanced(text: str) -> bool:
+    """Whether every brace of `text` closes (escaped braces are text)."""
+    depth = 0
+    for brace in _BRACE.finditer(text):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def spelling(text: str) -> str:
+    """What two cleaned texts share when they differ in spaces only (a space between two words or numbers counts)."""
+    return re.sub(r"(?<!\w) | (?!\w)", "", text)

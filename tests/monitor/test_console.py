@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import unicodedata
+
+import numpy as np
+import pytest
+
+from rlvr.monitor.console import Console
+from rlvr.monitor.lines import duration, number, sparkline, step_cells
+from rlvr.monitor.metrics import record
+from rlvr.monitor.samples import sample_blocks
+from rlvr.monitor.text import clean, encodable, shorten
+from rlvr.records import Batch, StopReason
+
+ODD = "esc \x1b[2J bell \x07 cr \r c1 \x9b lone \ud800 bidi \u202e line \u2028 null \0 emoji 😀👩\u200d🚀 [bold]m[/bold] :smile: [/x]"
+STEP = record(
+    {
+        "step": 12,
+        "reward/mean": 0.4125,
+        "reward/std": 0.49,
+        "completion/length_mean": 211.6,
+        "group/all_correct": 0.12,
+        "group/mixed": 0.6,
+        "group/all_wrong": 0.28,
+        "kl/ref": 0.00123,
+        "grad_norm": 0.8412,
+        "time/tokens_per_second": 1234.5,
+        "time/step": 4.0,
+        "time/rollout": 2.4,
+        "time/update": 1.4,
+        "time/unaccounted": 0.2,
+    }
+)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "160")
+    return Terminal()
+
+
+def no_controls(text):
+    return not [c for c in text if unicodedata.category(c) in ("Cc", "Cs") and c != "\n"]
+
+
+def show(console, batch=None):
+    """A short run."""
+    console.start("model: tiny\ntasks: 10")
+    console.stage("grpo", 200, done=11)
+    console.step(STEP, batch)
+    console.evaluation(12, {"eval/gsm8k/pass@1": 0.5123, "eval/n": 100, "eval/none": None})
+    console.message("look here", "warning")
+    console.table("results", ["metric", "value"], [["pass@1", 0.5], ["pass@8", None]])
+    console.finish()
+    console.finish()
+
+
+def test_plain_lines_say_everything(rollout):
+    file = io.StringIO()
+    show(Console("plain", samples_every=4, file=file), Batch([rollout()]))
+    text = file.getvalue()
+    assert no_controls(text)
+    for part in (
+        "model: tiny\ntasks: 10\n",
+        "stage grpo: 200 steps, 11 of them done\n",
+        "grpo 12/200  elapsed 0:00  left ",
+        "step 12  reward 0.412 ±0.49  trend ▁  length 212  right/mixed/wrong 12/60/28%  kl 0.00123  grad 0.841",
+        "tok/s 1234  time 4.0s rollout 60% update 35% other 5%\n",
+        "gold answer: 4\n#0 correct, score 1, 4 tokens: compared\n    4\n",
+        "evaluation at step 12  gsm8k/pass@1 0.512  n 100  none -\n",
+        "warning: look here\n",
+        "results\nmetric  value",
+    ):
+        assert part in text
+
+
+def test_a_terminal_gets_a_bar_and_a_table(terminal, rollout):
+    show(Console("auto", samples_every=4, file=terminal), Batch([rollout()]))
+    text = terminal.getvalue()
+    assert "\x1b[" in text
+    assert "12/200" in text
+    assert "right/mixed/wrong" in text
+    assert "4.0s rollout 60% update 35% other 5%" in text
+    assert "gold answer: 4" in text
+    assert text.rstrip().endswith(("\x1b[2K", "\x1b[?25h", "\x1b[1A"))  # the bar is gone and the cursor back
+
+
+def test_rows_stand_under_their_header(terminal):
+    console = Console("auto", samples_every=0, file=terminal)
+    for step in range(1, 4):
+        console.step({**STEP, "step": step})
+    header, *rows = terminal.getvalue().replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()
+    assert len(rows) == 3
+    assert {row.index("12/60/28%") + len("12/60/28%") for row in rows} == {
+        header.index("right/mixed/wrong") + len("right/mixed/wrong")
+    }
+
+
+def test_a_narrow_terminal_keeps_one_line_per_step(terminal, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    console = Console("auto", file=terminal)
+    console.step(STEP)
+    assert len(terminal.getvalue().splitlines()) == 2
+
+
+def test_auto_is_plain_in_a_pipe_even_when_colours_are_forced(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    file = io.StringIO()
+    show(Console("auto", file=file))
+    assert no_controls(file.getvalue())
+
+
+def test_off_shows_nothing(capsys):
+    show(Console("off"))
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("mode", ["plain", "auto"])
+def test_odd_text_is_shown_and_harmless(terminal, rollout, mode):
+    batch = Batch([rollout(text=ODD, prompt=ODD, answer=ODD, id=ODD), rollout(member=1, score=0.0, text=ODD * 100)])
+    console = Console(mode, samples_every=1, file=terminal)
+    console.start([ODD])
+    console.stage(ODD, 3)
+    console.step({**STEP, "run/stage": ODD}, batch)
+    console.evaluation(1, {ODD: 0.5, "words": ODD})
+    console.message(ODD, "error")
+    console.table(ODD, [ODD, "b"], [[ODD, ODD], [None, 1.0]])
+    console.finish()
+    text = terminal.getvalue()
+    text.encode("utf-8")
+    assert "\x1b[2J" not in text
+    assert "\\x1b[2J" in text
+    assert "[bold]m[/bold] :smile: [/x]" in text
+    assert "😀" in text
+    if mode == "plain":
+        assert no_controls(text)
+
+
+def test_a_stream_of_another_encoding(rollout):
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, "ascii", write_through=True)
+    show(Console("plain", samples_every=1, file=file), Batch([rollout(text="é 😀")]))
+    text = raw.getvalue().decode("ascii")
+    assert "0.412 +-0.49" in text
+    assert "\\xe9 \\U0001f600" in text
+
+
+@pytest.mark.parametrize("mode", ["plain", "auto"])
+def test_a_stream_that_is_gone_ends_the_console_only(terminal, caplog, mode):
+    console = Console(mode, file=terminal)
+    terminal.close()
+    show(console)
+    assert len(caplog.records) == 1
+    assert "is off" in caplog.text
+
+
+def test_a_closed_pipe_does_not_end_the_run(tmp_path):
+    code = (
+        "from rlvr.monitor.console import Console\nimport sys\n"
+        "c = Console('plain')\nfor i in range(20000): c.message('x' * 50)\nprint('went on', file=sys.stderr)"
+    )
+    errors = tmp_path / "errors"
+    with errors.open("w") as stderr:
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=stderr)
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(60) == 0
+    assert "went on" in errors.read_text()
+
+
+def test_works_in_a_notebook():
+    pytest.importorskip("ipykernel")
+    manager = pytest.importorskip("jupyter_client.manager")
+    kernel, client = manager.start_new_kernel(kernel_name="python3")
+    lines: list[str] = []
+
+    def output(message):
+        assert message["msg_type"] not in ("error", "display_data"), message["content"]
+        if message["msg_type"] == "stream":
+            lines.append(message["content"]["text"])
+
+    try:
+        code = "from rlvr.monitor.console import Console\nc = Console()\nc.stage('grpo', 2)\nc.step({'step': 1}); c.finish()"
+        reply = client.execute_interactive(code, output_hook=output, timeout=60)
+        assert reply["content"]["status"] == "ok"
+    finally:
+        client.stop_channels()
+        kernel.shutdown_kernel(now=True)
+    text = "".join(lines)
+    assert "stage grpo: 2 steps\ngrpo 1/2" in text
+    assert no_controls(text)
+
+
+def test_a_step_of_nulls_and_one_of_sft():
+    assert step_cells(record({}), []) == {"step": "-"}
+    assert step_cells(record({"step": 3, "loss/total": 1.5}), []) == {"step": "3", "loss": "1.5"}
+    file = io.StringIO()
+    console = Console("plain", samples_every=1, file=file)
+    console.stage("sft", None)
+    console.step({}, Batch([]))
+    console.step({"reward/mean": float("nan")})
+    assert "sft 1/?  elapsed 0:00  step -\n" in file.getvalue()
+
+
+def test_columns_that_change_get_a_new_header(terminal):
+    console = Console("auto", file=terminal)
+    for metrics in (STEP, STEP, {**STEP, "kl/ref": None}):
+        console.step(metrics)
+    assert terminal.getvalue().count("right/mixed/wrong") == 2
+
+
+def test_the_sample_is_a_group_that_teaches(rollout):
+    easy = [rollout("easy", i, 1.0) for i in range(3)]
+    mixed = [rollout("mixed", i, score) for i, score in enumerate([0.0, 0.0, 0.0, 0.0, 1.0, None])]
+    mixed[1].stop = StopReason.LENGTH
+    text = [text for _, text in sample_blocks(Batch([*easy, *mixed]), completions=4)]
+    assert text[0] == "sample: task task-mixed"
+    assert [t.split(",")[0] for t in text if t.startswith("#")] == ["#0 wrong", "#4 correct", "#5 error", "#1 wrong"]
+    assert "undecided" in text[7]
+    assert "4 tokens, cut: compared" in text[9]
+    assert text[-1] == "... and 2 more"
+
+
+def test_the_sample_is_short(rollout):
+    long = "step\n\n" * 5000 + "the answer is 42"
+    blocks = sample_blocks(Batch([rollout(prompt=long, text=long), rollout(member=1, text="", score="none")]))
+    assert sum(len(text) + 80 * text.count("\n") for _, text in blocks) < 4000
+    assert blocks[4][1].endswith("the answer is 42")
+    assert blocks[5][1] == "#1 not verified, 4 tokens"
+    assert blocks[6][1].strip() == "(empty)"
+    assert sample_blocks(Batch([])) == []
+
+
+def test_rewards_feed_the_sparkline():
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
+    assert sparkline([2.0, 2.0]) == "▁▁"
+    assert sparkline([]) == ""
+
+
+def test_numbers_and_durations():
+    shown = [number(x) for x in (None, 3, 0.0, 0.12345, 12.345, 1234.5, 1e-5, 1e7, float("nan"), "words")]
+    assert shown == ["-", "3", "0", "0.123", "12.3", "1234", "1.0e-05", "1.0e+07", "nan", "words"]
+    assert [duration(s) for s in (0, 59.6, 3599, 3661)] == ["0:00", "1:00", "59:59", "1:01:01"]
+
+
+def test_clean_keeps_what_is_harmless():
+    assert clean("a\tb\r\nc\nd é 漢字 👩\u200d🚀") == "a    b\nc\nd é 漢字 👩\u200d🚀"
+    assert clean("\r\x1b\ud800") == "\\r\\x1b\\ud800"
+    assert clean(None) == "None"
+    assert encodable("é ▁", "latin-1") == "é 1"
+
+
+def test_shorten_keeps_both_ends():
+    assert shorten("short", 10) == "short"
+    assert shorten("a" * 50 + "b" * 50, 9) == "aaa [... 91 characters ...] bbbbbb"
+
+
+def test_batches_with_columns_only(rollout):
+    batch = Batch([rollout(score="none")], {"reward": np.asarray([np.nan])})
+    file = io.StringIO()
+    Console("plain", samples_every=1, file=file).step(STEP, batch)
+    assert "#0 not verified" in file.getvalue()

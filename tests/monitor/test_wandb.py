@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from rlvr.errors import ConfigError
+from rlvr.monitor.batch import sample_rows
+from rlvr.monitor.metrics import record
+from rlvr.monitor.trackers import Tracker
+from rlvr.monitor.wandb_tracker import WandbTracker
+from rlvr.records import Batch
+
+
+@pytest.fixture(autouse=True)
+def no_account(monkeypatch, tmp_path):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+class Run:
+    """What the tracker uses of a wandb run; `log` may be made to hang or to raise."""
+
+    def __init__(self, log=None):
+        self.items, self.finished, self.do = [], False, log
+
+    def define_metric(self, *args, **kwargs):
+        pass
+
+    def log(self, item):
+        if self.do:
+            self.do()
+        self.items.append(item)
+
+    def finish(self):
+        self.finished = True
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Puts a stand-in in the place of wandb whose `init` is the given function."""
+
+    def install(init):
+        module = ModuleType("wandb")
+        module.init = init
+        module.Settings = type("Settings", (SimpleNamespace,), {"model_fields": {"silent": None}})
+        module.setup = lambda settings: None
+        module.Table = lambda **table: table
+        monkeypatch.setitem(sys.modules, "wandb", module)
+
+    return install
+
+
+def test_real_wandb_offline(tmp_path, rollout, caplog):
+    pytest.importorskip("wandb")
+    tracker: Tracker = WandbTracker(finish_timeout=60)
+    tracker.start({"optim": {"lr": 1e-6}}, tmp_path)
+    for step in (1, 2, 1, 2):
+        tracker.log(step, record({"step": step, "reward/mean": 0.5 * step, "run/stage": "grpo"}))
+        tracker.log_rollouts(step, sample_rows(Batch([rollout(text="odd \ud800 \x1b 😀"), rollout(score=None)])))
+    tracker.finish()
+    tracker.finish()
+    assert not caplog.records
+    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
+    assert any(path.stat().st_size > 0 for path in folder.glob("*.wandb"))
+    tables = [json.loads(path.read_text()) for path in folder.rglob("*.table.json")]
+    assert len(tables) == 4
+    assert tables[0]["columns"][:2] == ["task", "member"]
+    assert "odd \\ud800 \\x1b 😀" in tables[0]["data"][0]
+
+
+def test_real_wandb_without_network_logs_offline_and_lets_the_process_end(tmp_path):
+    pytest.importorskip("wandb")
+    code = f"""if True:
+        import time
+        from rlvr.monitor.wandb_tracker import WandbTracker
+        tracker = WandbTracker(finish_timeout=4)
+        tracker.start({{}}, {str(tmp_path)!r})
+        for step in range(60):
+            tracker.log(step, {{"lr": 0.1}})
+            time.sleep(0.1)
+        tracker.finish()"""
+    environment = {**os.environ, "WANDB_API_KEY": "a" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0
+    assert "cannot go online" in result.stderr
+    assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+
+
+def test_values_reach_wandb_without_nulls(stand_in, tmp_path):
+    run, options = Run(), {}
+    stand_in(lambda **kw: options.update(kw) or run)
+    tracker = WandbTracker(project="p")
+    tracker.start({"run": {"seed": 1}}, tmp_path / "my-run")
+    tracker.log(3, {"step": 3, "lr": 0.1, "entropy": None})
+    tracker.log_rollouts(3, [])
+    tracker.log_rollouts(3, [{"completion": "\x1b", "reward": None}])
+    tracker.finish()
+    table = {"columns": ["completion", "reward"], "data": [["\\x1b", None]], "allow_mixed_types": True}
+    assert run.items == [{"step": 3, "lr": 0.1}, {"rollouts": table, "step": 3}]
+    assert run.finished
+    assert (options["mode"], options["project"], options["name"]) == ("offline", "p", "my-run")
+    assert options["config"] == {"run": {"seed": 1}}
+    assert "id" not in options
+
+
+@pytest.mark.parametrize(
+    ("mode", "environment", "expected"),
+    [
+        ("auto", {}, "offline"),
+        ("auto", {"WANDB_API_KEY": "x"}, "online"),
+        ("auto", {"WANDB_API_KEY": "x", "WANDB_MODE": "offline"}, "offline"),
+        ("online", {}, "online"),
+        ("offline", {"WANDB_API_KEY": "x"}, "offline"),
+    ],
+)
+def test_modes(stand_in, tmp_path, monkeypatch, mode, environment, expected):
+    seen = {}
+    stand_in(lambda **kw: seen.update(kw) or Run())
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    tracker = WandbTracker(mode)
+    tracker.start({}, tmp_path)
+    tracker.finish()
+    assert seen["mode"] == expected
+
+
+def test_a_resumed_online_run_keeps_its_id(stand_in, tmp_path):
+    ids = []
+    stand_in(lambda **kw: ids.append((kw["id"], kw["resume"])) or Run())
+    for _ in range(2):
+        tracker = WandbTracker("online")
+        tracker.start({}, tmp_path)
+        tracker.finish()
+    assert ids[0] == ids[1]
+    assert ids[0][1] == "allow"
+
+
+def test_disabled_needs_no_wandb(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    tracker = WandbTracker("disabled")
+    tracker.start({}, tmp_path)
+    tracker.log(1, {"lr": 1})
+    tracker.finish()
+    assert not list(tmp_path.iterdir())
+
+
+def test_not_installed_is_one_clear_error(monkeypatch, tmp_path):
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r'pip install "rlvr\[wandb\]"'):
+        WandbTracker("offline").start({}, tmp_path)
+
+
+def test_no_network_is_offline(stand_in, tmp_path, caplog):
+    run, modes = Run(), []
+
+    def init(mode, **options):
+        modes.append((mode, options["id"]))
+        if mode == "online":
+            raise RuntimeError("no network")
+        return run
+
+    stand_in(init)
+    tracker = WandbTracker("online")
+    tracker.start({}, tmp_path)
+    tracker.log(1, {"lr": 0.1})
+    tracker.finish()
+    assert [mode for mode, _ in modes] == ["online", "offline"]
+    assert modes[0][1] != modes[1][1]
+    assert run.items == [{"lr": 0.1, "step": 1}]
+    assert [r.message for r in caplog.records] == [
+        "wandb cannot go online and logs to the run folder: RuntimeError: no network"
+    ]
+
+
+@pytest.mark.parametrize("where", ["init", "log"])
+@pytest.mark.parametrize("error", [RuntimeError("broken"), SystemExit(1), KeyboardInterrupt()])
+def test_wandb_that_raises_is_switched_off_once(stand_in, tmp_path, caplog, where, error):
+    def fail(**_):
+        raise error
+
+    stand_in(fail if where == "init" else lambda **_: Run(log=fail))
+    tracker = WandbTracker(finish_timeout=5)
+    tracker.start({}, tmp_path)
+    for step in range(50):
+        tracker.log(step, {"lr": 0.1})
+        time.sleep(0.001)
+    began = time.monotonic()
+    tracker.finish()
+    assert time.monotonic() - began < 2
+    assert [r.levelno for r in caplog.records] == [logging.WARNING]
+    assert "switched off" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["init", "log"])
+def test_wandb_that_hangs_does_not_hold_the_run(stand_in, tmp_path, caplog, where):
+    release = threading.Event()
+    run = Run(log=release.wait)
+    stand_in((lambda **_: release.wait() and run) if where == "init" else (lambda **_: run))
+    tracker = WandbTracker(queue_size=10, finish_timeout=0.5)
+    began = time.monotonic()
+    tracker.start({}, tmp_path)
+    for step in range(100):
+        tracker.log(step, {"lr": 0.1})
+    assert time.monotonic() - began < 0.4
+    tracker.finish()
+    assert 0.4 < time.monotonic() - began < 2
+    release.set()
+    assert len(caplog.records) == 2
+    assert "did not finish within 0.5 s" in caplog.text
+    assert "steps or tables were not sent" in caplog.text
+
+
+def test_a_slow_wandb_gets_what_is_queued_at_the_end(stand_in, tmp_path, caplog):
+    run = Run(log=lambda: time.sleep(0.01))
+    stand_in(lambda **_: run)
+    tracker = WandbTracker()
+    tracker.start({}, tmp_path)
+    for step in range(30):
+        tracker.log(step, {})
+    tracker.finish()
+    assert [item["step"] for item in run.items] == list(range(30))
+    assert not caplog.records

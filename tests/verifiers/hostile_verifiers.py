@@ -1,0 +1,71 @@
+"""Verifiers that do what verifiers should not; in a module of their own, so that worker processes can import them."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from rlvr.records import Verdict, VerdictStatus
+from rlvr.verifiers import Needs, Verifier
+
+
+@dataclass
+class InProcess(Verifier):
+    """Does what the completion says, in a worker process."""
+
+    time_limit: float = 60.0
+    needs: ClassVar[Needs] = Needs(process=True)
+
+    def verify(self, task, completion):
+        match completion.split(":"):
+            case ["hang"]:
+                while True:
+                    pass
+            case ["sleep"]:
+                time.sleep(1000)
+            case ["raise"]:
+                raise ValueError("no such answer")
+            case ["nan"]:
+                return float("nan")
+            case ["text"]:
+                return "1.0"
+            case ["exit"]:
+                os._exit(3)
+            case ["sys.exit"]:
+                raise SystemExit(3)
+            case ["interrupt"]:
+                raise KeyboardInterrupt
+            case ["memory"]:
+                return Verdict.from_score(len(bytearray(1 << 40)) > 0)
+            case ["print"]:
+                print("x" * 100_000)
+                os.write(1, b"\x00\x00\x00\x02{}")
+                return Verdict.from_score(1)
+            case ["pid"]:
+                return Verdict(VerdictStatus.CORRECT, 1.0, answer=str(os.getpid()))
+            case ["odd scores"]:
+                return Verdict(VerdictStatus.PARTIAL, 0.5, scores={"nested": {1, 2}})
+            case ["die once", path]:
+                if not Path(path).exists():
+                    Path(path).touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+            case ["child", path]:
+                if os.fork() == 0:
+                    time.sleep(1000)
+                Path(path).touch()
+                time.sleep(1000)
+        return Verdict.from_score(1, answer=completion)
+
+
+class AwaitsInProcess(Verifier):
+    needs = Needs(process=True)
+
+    async def verify(self, task, completion):
+        return Verdict.from_score(1)
+
+
+class Unpicklable(InProcess):
+    def __reduce__(self):
+        raise TypeError("not for sending")

@@ -1,0 +1,332 @@
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hostile_verifiers import AwaitsInProcess, InProcess, Unpicklable
+
+from rlvr.records import Task, Verdict, VerdictStatus
+from rlvr.verifiers import FunctionVerifier, Verifier, VerifierPool, as_verifier, judged
+
+TASK = Task("t1", "2+2?", "4", info={"tests": ["a"]})
+BOUND = 60  # seconds: generous, since the machine is shared
+
+
+def run(pool, verifier, completion, task=TASK):
+    return pool.verify_many(verifier, [(task, completion)])[0]
+
+
+def gone(pid):
+    """Whether the process is gone, waiting a little for it; a zombie of another parent counts as gone."""
+    for _ in range(BOUND * 20):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def children():
+    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+@pytest.mark.parametrize(
+    ("completion", "status", "score", "reason"),
+    [
+        ("good", "correct", 1, ""),
+        ("raise", "error", None, "ValueError: no such answer"),
+        ("nan", "error", None, "nan"),
+        ("text", "error", None, "returned str"),
+        ("exit", "error", None, "ended with code 3"),
+        ("sys.exit", "error", None, "SystemExit"),
+        ("interrupt", "error", None, "KeyboardInterrupt"),
+        ("memory", "error", 0, "memory"),
+        ("odd scores", "error", None, "set"),
+        ("print", "correct", 1, ""),
+    ],
+)
+def test_whatever_a_verifier_does_in_a_worker_is_one_verdict(pool, completion, status, score, reason):
+    verdict = run(pool, InProcess(), completion)
+    assert (verdict.status, verdict.score) == (status, score), verdict
+    assert reason in verdict.reason
+    assert run(pool, InProcess(), "good").score == 1
+
+
+@pytest.mark.parametrize("completion", ["hang", "sleep"])
+def test_a_hang_in_a_worker_is_the_answers_fault(pool, completion):
+    start = time.perf_counter()
+    verdict = run(pool, InProcess(time_limit=1.0), completion)
+    assert (verdict.status, verdict.score) == (VerdictStatus.TIMEOUT, 0.0)
+    assert 0.9 < verdict.seconds < BOUND
+    assert time.perf_counter() - start < BOUND
+    assert run(pool, InProcess(), "good").score == 1
+
+
+def test_the_wait_for_a_free_worker_is_not_the_answers(pool):
+    verdicts = pool.verify_many(
+        InProcess(time_limit=1.5), [(TASK, c) for c in ["sleep", "sleep", "sleep", "sleep", "good"]]
+    )
+    assert [v.score for v in verdicts] == [0, 0, 0, 0, 1]
+
+
+def test_a_worker_is_used_again_and_a_worker_killed_between_jobs_costs_nothing():
+    with VerifierPool(workers=1) as pool:
+        pid = run(pool, InProcess(), "pid").answer
+        assert run(pool, InProcess(), "pid").answer == pid
+        os.kill(int(pid), signal.SIGKILL)
+        verdict = run(pool, InProcess(), "pid")
+        assert verdict.score == 1
+        assert verdict.answer != pid
+
+
+def test_a_worker_killed_from_outside_is_tried_again_then_undecided(tmp_path):
+    with VerifierPool(workers=1) as pool:
+        assert run(pool, InProcess(), f"die once:{tmp_path / 'died'}").score == 1
+
+        def kill_what_works():
+            for _ in range(2):
+                while not (alive := children()):
+                    time.sleep(0.05)
+                time.sleep(0.5)
+                for pid in alive:
+                    os.kill(pid, signal.SIGKILL)
+                while alive & children():
+                    time.sleep(0.05)
+
+        killer = threading.Thread(target=kill_what_works)
+        killer.start()
+        verdict = run(pool, InProcess(), "sleep")
+        killer.join()
+        assert (verdict.status, verdict.score) == (VerdictStatus.ERROR, None)
+        assert "died twice" in verdict.reason
+        assert run(pool, InProcess(), "good").score == 1
+
+
+def test_an_async_verifier_works_in_a_worker(pool):
+    assert run(pool, AwaitsInProcess(), "x").score == 1
+
+
+def test_a_task_that_cannot_be_sent_costs_its_verdict(pool):
+    verdict = run(pool, InProcess(), "good", Task("t", "p", info={"f": lambda: 0}))
+    assert verdict.score is None
+    assert "pickle" in verdict.reason.lower()
+
+
+def test_a_verifier_that_cannot_be_sent_runs_on_a_thread(pool):
+    with pytest.warns(UserWarning, match="Unpicklable"):
+        verdict = run(pool, Unpicklable(), "pid")
+    assert verdict.answer == str(os.getpid())
+
+
+def test_a_verifier_from_a_file_runs_in_a_worker(pool, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        textwrap.dedent("""
+        import os
+        from rlvr.verifiers import Needs, Verifier
+        from rlvr.records import Verdict
+
+        class Mine(Verifier):
+            needs = Needs(process=True)
+            def verify(self, task, completion):
+                return Verdict.from_score(1, answer=str(os.getpid()))
+        """)
+    )
+    verdict = run(pool, as_verifier(f"{file}:Mine"), "x")
+    assert verdict.score == 1
+    assert verdict.answer != str(os.getpid())
+
+
+# functions: on threads and on the loop
+
+
+def test_functions_receive_what_they_ask_for(pool):
+    def reward(completion, answer, tests, prompt):
+        return float(completion == answer and tests == ["a"] and prompt == "2+2?")
+
+    assert run(pool, FunctionVerifier(reward), "4").score == 1
+    assert run(pool, FunctionVerifier(lambda completion, **rest: 0.25 * len(rest["tests"])), "4").status == "partial"
+    missing = run(pool, FunctionVerifier(lambda rubric: 1.0), "4")
+    assert missing.score is None
+    assert "'rubric'" in missing.reason
+    assert "'t1'" in missing.reason
+
+
+@pytest.mark.parametrize(
+    ("function", "score", "reason"),
+    [
+        (lambda completion: 1 / 0, None, "ZeroDivisionError"),
+        (lambda completion: float("nan"), None, "nan"),
+        (lambda completion: "0.5", None, "str"),
+        (lambda completion: None, None, "no score"),
+        (lambda completion: True, 1, ""),
+        (lambda completion: sys.exit(), None, "SystemExit"),
+        (lambda completion: next(iter(())), None, "StopIteration"),
+    ],
+)
+def test_whatever_a_function_does_is_one_verdict(pool, function, score, reason):
+    verdict = run(pool, FunctionVerifier(function), "4")
+    assert verdict.score == score
+    assert reason in verdict.reason
+
+
+def test_async_functions_run_together(pool):
+    async def reward(completion):
+        await asyncio.sleep(0.5)
+        return 1.0
+
+    start = time.perf_counter()
+    verdicts = pool.verify_many(FunctionVerifier(reward), [(TASK, "4")] * 40)
+    assert [v.score for v in verdicts] == [1] * 40
+    assert time.perf_counter() - start < 15  # one after the other: 20 s
+
+
+def test_sync_functions_run_together(pool):
+    def reward(completion):
+        time.sleep(0.5)
+        return 1.0
+
+    start = time.perf_counter()
+    verdicts = pool.verify_many(FunctionVerifier(reward), [(TASK, "4")] * 64)
+    assert [v.score for v in verdicts] == [1] * 64
+    assert time.perf_counter() - start < 25  # one after the other: 32 s
+
+
+def test_functions_that_hang_are_undecided_and_block_nobody():
+    stop = threading.Event()
+
+    def waits(completion):
+        return stop.wait() * 1.0
+
+    async def deaf(completion):
+        while not stop.is_set():
+            try:
+                await asyncio.sleep(0.1)
+            except asyncio.CancelledError:
+                continue
+        return 1.0
+
+    async def blocks(completion):
+        stop.wait()
+        return 1.0
+
+    with VerifierPool(workers=1, time_limit=0.5) as pool:
+        for function, count in ((waits, 40), (deaf, 3), (blocks, 2)):
+            verdicts = pool.verify_many(FunctionVerifier(function), [(TASK, "4")] * count)
+            assert {(v.status, v.score) for v in verdicts} == {(VerdictStatus.TIMEOUT, None)}
+        assert run(pool, FunctionVerifier(lambda completion: 1.0), "4").score == 1
+        assert run(pool, as_verifier("math"), "\\boxed{4}").score == 1
+        stop.set()
+
+
+def test_the_pool_serves_any_loop_and_cancellation_reaches_it(pool):
+    async def many():
+        verifier = as_verifier("math")
+        verdicts = await asyncio.gather(*(pool.verify(verifier, TASK, f"\\boxed{{{i}}}") for i in range(8)))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(pool.verify(InProcess(), TASK, "sleep"), 3.0)
+        return verdicts, await pool.verify(InProcess(), TASK, "good")
+
+    verdicts, after = asyncio.run(many())
+    assert [v.score for v in verdicts] == [float(i == 4) for i in range(8)]
+    assert after.score == 1
+
+
+def test_a_quick_that_raises_is_a_verdict(pool):
+    class Bad(Verifier):
+        def quick(self, task, completion):
+            raise KeyError("x")
+
+        def verify(self, task, completion):
+            return Verdict.from_score(1)
+
+    assert run(pool, Bad(), "x").score is None
+
+
+def test_judged_works_without_a_pool():
+    assert asyncio.run(judged(as_verifier("math"), TASK, "\\boxed{4}")).score == 1
+    assert asyncio.run(judged(FunctionVerifier(lambda completion: 1 / 0), TASK, "")).score is None
+
+
+@pytest.mark.parametrize("options", [{"workers": 0}, {"time_limit": 0}])
+def test_impossible_options_are_refused(options):
+    with pytest.raises(ValueError, match=r"worker|limit"):
+        VerifierPool(**options)
+
+
+# the end
+
+
+def test_close_ends_everything_and_what_was_under_way_is_undecided(tmp_path):
+    before = children()
+    pool = VerifierPool(workers=2)
+    verdicts = []
+
+    def work():
+        verifiers = [InProcess(), InProcess(), InProcess(), FunctionVerifier(lambda completion: time.sleep(3))]
+
+        async def gather():
+            return await asyncio.gather(
+                *(pool.verify(v, TASK, f"child:{tmp_path / str(i)}") for i, v in enumerate(verifiers))
+            )
+
+        verdicts.extend(asyncio.run(gather()))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    for name in "01":
+        while not (tmp_path / name).exists():
+            time.sleep(0.05)
+    workers = children() - before
+    assert len(workers) == 2
+    start = time.perf_counter()
+    pool.close()
+    pool.close()
+    assert time.perf_counter() - start < BOUND
+    thread.join(BOUND)
+    assert [v.score for v in verdicts] == [None] * 4
+    assert not children() - before
+    assert all(gone(pid) for pid in workers)
+    assert run(pool, InProcess(), "good").score is None
+
+
+SCRIPT = """
+import os, sys, threading, time
+sys.path.insert(0, {folder!r})
+from hostile_verifiers import InProcess
+from rlvr.records import Task
+from rlvr.verifiers import VerifierPool
+pool = VerifierPool(workers=1)
+print(pool.verify_many(InProcess(), [(Task("t", "p"), "pid")])[0].answer, flush=True)
+{then}
+"""
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_no_worker_outlives_a_parent_that_is_killed(busy):
+    hang = 'pool.verify_many(InProcess(), [(Task("t", "p"), "hang")])'
+    script = SCRIPT.format(folder=str(Path(__file__).parent), then=hang if busy else "time.sleep(1000)")
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    worker = int(parent.stdout.readline())
+    time.sleep(1.0)
+    assert Path(f"/proc/{worker}").exists()
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert gone(worker)
+
+
+def test_a_program_that_forgets_to_close_ends_quietly():
+    script = SCRIPT.format(folder=str(Path(__file__).parent), then="")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=BOUND, check=False)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert gone(int(done.stdout))
