@@ -52,9 +52,10 @@ class InProcess(Verifier):
                     Path(path).touch()
                     os.kill(os.getpid(), signal.SIGKILL)
             case ["child", path]:
-                if os.fork() == 0:
-                    time.sleep(1000)
-                Path(path).touch()
+                pid = os.fork()
+                if pid:
+                    Path(f"{path}.part").write_text(str(pid))
+                    Path(f"{path}.part").rename(path)
                 time.sleep(1000)
         return Verdict.from_score(1, answer=completion)
 

@@ -117,7 +117,9 @@ def test_votes_compare_numbers_and_texts():
     ("gold", "answer", "score"),
     [
         ("x+1", "1 + x", 1), ("\\frac{\\sqrt{3}}{3}", "\\frac{1}{\\sqrt{3}}", 1), ("2^{10}", "1024", 1), ("(1,2)", "(2,1)", 0),
-        ("\\{1,2\\}", "\\{2, 1\\}", 1), ("x+1", "x+2", 0), ("[0, 1)", "[0,1]", 0), ("\\sqrt{2}", "\\foo{", 0), ("x+1", "@@@", 0),
+        ("\\{1,2\\}", "\\{2, 1\\}", 1), ("x+1", "x+2", 0), ("[0, 1)", "[0,1]", 0), ("\\sqrt{2}", "\\foo{", 0),
+        ("\\sqrt{2}", "1 = \\sqrt{2}", 0), ("\\sqrt{2}", "x = 1 = \\sqrt{2}", 0), ("\\sqrt{2}", "\\sqrt{2}, 1", 0),
+        ("\\sqrt{2}", "\\sin\\theta = \\frac{2}{\\sqrt{2}} = \\sqrt{2}", 1), ("x+1", "f(x) = 1 + x", 1), ("y = 2x", "2x", 1), ("x+1", "@@@", 0),
     ],
 )  # fmt: skip
 def test_symbolic_answers_go_to_a_worker(pool, gold, answer, score):

@@ -294,7 +294,7 @@ def test_close_ends_everything_and_what_was_under_way_is_undecided(tmp_path):
     thread.join(BOUND)
     assert [v.score for v in verdicts] == [None] * 4
     assert not children() - before
-    assert all(gone(pid) for pid in workers)
+    assert all(gone(pid) for pid in [*workers, *(int((tmp_path / name).read_text()) for name in "01")])
     assert run(pool, InProcess(), "good").score is None
 
 

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from typing import Any
+
+_EQUALS = re.compile(r"(?<![<>!:\\])=(?!=)")
+_CONSTANTS = re.compile(r"\\(?:frac|sqrt|pi|cdot|times|ln|log|exp|sin|cos|tan|circ|text)(?![A-Za-z])|\b[ei]\b")
 
 
 def load() -> None:
@@ -29,7 +33,23 @@ def readable(latex: str) -> bool:
 
 
 def equal(gold: str, answer: str) -> bool:
-    """Whether two LaTeX answers mean the same. Not symmetric: the gold decides what form is asked for."""
+    r"""Whether two LaTeX answers mean the same. Not symmetric: the gold decides what form is asked for.
+
+    Where the gold states no equation, a chain of equalities is right only when every side is, except a first side that
+    names what was asked for (`\sin\theta = ...`): `1 = \sqrt{2}` is two answers.
+    """
+    if not _EQUALS.search(gold):
+        first, *rest = _EQUALS.split(answer)
+        sides = rest if rest and _names_something(first) else [first, *rest]
+        return all(_same(gold, side.strip()) for side in sides)
+    return _same(gold, answer)
+
+
+def _names_something(side: str) -> bool:
+    return re.search(r"[A-Za-z]", _CONSTANTS.sub(" ", side)) is not None
+
+
+def _same(gold: str, answer: str) -> bool:
     library, _ = _math_verify()
     return library.verify(list(parse(gold)), list(parse(answer)), timeout_seconds=None)
 

@@ -1,0 +1,45 @@
+"""Fixtures that all tests share: tiny policies built from scratch, and rollouts sampled or made up for them."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("WANDB_MODE", "offline")
+
+from pathlib import Path
+
+import pytest
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+"""Data beside the checkout, which a user's clone does not have."""
+
+
+@pytest.fixture(scope="session")
+def gsm8k() -> Path:
+    """The folder with the real GSM8K files; skips where it is not given."""
+    folder = SHARED / "data" / "gsm8k"
+    if not (folder / "train.jsonl").is_file():
+        pytest.skip("the GSM8K files (shared/data/gsm8k beside the checkout) are not here")
+    return folder
+
+
+@pytest.fixture
+def make_policy():
+    """A function that builds a tiny policy: `make_policy(seed=0, adapter=None, **scratch options)`."""
+    from rlvr.config import LoraConfig, ModelConfig, ScratchConfig
+    from rlvr.policy import load_policy
+
+    def make(seed: int = 0, adapter: dict | None = None, **options):
+        scratch = {"hidden_size": 32, "layers": 2, "intermediate_size": 64, "context": 96, "init_std": 0.2, **options}
+        lora = None if adapter is None else LoraConfig(**adapter)
+        return load_policy(ModelConfig(scratch=ScratchConfig(**scratch), device="cpu", adapter=lora), seed)
+
+    return make
+
+
+@pytest.fixture
+def policy(make_policy):
+    """A tiny policy with random weights."""
+    return make_policy()
