@@ -27,9 +27,11 @@ def _piece(kind: str) -> Any:
     """The annotation of a config field that holds a piece of `kind`, checked against the registry."""
 
     def check(spec: Piece) -> Piece:
-        weighted = kind == "reward" and isinstance(spec, dict)  # the weight of a term is the sum's, not the piece's
+        plain = spec
+        if kind == "reward" and isinstance(spec, dict):  # the weight of a term is the sum's, not the piece's
+            plain = {key: value for key, value in spec.items() if key != "weight"}
         try:
-            registry.check_options(kind, {k: v for k, v in spec.items() if k != "weight"} if weighted else spec)
+            registry.check_options(kind, plain)
         except ConfigError as error:
             raise ValueError(str(error)) from error
         return spec
@@ -86,6 +88,8 @@ class ScratchConfig(Section):
     """Query heads."""
     kv_heads: int = Field(default=2, ge=1)
     """Key and value heads."""
+    head_dim: int | None = Field(default=None, ge=2)
+    """Width of an attention head; null: hidden_size / heads."""
     intermediate_size: int = Field(default=256, ge=8)
     """Width of the feed-forward layers."""
     context: int = Field(default=512, ge=8)

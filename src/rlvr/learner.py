@@ -84,7 +84,7 @@ class Learner:
         averages.add("grad_norm", norm)
         for component in objective.components:
             averages.add(f"loss/{component.name}", losses[component.name])
-        averages.add("loss/total", sum(float(c.coef) * losses[c.name] for c in objective.components))  # type: ignore[arg-type]
+        averages.add("loss/total", sum(c.factor * losses[c.name] for c in objective.components))
         return averages.pairs()
 
     def _backward(
@@ -120,7 +120,7 @@ class Learner:
             tokens = TokenBatch(rows.row, len(rows.index), weight, advantage, proximal, behaviour, statistics)
             term = component.loss(tokens, over[component.name])
             losses[component.name] += float(term.value.detach())
-            total = total + float(component.coef) * term.value  # type: ignore[arg-type]
+            total = total + component.factor * term.value
             _add_metrics(averages, term.metrics, weight)
             if component is objective.components[0]:
                 _add_metrics(averages, {"entropy": statistics["entropy", CURRENT].detach()}, weight)

@@ -163,7 +163,7 @@ def _parameters(piece: Any) -> dict[str, inspect.Parameter]:
     """What may be given as an option: the keyword-only parameters of a function; all parameters of a class, except those
     that its attribute `injected` names."""
     parameters = inspect.signature(piece).parameters
-    kinds = [inspect.Parameter.KEYWORD_ONLY]
+    kinds: list[Any] = [inspect.Parameter.KEYWORD_ONLY]
     if inspect.isclass(piece):
         kinds.append(inspect.Parameter.POSITIONAL_OR_KEYWORD)
     injected = getattr(piece, "injected", ())

@@ -4,6 +4,7 @@ Importing this room registers its samplers and sources.
 """
 
 from rlvr.data.adapters import to_task
+from rlvr.data.arithmetic import arithmetic
 from rlvr.data.history import History, TaskHistory
 from rlvr.data.pool import TaskPool
 from rlvr.data.samplers import Draw, Sampler, Sequential, Shuffle
@@ -20,6 +21,7 @@ __all__ = [
     "TaskHistory",
     "TaskPool",
     "Template",
+    "arithmetic",
     "in_split",
     "load_tasks",
     "render_demonstration",

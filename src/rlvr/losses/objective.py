@@ -17,8 +17,15 @@ from rlvr.schedules import Scalar, at, scalar_value
 class Loss(Protocol):
     """A pure function of declared statistics."""
 
-    needs: frozenset[Need]
-    average: Average
+    @property
+    def needs(self) -> frozenset[Need]:
+        """The statistics that it reads."""
+        ...
+
+    @property
+    def average(self) -> Average:
+        """What it averages over."""
+        ...
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
         """This micro-batch's share of the loss."""
@@ -38,6 +45,12 @@ class Component:
     weights: str
     coef: Scalar = 1.0
     zero_without_advantage: bool = False
+
+    @property
+    def factor(self) -> float:
+        """The coefficient as a number; only of an objective whose schedules were resolved by `Objective.at`."""
+        assert isinstance(self.coef, (int, float)), f"the coefficient of {self.name!r} still is a schedule"
+        return float(self.coef)
 
 
 @dataclass(frozen=True)

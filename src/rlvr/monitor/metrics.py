@@ -84,7 +84,9 @@ _ALL = [
     Metric("mismatch/mean", "nats", "Mean gap |proximal - behaviour| of log-probs.", "below 0.01"),
     Metric("mismatch/max", "nats", "Largest gap of a token.", "below 1"),
     Metric("mismatch/share_over", "share", "Share of tokens whose gap is over the gate.", "below 0.01"),
-    Metric("skipped/nonfinite", "steps", "Optimizer steps skipped for a NaN or infinite loss or gradient.", "0"),
+    Metric(
+        "skipped/nonfinite", "share", "Share of optimizer steps skipped for a NaN or infinite loss or gradient.", "0"
+    ),
     # Whose weights
     Metric("policy/version", "version", "Version of the weights after this step's update.", "grows by 1"),
     Metric("policy/staleness_max", "versions", "Age of the oldest weights that sampled a token.", "0 if synchronous"),

@@ -24,8 +24,8 @@ def load_policy(config: ModelConfig, seed: int = 0) -> Policy:
     # Weights that train stay in float32; those frozen under an adapter take the type computed in.
     dtype = torch.float32 if config.adapter is None else dtype_of(config)
     if config.scratch is not None:
-        tokenizer: PreTrainedTokenizerBase = build_tokenizer(config.scratch)
-        model = build_model(config.scratch, tokenizer, seed, config.attention).to(dtype)
+        tokenizer: Any = build_tokenizer(config.scratch)
+        model: Any = build_model(config.scratch, tokenizer, seed, config.attention).to(dtype)  # type: ignore[arg-type]
     elif config.path is not None:
         model, tokenizer = _from_pretrained(config, dtype)
     else:

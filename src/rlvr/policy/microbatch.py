@@ -65,7 +65,9 @@ def cut(lengths: np.ndarray, size: int | None, tokens: int | None) -> list[np.nd
         return [order[i : i + size] for i in range(0, len(order), size)]
     if tokens is None:
         return [order] if len(order) else []
-    cuts, current, used = [], [], 0
+    cuts: list[np.ndarray] = []
+    current: list[int] = []
+    used = 0
     for i in order:
         if current and used + lengths[i] > tokens:
             cuts.append(np.asarray(current))
@@ -84,11 +86,11 @@ def rows_of(
     ids = np.full((len(index), length), pad_id, dtype=np.int64)
     mask = np.zeros((len(index), length), dtype=np.int64)
     rows, columns = [], []
-    for row, (i, rollout) in enumerate(zip(index, rollouts, strict=True)):
-        ids[row, : len(rollout)] = rollout.token_ids
-        mask[row, : len(rollout)] = 1
+    for r, (i, rollout) in enumerate(zip(index, rollouts, strict=True)):
+        ids[r, : len(rollout)] = rollout.token_ids
+        mask[r, : len(rollout)] = 1
         places = np.flatnonzero(trained[i])
-        rows.append(np.full(len(places), row, dtype=np.int64))
+        rows.append(np.full(len(places), r, dtype=np.int64))
         columns.append(places)
     row, column = np.concatenate(rows), np.concatenate(columns)
     temperature = np.asarray([r.temperature for r in rollouts], dtype=np.float32)

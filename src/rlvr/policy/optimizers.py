@@ -20,7 +20,8 @@ def adamw(
     weight_decay: float = 0.0,
 ) -> torch.optim.Optimizer:
     """AdamW (Loshchilov and Hutter 2019); the decay is for matrices only, not for norms and biases."""
-    matrices, others = [], []
+    matrices: list[torch.nn.Parameter] = []
+    others: list[torch.nn.Parameter] = []
     for parameter in parameters:
         (matrices if parameter.ndim >= 2 else others).append(parameter)
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]

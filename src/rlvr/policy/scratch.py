@@ -50,7 +50,7 @@ def build_model(
     scratch: ScratchConfig, tokenizer: PreTrainedTokenizerFast, seed: int, attention: str
 ) -> PreTrainedModel:
     """A model with random float32 weights that depend on `seed` only."""
-    if scratch.hidden_size % scratch.heads or scratch.heads % scratch.kv_heads:
+    if (scratch.head_dim is None and scratch.hidden_size % scratch.heads) or scratch.heads % scratch.kv_heads:
         raise ConfigError(
             f"model.scratch: heads ({scratch.heads}) must divide hidden_size ({scratch.hidden_size}) "
             f"and kv_heads ({scratch.kv_heads}) must divide heads"
@@ -64,7 +64,7 @@ def build_model(
             num_hidden_layers=scratch.layers,
             num_attention_heads=scratch.heads,
             num_key_value_heads=scratch.kv_heads,
-            head_dim=scratch.hidden_size // scratch.heads,
+            head_dim=scratch.head_dim or scratch.hidden_size // scratch.heads,
             max_position_embeddings=scratch.context,
             tie_word_embeddings=scratch.tie_word_embeddings,
             initializer_range=scratch.init_std,

@@ -177,7 +177,8 @@ class HFEngine:
             return
         rows.mask = torch.cat([rows.mask, rows.mask.new_ones(len(rows.rows), 1)], dim=1)
         logits = self.policy.next_logits(rows.last[:, None], rows.mask, rows.position[:, None], rows.cache)
-        rows.position = rows.position + 1
+        # A finished row that is still in the batch must not run past a table of learned positions.
+        rows.position = (rows.position + 1).clamp_max(self.policy.context - 1)
         self._sample(rows, logits)
         self._active = self._without_finished(rows)
 
@@ -282,7 +283,7 @@ class HFEngine:
                 logprobs=rows.logprobs[i, :count].cpu().numpy().copy(),
                 versions=np.full(count, self.version, dtype=np.int32),
                 stop=reason,
-                text=self.policy.tokenizer.decode(ids.tolist(), skip_special_tokens=True),
+                text=str(self.policy.tokenizer.decode(ids.tolist(), skip_special_tokens=True)),
                 seconds=time.perf_counter() - row.start,
             )
         )

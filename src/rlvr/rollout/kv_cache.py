@@ -22,6 +22,8 @@ class GrowingLayer(CacheLayerMixin):
 
     is_sliding = False
     is_compileable = False
+    keys: torch.Tensor
+    values: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +52,6 @@ class GrowingLayer(CacheLayerMixin):
 
     def _resize(self, rows: int, left: int, capacity: int) -> None:
         """New storage of `rows` rows with the old ones first, moved `left` slots to the right."""
-        assert self.keys is not None and self.values is not None
         old = self.keys.shape[0]
         for name in ("keys", "values"):
             tensor = getattr(self, name)
@@ -92,6 +93,8 @@ class GrowingLayer(CacheLayerMixin):
 
 class RowCache(Cache):
     """The cache of all layers of a model."""
+
+    layers: list[GrowingLayer]  # type: ignore[assignment]
 
     def __init__(self, layers: int) -> None:
         super().__init__(layers=[GrowingLayer() for _ in range(layers)])

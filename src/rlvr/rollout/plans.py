@@ -8,7 +8,7 @@ nothing else knows how many calls were made.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,8 +40,8 @@ class Means:
     """A seed for (draw number, member, call)."""
     sampling: Sampling
     group_size: int
-    history: Mapping[str, Any]
-    """Per-prompt history by task id."""
+    history: Any
+    """Per-prompt history: `history[task id]`."""
 
 
 Plan = Callable[[Draw, Means], AsyncIterator[Rollout]]

@@ -14,8 +14,10 @@ import asyncio
 import atexit
 import inspect
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -63,11 +65,13 @@ class VerifierPool:
         verdict = self._quick(verifier, task, completion)
         if verdict is not None:
             return verdict
-        work = self._verify(verifier, task, completion, rollout)
         try:
-            return await asyncio.wrap_future(self._loop.submit(work))
-        except (asyncio.CancelledError, RuntimeError):
-            work.close()
+            work = self._loop.submit(self._verify(verifier, task, completion, rollout))
+        except RuntimeError:  # closed since we looked
+            return _closed()
+        try:
+            return await asyncio.wrap_future(work)
+        except asyncio.CancelledError:
             caller = asyncio.current_task()
             if self._closed and not (caller and caller.cancelling()):
                 return _closed()
@@ -102,8 +106,10 @@ class VerifierPool:
     def _quick(self, verifier: Verifier, task: Task, completion: str) -> Verdict | None:
         if self._closed:
             return _closed()
+        start = time.perf_counter()
         try:
-            return verifier.quick(task, completion)
+            verdict = verifier.quick(task, completion)
+            return verdict and replace(verdict, seconds=time.perf_counter() - start)
         except Exception as error:  # a verifier's trouble costs a verdict, not the run
             return Verdict.undecided(f"{type(verifier).__name__}.quick raised {type(error).__name__}: {error}")
 
@@ -185,9 +191,10 @@ class VerifierPool:
         return worker
 
     async def _end_processes(self) -> None:
-        for worker in self._processes:
+        alive = [worker for worker in self._processes if worker.alive]
+        for worker in alive:
             worker.kill()
-        await asyncio.gather(*(worker.wait() for worker in self._processes))
+        await asyncio.gather(*(worker.wait() for worker in alive))
 
 
 def _is_async(verifier: Verifier) -> bool:

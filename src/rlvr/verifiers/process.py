@@ -1,7 +1,7 @@
 """The trainer's end of one worker process: start it, give it one job, read the verdict, kill it.
 
-Invariants: the process is started by exec, never forked from the trainer (which may hold CUDA, threads and locks); after
-anything unexpected it is killed, never used again; only JSON comes back from it.
+Invariants: the process is started by exec, never forked from the trainer (which may hold CUDA, threads and locks), and
+sees no GPU; only JSON comes back from it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class WorkerError(Exception):
 
 
 class WorkerProcess:
-    """One worker process; `busy` for one job at a time."""
+    """One worker process, for one job at a time."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -52,27 +52,24 @@ class WorkerProcess:
         )
 
     async def run(self, job: bytes, time_limit: float) -> Verdict:
-        """The verdict on one job. Past `time_limit` seconds the process is killed: status `timeout`, score 0.
+        """The verdict on one job; past `time_limit` seconds its status is `timeout` and its score 0.
 
-        WorkerError when the process is gone or talks nonsense; it must not be used again.
+        WorkerError when the process is gone or talks nonsense. After that, and after a timeout, it must be killed.
         """
         try:
             async with asyncio.timeout(START_SECONDS):
                 await self._send(job)
                 await self._receive()
         except TimeoutError:
-            self.kill()
             raise WorkerError(f"it was not ready after {START_SECONDS:g} s") from None
         start = time.perf_counter()
         try:
             async with asyncio.timeout(time_limit):
                 verdict = Verdict.from_json(await self._receive())
         except TimeoutError:
-            self.kill()
             spent, reason = time.perf_counter() - start, f"the answer took more than {time_limit:g} s"
             return Verdict(VerdictStatus.TIMEOUT, 0.0, reason=reason, seconds=spent)
         except (KeyError, TypeError, ValueError) as error:
-            self.kill()
             raise WorkerError(f"its reply is no verdict: {error}") from error
         return verdict
 

@@ -24,8 +24,12 @@ class LoopThread:
         self._thread.start()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the loop; its result as a future for any thread."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        """Run a coroutine on the loop; its result as a future for any thread. RuntimeError when the loop has ended."""
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        except RuntimeError:
+            coroutine.close()
+            raise
 
     def stop(self, seconds: float = 5.0) -> None:
         """Cancel what runs and end the thread; a loop blocked for longer than `seconds` is left behind."""
