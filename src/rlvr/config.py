@@ -9,6 +9,7 @@ option is found before any model is loaded.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -153,7 +154,7 @@ class DataConfig(Section):
     max_prompt_tokens: int | None = Field(default=None, ge=1)
     """Refuse longer prompts at start, by name. Null: what the model's context leaves for them."""
     skip_long_prompts: bool = False
-    """Leave tasks with too long prompts out, and say how many, instead of refusing them."""
+    """Leave out the tasks that are too long (in an sft stage with their demonstrations), and say how many."""
 
 
 class RolloutConfig(Section):
@@ -271,6 +272,8 @@ class CheckpointConfig(Section):
     """Steps between checkpoints; 0: only at the end of the run."""
     keep: int = Field(default=2, ge=1)
     """How many of the newest checkpoints are kept."""
+    merged: bool = False
+    """Where an adapter is trained, write the merged model (`merged/`) beside the adapter (`model/`) too."""
 
 
 class EvaluationConfig(Section):
@@ -397,7 +400,7 @@ class Config(Section):
         return self.model_dump(mode="json", by_alias=True)
 
 
-STAGE_SECTIONS = ("data", "rollout", "verifier", "rewards", "algorithm", "optim", "evaluation", "checkpoint", "logging")
+STAGE_SECTIONS = ("data", "rollout", "verifier", "rewards", "algorithm", "optim", "evaluation")
 """The parts of the tree that a stage may override."""
 
 
@@ -408,8 +411,10 @@ class StagePlan(Section):
     """The registered kind of stage."""
     name: str
     """How the stage is called in messages and metrics."""
-    steps: int | None
-    """Its share of the steps; null: what `run.steps` leaves."""
+    steps: int | None = Field(ge=0)
+    """Its share of the steps, which its schedules go over; null: what `run.steps` leaves."""
+    allowed: int = 0
+    """How many of them `run.steps` lets it take."""
     options: dict[str, Any]
     """Options of the kind itself."""
     config: Config
@@ -423,6 +428,8 @@ def stage_plans(config: Config) -> list[StagePlan]:
         if "kind" not in written:
             raise ConfigError(f"stages[{number}]: a stage needs a `kind`: one of {', '.join(registry.names('stage'))}")
         kind, overrides = written["kind"], {k: v for k, v in written.items() if k in STAGE_SECTIONS}
+        if not isinstance(kind, str):
+            raise ConfigError(f"stages[{number}].kind is a name, not {kind!r}")
         options = {k: v for k, v in written.items() if k not in (*STAGE_SECTIONS, "kind", "name", "steps")}
         for key in options:
             if key in Config.model_fields:
@@ -437,11 +444,15 @@ def stage_plans(config: Config) -> list[StagePlan]:
         if isinstance(overrides.get("algorithm"), dict) and "preset" in overrides["algorithm"]:
             tree["algorithm"] = {}
         resolved = make_config(merge(tree, overrides), where=f"stages[{number}].")
-        plans.append(
-            StagePlan(
-                kind=kind, name=written.get("name", kind), steps=written.get("steps"), options=options, config=resolved
-            )
-        )
+        if resolved.rollout.engine != config.rollout.engine:
+            raise ConfigError(f"stages[{number}].rollout.engine: one engine serves the whole run; set rollout.engine")
+        name, steps = written.get("name", kind), written.get("steps")
+        try:
+            plan = StagePlan(kind=kind, name=name, steps=steps, options=options, config=resolved)
+        except ValidationError as error:
+            problems = "\n".join(f"  stages[{number}].{line}" for line in _problems(error, StagePlan))
+            raise ConfigError(f"the configuration is wrong:\n{problems}") from error
+        plans.append(plan)
     return _share_steps(plans, config.run.steps)
 
 
@@ -450,29 +461,31 @@ def _known_sections(error: ConfigError) -> str:
 
 
 def _share_steps(plans: list[StagePlan], cap: int | None) -> list[StagePlan]:
-    """Give every stage its number of steps: its own, or what the cap leaves; the sum never passes the cap."""
+    """Give every stage its share of the steps, its own or what the cap leaves, and how many of it the cap allows."""
     left = cap
     for plan in plans:
         if plan.steps is None and left is None:
             raise ConfigError(f"stage {plan.name!r} has no number of steps: set run.steps or the stage's `steps`")
-        plan.steps = left if plan.steps is None else plan.steps if left is None else min(plan.steps, left)
-        left = None if left is None else left - (plan.steps or 0)
+        plan.steps = left if plan.steps is None else plan.steps
+        plan.allowed = (plan.steps or 0) if left is None else min(plan.steps or 0, left)
+        left = None if left is None else left - plan.allowed
     return plans
 
 
-def merge(base: Any, over: Any) -> Any:
-    """`over` laid over `base`: mappings key by key, everything else replaced.
+def merge(base: Any, over: Any, path: tuple[str, ...] = ()) -> Any:
+    """`over` laid over `base`, both trees that stand at `path`: mappings key by key, everything else replaced.
 
     A piece's mapping that names another piece replaces the old one whole, since its options belong to the old name;
     a mapping of options over a bare name keeps that name.
     """
+    is_section = bool(_keys_at(path))
     if isinstance(base, str) and isinstance(over, Mapping) and over and "name" not in over:
         base = {"name": base}
     if not isinstance(base, Mapping) or not isinstance(over, Mapping):
         return copy.deepcopy(over)
-    if "name" in over and base.get("name", over["name"]) != over["name"]:
+    if not is_section and "name" in over and base.get("name", over["name"]) != over["name"]:
         return copy.deepcopy(dict(over))
-    return {**base, **{key: merge(base.get(key), value) for key, value in over.items()}}
+    return {**base, **{key: merge(base.get(key), value, (*path, key)) for key, value in over.items()}}
 
 
 def _over_preset(algorithm: dict[str, Any]) -> dict[str, Any]:
@@ -480,7 +493,7 @@ def _over_preset(algorithm: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(preset, str):
         raise ValueError(f"algorithm.preset is a name, not {preset!r}")
     try:
-        return merge(registry.find("preset", preset)(), {"preset": preset, **algorithm})
+        return merge(registry.find("preset", preset)(), {"preset": preset, **algorithm}, ("algorithm",))
     except ConfigError as error:
         raise ValueError(f"algorithm.preset: {error}") from error
 
@@ -497,8 +510,8 @@ def load_config(source: str | Path | Mapping[str, Any] | None = None, overrides:
         if not path.is_file():
             raise ConfigError(f"there is no config file {path} (looked in {Path.cwd()})")
         try:
-            tree = yaml.safe_load(path.read_text()) or {}
-        except yaml.YAMLError as error:
+            tree = _read_yaml(path.read_text(encoding="utf-8")) or {}
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is not YAML: {error}") from error
         if not isinstance(tree, dict):
             raise ConfigError(f"{path}: a config is a mapping of sections, not {type(tree).__name__}")
@@ -516,12 +529,23 @@ def make_config(tree: Mapping[str, Any], where: str = "") -> Config:
         raise ConfigError(f"the configuration is wrong:\n{problems}") from error
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader, to which `1e-6` is a number as in YAML 1.2 (in 1.1 it is text, for want of a point)."""
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+"), list("-+0123456789"))
+
+
+def _read_yaml(text: str) -> Any:
+    return yaml.load(text, _Loader)
+
+
 def _as_tree(override: str) -> dict[str, Any]:
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"the override {override!r} is not of the form key.path=value")
     try:
-        value = yaml.safe_load(text) if text.strip() else ""
+        value = _read_yaml(text) if text.strip() else ""
     except yaml.YAMLError as error:
         raise ConfigError(f"the value in {override!r} is not YAML: {error}") from error
     for part in reversed(key.strip().split(".")):

@@ -18,7 +18,7 @@ def plan_lines(config: Config, plans: Sequence[StagePlan], folder: Path) -> list
 
 
 def _stage_lines(number: int, plan: StagePlan) -> list[str]:
-    rollout, optim, steps = plan.config.rollout, plan.config.optim, plan.steps or 0
+    rollout, optim, steps = plan.config.rollout, plan.config.optim, plan.allowed
     sampled = plan.kind != "sft"
     group = rollout.group_size if sampled else 1
     rows = rollout.prompts_per_step * group

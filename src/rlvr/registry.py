@@ -84,6 +84,8 @@ def _entry_points(kind: str) -> importlib.metadata.EntryPoints:
 
 def find(kind: str, name: str) -> Any:
     """The class or function that `name` stands for; ConfigError with the nearest name when there is none."""
+    if not isinstance(name, str):
+        raise ConfigError(f"a {kind} is written as a name, not {name!r}")
     if ":" in name and name.split(":")[0].endswith(".py"):
         return _from_file(kind, name)
     if name not in _pieces[kind]:
@@ -91,9 +93,18 @@ def find(kind: str, name: str) -> Any:
     if name not in _pieces[kind]:
         for entry in _entry_points(kind):
             if entry.name == name:
-                return entry.load()
+                return _from_package(kind, entry)
         raise ConfigError(f"there is no {kind} {name!r}{nearest(name, names(kind))}")
     return _pieces[kind][name]
+
+
+def _from_package(kind: str, entry: importlib.metadata.EntryPoint) -> Any:
+    try:
+        return entry.load()
+    except Exception as error:  # importing someone else's package may raise anything
+        raise ConfigError(
+            f"{kind} {entry.name!r}: {entry.value} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _from_file(kind: str, name: str) -> Any:
@@ -113,9 +124,9 @@ def _from_file(kind: str, name: str) -> Any:
         except Exception as error:
             del sys.modules[module_name]
             raise ConfigError(f"{kind} {name!r}: {path} cannot be imported: {type(error).__name__}: {error}") from error
-    if not hasattr(module, attribute):
+    if not callable(getattr(module, attribute, None)):
         public = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
-        raise ConfigError(f"{kind} {name!r}: {path} has no {attribute!r}{nearest(attribute, public)}")
+        raise ConfigError(f"{kind} {name!r}: {path} has no class or function {attribute!r}{nearest(attribute, public)}")
     return getattr(module, attribute)
 
 

@@ -1,7 +1,7 @@
 """The run folder: config.yaml, metrics.jsonl, evaluations.jsonl, rollouts/ and checkpoints/, and what may be resumed.
 
 Invariants: a folder that holds metrics is never written over unasked; on resume only the number of steps, logging and
-intervals may differ from the saved configuration; metrics past the checkpoint are cut.
+intervals may differ from the saved configuration; metrics, rollouts and checkpoints past the checkpoint are cut.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ class RunFolder:
         """Where checkpoints are."""
         return self.path / "checkpoints"
 
-    def begin(self) -> None:
-        """Make the folder ready for a fresh run. ConfigError where it already holds metrics."""
+    def begin(self, again: bool = False) -> None:
+        """Make the folder ready for a fresh run. ConfigError where it already holds metrics, unless it is the same run
+        that begins `again` because it holds no whole checkpoint."""
         if self.metrics.path.exists():
-            if not self.config.run.overwrite:
+            if not (again or self.config.run.overwrite):
                 raise ConfigError(
                     f"{self.path} already holds a run: go on with --resume auto, choose another run.name, or replace it with run.overwrite=true"
                 )
@@ -64,11 +65,7 @@ class RunFolder:
     def find(self, resume: str) -> Path | None:
         """The checkpoint that `resume` (auto, a run or a checkpoint) means; None where `auto` finds nothing."""
         if resume == "auto":
-            found = checkpoint.latest(self.checkpoints)
-            if found is None and self.metrics.path.exists():
-                self.metrics.truncate_after(0)
-                self.evaluations.truncate_after(-1)
-            return found
+            return checkpoint.latest(self.checkpoints)
         path = Path(resume)
         if not path.is_dir():
             raise CheckpointError(f"--resume: there is no run or checkpoint {path}")
@@ -79,6 +76,11 @@ class RunFolder:
         )
         if found is None:
             raise CheckpointError(f"--resume: {path} holds no whole checkpoint")
+        elsewhere = found.resolve().parent != self.checkpoints.resolve()
+        if elsewhere and self.metrics.path.exists():
+            raise CheckpointError(
+                f"--resume: {found} is not of the run that {self.path} holds: choose another run.name to go on from it"
+            )
         return found
 
     def go_on(self, saved: dict[str, Any], step: int) -> None:
@@ -90,6 +92,9 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         self.metrics.truncate_after(step)
         self.evaluations.truncate_after(step)
+        for past in checkpoint.checkpoints(self.checkpoints):
+            if int(past.name.removeprefix("step-")) > step:
+                shutil.rmtree(past)
         self._write_config()
 
 
@@ -100,5 +105,8 @@ def differences(saved: Any, now: Any, path: str = "") -> Iterator[str]:
     if isinstance(saved, dict) and isinstance(now, dict):
         for key in dict.fromkeys([*saved, *now]):
             yield from differences(saved.get(key), now.get(key), f"{path}.{key}" if path else key)
+    elif isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
+        for number, (before, after) in enumerate(zip(saved, now, strict=True)):
+            yield from differences(before, after, f"{path}.{number}")
     elif saved != now:
         yield f"{path}: {saved!r} -> {now!r}"

@@ -10,18 +10,20 @@ from types import FrameType, TracebackType
 class StopRequest:
     """Inside the `with` block, SIGINT and SIGTERM set `signal` instead of killing; only in the main thread.
 
-    `bool(request)` says whether the run should stop; a second signal raises KeyboardInterrupt where the program is.
+    `bool(request)` says whether what runs inside should stop; a second signal raises KeyboardInterrupt where the program
+    is. `signal` stays readable after the block.
     """
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self._inside = False
         self._before: dict[int, object] = {}
 
     def __bool__(self) -> bool:
-        return self.signal is not None
+        return self._inside and self.signal is not None
 
     def __enter__(self) -> StopRequest:
-        self.signal = None
+        self.signal, self._inside = None, True
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
@@ -31,7 +33,7 @@ class StopRequest:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-        self._before = {}
+        self._before, self._inside = {}, False
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:

@@ -36,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RlvrError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # before the first step, or a second Ctrl-C: the last checkpoint stands
+        print("stopped at once", file=sys.stderr)
+        return 130
 
 
 def _dry_run(config: Config) -> int:

@@ -21,7 +21,7 @@ import torch
 from rlvr import registry
 from rlvr.config import Config, StagePlan, load_config, stage_plans
 from rlvr.data import Draw, History, Template, load_tasks, render_prompt
-from rlvr.distributed import checkpoint
+from rlvr.distributed import Backend, checkpoint
 from rlvr.dry_run import plan_lines
 from rlvr.errors import ConfigError, DataError, TrainingError
 from rlvr.evaluation import evaluate
@@ -34,6 +34,7 @@ from rlvr.monitor.rollout_log import RolloutLog
 from rlvr.monitor.trackers import Tracker
 from rlvr.monitor.wandb_tracker import WandbTracker
 from rlvr.policy import Snapshot, learning_rate, load_policy, make_policy
+from rlvr.policy.adapters import is_adapter, save_base
 from rlvr.records import Batch, Rollout, Task
 from rlvr.rollout import Collector, Interrupted, Means, Sampling, Timing
 from rlvr.run_folder import RunFolder
@@ -89,7 +90,9 @@ class GRPOTrainer:
         self.history = History()
         checks = self.config.verification
         self.pool = VerifierPool(checks.workers, checks.time_limit, checks.memory_mb)
-        self.verification = Verification(verifier if verifier is not None else self.config.verifier, self.pool)
+        self.verifications = [
+            Verification(verifier if verifier is not None else plan.config.verifier, self.pool) for plan in self.plans
+        ]
         self.engine = registry.build("engine", self.config.rollout.engine).open(self.policy)
         self.collector = Collector(lambda: bool(self.stop))
         self.folder = RunFolder(self.config)
@@ -106,11 +109,25 @@ class GRPOTrainer:
         self.metrics: list[dict[str, Any]] = []
         self.evaluations: list[dict[str, Any]] = []
         self.batch: Batch | None = None
+        self.backend: Backend | None = None
         self._nonfinite = 0
         self._begun = False
+        self._whole = True
+        """Whether the last step that was begun is done; a step that failed half-way is not saved."""
+        self._owes_evaluation = False
+        """Whether the evaluation at this step was cut off by a stop; it is made up for when training goes on."""
         self._prompts: dict[tuple[str, str], tuple[int, ...]] = {}
         self._tasks: dict[str, list[Task]] = {}
-        self._check_stages()
+        try:
+            self._check_stages()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def plan(self) -> StagePlan:
+        """The plan of the stage that the run is in."""
+        return self.plans[self.stage_number]
 
     # the loop
 
@@ -121,16 +138,18 @@ class GRPOTrainer:
         """
         with self.stop:
             self._begin(resume)
-            until = None if steps is None else self.step + steps
+            until = sum(plan.allowed for plan in self.plans)
+            until = until if steps is None else min(until, self.step + steps)
             try:
-                while self.stage_number < len(self.plans) and not self.stop and self.step != until:
+                self._make_up_evaluation()
+                while self.step < until and not self.stop:
                     self._go_through(self._open_stage(), until)
             finally:
                 self._end()
         return self.metrics
 
-    def _go_through(self, stage: Stage, until: int | None) -> None:
-        while self.stage_step < stage.steps and not self.stop and self.step != until:
+    def _go_through(self, stage: Stage, until: int) -> None:
+        while self.stage_step < stage.steps and self.step < until and not self.stop:
             rollouts = self._collect(stage)
             if rollouts is None:
                 return
@@ -139,8 +158,6 @@ class GRPOTrainer:
             self._publish(stage)
             self._record(stage, batch, metrics)
             self._maybe_checkpoint()
-        if self.stage_step >= stage.steps:
-            self.stage_number, self.stage_step, self.stage = self.stage_number + 1, 0, None
 
     def _collect(self, stage: Stage) -> list[Rollout] | None:
         """The step's rollouts; None when the run is to stop, with the draws given back."""
@@ -151,10 +168,12 @@ class GRPOTrainer:
                 rollouts = stage.collect(
                     stage.sampler.next(stage.config.rollout.prompts_per_step), self.stage_step, timing
                 )
-            except Interrupted:
+            except BaseException as error:
                 stage.sampler.load_state_dict(before)
-                return None
-        self._timing = timing
+                if isinstance(error, Interrupted):
+                    return None
+                raise
+        self._timing, self._whole = timing, False
         return rollouts
 
     def _score(self, stage: Stage, rollouts: list[Rollout]) -> tuple[Batch, dict[str, Any]]:
@@ -194,7 +213,7 @@ class GRPOTrainer:
         }
         stage.observe(metrics)
         if self._evaluation_is_due(stage):
-            metrics |= self.evaluate()
+            metrics |= self._evaluate_unless_stopped()
         row = record(metrics)
         self.metrics.append(row)
         self.folder.metrics.append(row)
@@ -203,6 +222,7 @@ class GRPOTrainer:
             tracker.log(self.step, row)
             tracker.log_rollouts(self.step, sample_rows(batch))
         self.console.step(row, batch)
+        self._whole = True
         self._stop_when_hopeless(row)
 
     def _maybe_checkpoint(self) -> None:
@@ -214,17 +234,19 @@ class GRPOTrainer:
 
     def evaluate(self, tasks: Any = None) -> dict[str, Any]:
         """Evaluate the policy as it is, on `tasks` or the run's evaluation tasks; results by metric name."""
-        stage_config = self.plans[min(self.stage_number, len(self.plans) - 1)].config
-        chosen = self._load(tasks, "eval") if tasks is not None else self._evaluation_tasks(stage_config)
+        stage_config = self.plan.config
+        chosen = load_tasks(tasks, split="eval") if tasks is not None else self._evaluation_tasks(stage_config)
         if not chosen:
             raise DataError("there are no tasks to evaluate on: set data.eval or evaluation.data")
+        self.backend = self.backend or self._new_backend()
         self.engine.publish(self.version, self.backend.named_weights)
         start = time.perf_counter()
-        done = evaluate(chosen, stage_config, self._collect_for_evaluation, self.verification.of(chosen[0]).same_answer)
+        same = self.verifications[self.stage_number].of(chosen[0]).same_answer
+        done = evaluate(chosen, stage_config, self._collect_for_evaluation, same)
         results = {**done.results, "time/evaluate": time.perf_counter() - start}
         row = {
             "step": self.step,
-            "stage": stage_config.run.name if self.stage is None else self.stage.plan.name,
+            "stage": self.plan.name,
             **results,
         }
         self.evaluations.append(row)
@@ -232,6 +254,26 @@ class GRPOTrainer:
             self.folder.evaluations.append(row)
         self.console.evaluation(self.step, results)
         return results
+
+    def _evaluate_unless_stopped(self) -> dict[str, Any]:
+        """The results of an evaluation; none, and a note that it is owed, when the run is to stop before it is done."""
+        self._owes_evaluation = True
+        try:
+            results = self.evaluate()
+        except Interrupted:
+            return {}
+        self._owes_evaluation = False
+        return results
+
+    def _make_up_evaluation(self) -> None:
+        """Evaluate where a stop kept the run from it, and complete the step's line."""
+        if not self._owes_evaluation:
+            return
+        results = self._evaluate_unless_stopped()
+        if results and self.metrics:
+            self.metrics[-1] = record({**self.metrics[-1], **results})
+            self.folder.metrics.truncate_after(self.step - 1)
+            self.folder.metrics.append(self.metrics[-1])
 
     def _collect_for_evaluation(self, tasks: Sequence[Task], sampling: Sampling, samples: int) -> list[Rollout]:
         draws = [Draw(number, task) for number, task in enumerate(tasks)]
@@ -254,7 +296,7 @@ class GRPOTrainer:
 
     def _evaluation_is_due(self, stage: Stage) -> bool:
         asked = stage.config.evaluation
-        last = self.stage_step == stage.steps and asked.at_end
+        last = asked.at_end and self.stage_step in (stage.steps, stage.plan.allowed)
         return bool(last or (asked.every and self.step % asked.every == 0)) and bool(
             self._evaluation_tasks(stage.config)
         )
@@ -265,9 +307,11 @@ class GRPOTrainer:
         """Open every stage once before training, so that bad tasks and settings are refused before time is spent."""
         for number, plan in enumerate(self.plans):
             stage = self._make_stage(number, plan)
+            if stage.left_out:
+                self.console.message(f"stage {plan.name}: {stage.left_out} tasks are left out, they are too long")
             if stage.samples:
-                self.verification.check(stage.pool)
-            self.verification.check(self._evaluation_tasks(plan.config))
+                self.verifications[number].check(stage.pool)
+            self.verifications[number].check(self._evaluation_tasks(plan.config))
 
     def _make_stage(self, number: int, plan: StagePlan) -> Stage:
         spec = self.given_tasks if self.given_tasks is not None else plan.config.data.train
@@ -278,7 +322,7 @@ class GRPOTrainer:
         template = Template.parse(plan.config.data.template)
 
         def prompt(task: Task) -> tuple[int, ...]:
-            key = (repr(plan.config.data.template), task.id)
+            key = (repr(template), repr(task.prompt))
             if key not in self._prompts:
                 self._prompts[key] = tuple(render_prompt(task, self.policy.tokenizer, template))
             return self._prompts[key]
@@ -287,33 +331,30 @@ class GRPOTrainer:
             return self._gather(*arguments, prompt=prompt)
 
         tasks = self._load(spec, "train", plan.config)
-        if plan.config.data.skip_long_prompts:
-            limit = plan.config.data.max_prompt_tokens or self.policy.context - 1
-            short = [task for task in tasks if len(prompt(task)) <= limit]
-            if len(short) < len(tasks):
-                self.console.message(
-                    f"{len(tasks) - len(short)} of {len(tasks)} tasks are left out: prompts over {limit} tokens"
-                )
-            tasks = short
         make = registry.find("stage", plan.kind)
         parts = Parts(self.policy, self.history, prompt, collect)
         return make(plan, parts, tasks, seed_of(self.seed, number, "sampler"), **plan.options)
 
     def _open_stage(self) -> Stage:
-        """The stage that the run is in, opened with its optimizer and reference when it is new."""
-        plan = self.plans[self.stage_number]
+        """The stage that the next step is in, opened with its optimizer and reference when it is new."""
+        while self.stage_step >= (self.plan.steps or 0):
+            self.stage_number, self.stage_step, self.stage = self.stage_number + 1, 0, None
+        plan = self.plan
         if self.stage is None:
             self.stage = self._make_stage(self.stage_number, plan)
-            self.backend = registry.build("backend", self.config.distributed.backend).open(
-                self.policy, plan.config.optim.optimizer
-            )
+            self.backend = self._new_backend()
             self.learner = Learner(self.backend, Snapshot(self.policy) if self.stage.keeps_reference else None)
             if self.step == 0 and plan.config.evaluation.at_start and self._evaluation_tasks(plan.config):
-                self.evaluate()
+                self._evaluate_unless_stopped()
         if self.stage.samples:
             self.engine.publish(self.version, self.backend.named_weights)
-        self.console.stage(plan.name, self.stage.steps, self.stage_step)
+        self.console.stage(plan.name, plan.allowed, self.stage_step)
         return self.stage
+
+    def _new_backend(self) -> Backend:
+        """A backend with a fresh optimizer, as the stage wants it."""
+        options = registry.build("backend", self.config.distributed.backend)
+        return options.open(self.policy, self.plan.config.optim.optimizer)
 
     def _gather(
         self,
@@ -329,11 +370,11 @@ class GRPOTrainer:
         patient: bool = False,
     ) -> list[Rollout]:
         """Run a plan over the draws. Seeds follow a path, so that nothing depends on the order of events (N7)."""
-        template = Template.parse(self.plans[min(self.stage_number, len(self.plans) - 1)].config.data.template)
+        template = Template.parse(self.plan.config.data.template)
         path = (self.seed, purpose) if patient else (self.seed, self.stage_number, purpose)
         means = Means(
             generate=self.engine.generate,
-            verify=self.verification.verify,
+            verify=self.verifications[self.stage_number].verify,
             prompt=prompt or (lambda task: tuple(render_prompt(task, self.policy.tokenizer, template))),
             seed=lambda *more: seed_of(*path, *more),
             sampling=sampling,
@@ -343,9 +384,10 @@ class GRPOTrainer:
         return self.collector.collect(draws, plan, means, deadline, timing)
 
     def _load(self, spec: Any, split: str, config: Config | None = None) -> list[Task]:
-        """Tasks as written, read once."""
+        """Tasks as written or given, read once."""
         data = (config or self.config).data
-        key = f"{split} {data.fields!r} {spec!r}" if isinstance(spec, (str, dict, list)) else f"{split} {id(spec)}"
+        given = spec is self.given_tasks or spec is self.given_eval_tasks
+        key = f"given {split} {data.fields!r}" if given else f"{split} {data.fields!r} {spec!r}"
         if key not in self._tasks:
             self._tasks[key] = load_tasks(spec, split=split, fields=data.fields)
         return self._tasks[key][: data.limit] if split == "train" else self._tasks[key]
@@ -355,13 +397,15 @@ class GRPOTrainer:
     def _begin(self, resume: str | None) -> None:
         if self._begun:
             return
-        self.rollout_log = RolloutLog(self.folder.path / "rollouts", self.config.logging.rollouts)
+        self.rollout_log = RolloutLog(self.folder.path, self.config.logging.rollouts)
         found = self.folder.find(resume) if resume else None
         if found is not None:
             self.load(found)
-        elif not (resume == "auto" and self.folder.metrics.path.exists()):
-            self.folder.begin()
+        else:
+            self.folder.begin(again=resume == "auto")
         self._begun = True
+        if is_adapter(self.policy.model) and self.config.model.scratch is not None:
+            save_base(self.policy.model, self.policy.tokenizer, self.folder.path / "base")
         for tracker in self.trackers:
             tracker.start(self.config.dump(), self.folder.path)
         self.console.start(plan_lines(self.config, self.plans, self.folder.path))
@@ -371,22 +415,30 @@ class GRPOTrainer:
     def save(self) -> Path:
         """Write a checkpoint of the run as it is after the last whole step."""
         stage = self.stage
+        if stage is None or self.backend is None:
+            raise TrainingError("there is nothing to save before the first step")
         state = {
             "step": self.step,
             "version": self.version,
             "stage_number": self.stage_number,
             "stage_step": self.stage_step,
-            "stage": None if stage is None else stage.state_dict(),
+            "stage": stage.state_dict(),
             "history": self.history.state_dict(),
             "nonfinite": self._nonfinite,
+            "owes_evaluation": self._owes_evaluation,
             "config": self.config.dump(),
         }
         tensors = {"random": torch.get_rng_state(), "backend": self.backend.state_dict()}
-        if stage is not None and self.learner.reference is not None:
+        if self.learner.reference is not None:
             tensors["reference"] = self.learner.reference.state_dict()
         return checkpoint.save(
-            self.folder.checkpoints, self.step, state, tensors, self.backend.save_model, self.config.checkpoint.keep
+            self.folder.checkpoints, self.step, state, tensors, self._save_model, self.config.checkpoint.keep
         )
+
+    def _save_model(self, folder: Path) -> None:
+        self.backend.save_model(folder)
+        if self.config.checkpoint.merged and is_adapter(self.policy.model):
+            self.backend.save_merged(folder.parent / "merged")
 
     def load(self, path: Path) -> None:
         """Take back the state of a checkpoint."""
@@ -394,31 +446,25 @@ class GRPOTrainer:
         self.folder.go_on(state["config"], state["step"])
         self.step, self.version = state["step"], state["version"]
         self.stage_number, self.stage_step = state["stage_number"], state["stage_step"]
-        self._nonfinite = state["nonfinite"]
+        self._nonfinite, self._owes_evaluation = state["nonfinite"], state["owes_evaluation"]
         self.history.load_state_dict(state["history"])
         self.rollout_log.truncate_after(self.step)
         self.metrics = list(self.folder.metrics.rows())
         self.evaluations = list(self.folder.evaluations.rows())
-        plan = self.plans[min(self.stage_number, len(self.plans) - 1)]
-        self.backend = registry.build("backend", self.config.distributed.backend).open(
-            self.policy, plan.config.optim.optimizer
-        )
-        if state["stage"] is None:
-            self.backend.load_weights(tensors["backend"])
-        else:
-            self.backend.load_state_dict(tensors["backend"])
-            self.stage = self._make_stage(self.stage_number, plan)
-            self.stage.load_state_dict(state["stage"])
-            reference = Snapshot(self.policy) if "reference" in tensors else None
-            if reference is not None:
-                reference.load_state_dict(tensors["reference"])
-            self.learner = Learner(self.backend, reference)
+        self.backend = self._new_backend()
+        self.backend.load_state_dict(tensors["backend"])
+        self.stage = self._make_stage(self.stage_number, self.plan)
+        self.stage.load_state_dict(state["stage"])
+        reference = Snapshot(self.policy) if "reference" in tensors else None
+        if reference is not None:
+            reference.load_state_dict(tensors["reference"])
+        self.learner = Learner(self.backend, reference)
         torch.set_rng_state(tensors["random"])
 
     def _end(self) -> None:
         """After the last step of this call: checkpoint, files, and the console given back. Bounded in time."""
         newest = self.folder.checkpoints / f"step-{self.step}"
-        if self.step and not newest.exists():
+        if self.step and self._whole and not newest.exists():
             self.console.message(f"checkpoint: {self.save()}")
         if self.stop:
             self.console.message(f"stopped after step {self.step}; train again or --resume auto to go on", "warning")

@@ -88,10 +88,11 @@ def make_batch(make_rollout):
             head = rng.integers(3, len(policy.tokenizer), prompt)
             for m in range(len(members)):
                 tail = rng.integers(3, len(policy.tokenizer), int(rng.integers(1, 14)))
-                behaviour = rng.normal(-4.0, 0.5, len(tail)) if known else None
+                noise = rng.normal(-4.0, 0.5, len(tail))
+                ids = np.concatenate([head, tail])
                 temperature = temperatures[g % len(temperatures)]
                 rollouts.append(
-                    make_rollout(np.concatenate([head, tail]), prompt, f"g{g}", m, behaviour, temperature=temperature)
+                    make_rollout(ids, prompt, f"g{g}", m, noise if known else None, temperature=temperature)
                 )
         flat = [r for members in rewards for r in members]
         advantages = group_advantages(flat, [r.group for r in rollouts], "mean", scale, 1e-4)

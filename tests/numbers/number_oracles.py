@@ -88,7 +88,9 @@ def torch_averaged(values, weights, by, constant):
     return sum((v * w).sum() / n for (v, w), n in zip(live, lengths, strict=True)) / len(live)
 
 
-def objective(model, batch, average, *, low=0.2, high=0.2, first=True, kl=None, entropy=0.0, reference=None, constant=1.0):
+def objective(
+    model, batch, average, *, low=0.2, high=0.2, first=True, kl=None, entropy=0.0, reference=None, constant=1.0
+):
     """The whole loss of a batch under a float64 model, rollout by rollout; `kl` is (estimator, coefficient).
 
     -> (total, values by name)

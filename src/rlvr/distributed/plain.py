@@ -73,6 +73,11 @@ class PlainBackend:
         self.policy.model.save_pretrained(folder)
         self.policy.tokenizer.save_pretrained(folder)
 
+    def save_merged(self, folder: Path) -> None:
+        """Hugging Face files of the plain model with the adapter merged into it."""
+        self.policy.causal_lm.save_pretrained(folder, state_dict=dict(named_weights(self.policy)))
+        self.policy.tokenizer.save_pretrained(folder)
+
     def state_dict(self) -> dict[str, Any]:
         weights = {name: p.detach() for name, p in self.parameters.items()}
         return {"weights": weights, "optimizer": self.optimizer.state_dict()}

@@ -23,12 +23,11 @@ def named_weights(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
     adapted = {name: module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         owner, _, leaf = name.rpartition(".")
-        module = adapted.get(owner.removesuffix(".base_layer"))
-        if module is None:
-            yield name, parameter.detach()
-        elif owner.endswith(".base_layer"):
+        if (module := adapted.get(owner.removesuffix(".base_layer"))) is not None:
             yield f"{owner.removesuffix('.base_layer')}.{leaf}", _merged(module, leaf, parameter)
-    # what is left, lora_A and lora_B of adapted modules, went into the merged weights
+        elif not any(owner.startswith(f"{prefix}.") for prefix in adapted):
+            yield name, parameter.detach()
+        # else lora_A, lora_B ... of an adapted module, which went into its merged weight
 
 
 def _merged(module: Any, leaf: str, parameter: torch.Tensor) -> torch.Tensor:

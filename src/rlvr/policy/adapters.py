@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,10 +35,22 @@ def is_adapter(model: Any) -> bool:
     return hasattr(model, "peft_config") and hasattr(model, "merge_and_unload")
 
 
+def plain_weights(model: Any) -> dict[str, torch.Tensor]:
+    """The weights of the base model under an adapter, by their Hugging Face names, without the adapter."""
+    state = model.base_model.model.state_dict()
+    return {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if ".lora_" not in name}
+
+
+def save_base(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write the base model under an adapter to `folder` and let the adapter name it, for bases that are nowhere else."""
+    model.base_model.model.save_pretrained(folder, state_dict=plain_weights(model))
+    tokenizer.save_pretrained(folder)
+    for config in model.peft_config.values():
+        config.base_model_name_or_path = str(folder.resolve())
+
+
 def merge_adapter(folder: str, base: str | None, out: str) -> None:
     """Write the model of `folder` (adapter files) merged into its base (or `base`) to `out`, tokenizer included."""
-    from pathlib import Path
-
     from peft import PeftConfig, PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

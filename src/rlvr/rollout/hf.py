@@ -168,9 +168,15 @@ class HFEngine:
 
     def _step(self) -> None:
         """Admit what waits, as far as there is room, and sample one token for every row."""
+        self._waiting = collections.deque(row for row in self._waiting if not row.future.done())  # given up meanwhile
         room = self.options.max_rows - (len(self._active.rows) if self._active else 0)
         if self._waiting and room > 0:
-            self._admit([self._waiting.popleft() for _ in range(min(room, len(self._waiting)))])
+            arrivals = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
+            try:
+                self._admit(arrivals)
+            except Exception:
+                self._waiting.extendleft(arrivals)  # so that they learn of it too
+                raise
             return
         rows = self._active
         if rows is None:
@@ -265,8 +271,8 @@ class HFEngine:
     def _at_stop_string(self, rows: _Rows, i: int) -> bool:
         """Whether row i's text ends inside or with one of its stop strings that the newest token completed."""
         stop, count = rows.rows[i].request.sampling.stop, int(rows.count[i])
-        longest = max(map(len, stop))
-        # A token is at least one character, except parts of one character: a few tokens more than the string is long.
+        longest = max(len(s.encode()) for s in stop)
+        # A token is at least one byte; a few tokens more than the string has bytes, for characters cut by the window.
         tail = self.policy.tokenizer.decode(rows.tokens[i, max(0, count - longest - 8) : count].tolist())
         return any(s in tail for s in stop)
 

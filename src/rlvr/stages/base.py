@@ -48,7 +48,18 @@ class Stage(ABC):
         self.plan = plan
         self.config = plan.config
         self.parts = parts
-        self.pool = TaskPool(tasks)
+        problems = {task.id: problem for task in tasks if (problem := self.too_long(task)) is not None}
+        if problems and not self.config.data.skip_long_prompts:
+            first = next(iter(problems))
+            raise DataError(
+                f"task {first!r}: {problems[first]} ({len(problems)} of {len(tasks)} tasks are like that): shorten them, or set "
+                "data.skip_long_prompts=true to leave them out"
+            )
+        self.left_out = len(problems)
+        kept = [task for task in tasks if task.id not in problems]
+        if not kept:
+            raise DataError(f"stage {plan.name!r}: all {len(tasks)} tasks are too long for the model's context")
+        self.pool = TaskPool(kept)
         self.sampler: Sampler = registry.build("sampler", self.config.data.sampler).bind(
             self.pool, seed=seed, history=parts.history
         )
@@ -76,16 +87,14 @@ class Stage(ABC):
         """Whether a component of the objective asks for the reference."""
         return any(need.model == "reference" for need in self.objective().needs)
 
+    def too_long(self, task: Task) -> str | None:
+        """Why the task does not fit: its prompt must be there and leave room for a response; None when it fits."""
+        length, context = len(self.parts.prompt(task)), self.parts.policy.context
+        limit = min(self.config.data.max_prompt_tokens or context, context - 1)
+        return None if 0 < length <= limit else f"its prompt has {length} tokens, and 1 to {limit} are possible"
+
     def check_tasks(self) -> None:
-        """DataError when a task cannot be used: every prompt must leave room for a response."""
-        limit = self.config.data.max_prompt_tokens or self.parts.policy.context - 1
-        for task in self.pool:
-            length = len(self.parts.prompt(task))
-            if not 0 < length <= limit:
-                raise DataError(
-                    f"task {task.id!r}: its prompt has {length} tokens, and 1 to {limit} are possible: "
-                    "shorten it, or set data.skip_long_prompts=true to leave such tasks out"
-                )
+        """DataError when a task lacks something that this kind of stage needs."""
 
     def controllers(self) -> Iterator[Controller]:
         """The controllers among the scalars of the stage, in a fixed order."""

@@ -64,11 +64,12 @@ class GRPOStage(Stage):
         batch = score(Batch([rollout.as_trained() for rollout in rollouts]), self.terms)
         metrics = batch_metrics(batch)
         if self.config.algorithm.select_after:
-            batch.columns["advantage"] = self.advantage(batch)
+            batch.columns["advantage"] = self._advantages(batch)
         for select in self.selectors:
-            batch = batch.select(select(batch))
+            kept = np.asarray(select(batch))
+            batch = batch.select(np.flatnonzero(kept) if kept.dtype == bool else kept)
         if not self.config.algorithm.select_after:
-            batch.columns["advantage"] = self.advantage(batch)
+            batch.columns["advantage"] = self._advantages(batch)
         on = np.isfinite(batch.column("reward"))
         if self.config.algorithm.mask_truncated:
             on &= ~np.asarray([r.stop.truncated for r in batch.rollouts], dtype=bool)
@@ -76,6 +77,15 @@ class GRPOStage(Stage):
         values = batch.columns["advantage"]
         metrics |= {"advantage/mean": values.mean(), "advantage/std": values.std()} if len(batch) else {}
         return batch, metrics
+
+    def _advantages(self, batch: Batch) -> np.ndarray:
+        values = np.asarray(self.advantage(batch), dtype=np.float64)
+        if values.shape != (len(batch),):
+            raise ConfigError(
+                f"algorithm.advantage {registry.split(self.config.algorithm.advantage)[0]!r} returned shape {values.shape} "
+                f"for {len(batch)} rollouts: one number each is needed"
+            )
+        return values
 
     def objective(self) -> Objective:
         """The policy loss with the KL and entropy terms that the algorithm asks for."""

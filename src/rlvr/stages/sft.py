@@ -31,17 +31,18 @@ class SFTStage(Stage):
         self._objective = Objective((Component("likelihood", LikelihoodLoss(average), "likelihood"),))
         super().__init__(plan, parts, tasks, seed)
 
+    def too_long(self, task: Task) -> str | None:
+        """As for every stage; prompt and demonstration must fit together."""
+        shown = len(render_demonstration(task, self.parts.policy.tokenizer)) if task.demonstration else 0
+        length, context = len(self.parts.prompt(task)) + shown, self.parts.policy.context
+        over = f"its prompt and demonstration have {length} tokens, the model's context is {context}"
+        return super().too_long(task) or (over if length > context else None)
+
     def check_tasks(self) -> None:
-        """DataError when a task has no demonstration, or one that does not fit the context."""
-        super().check_tasks()
+        """DataError when a task has no demonstration."""
         for task in self.pool:
             if not task.demonstration:
                 raise DataError(f"stage {self.plan.name!r}: task {task.id!r} has no demonstration to learn from")
-            length = len(self.parts.prompt(task)) + len(render_demonstration(task, self.parts.policy.tokenizer))
-            if length > self.parts.policy.context:
-                raise DataError(
-                    f"task {task.id!r}: prompt and demonstration have {length} tokens, the model's context is {self.parts.policy.context}"
-                )
 
     def collect(self, draws: Sequence[Draw], step: int, timing: Timing) -> list[Rollout]:
         """The demonstrations of these draws, as rollouts that nobody sampled."""

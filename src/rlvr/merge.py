@@ -1,0 +1,31 @@
+"""python -m rlvr.merge ADAPTER OUT [--base PATH]: write an adapter merged into its base model as a plain model."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from rlvr.errors import RlvrError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m rlvr.merge", description="Merge a LoRA adapter into its base model.")
+    parser.add_argument("adapter", help="a folder with adapter files, for example RUN/checkpoints/step-N/model")
+    parser.add_argument("out", help="folder for the merged model")
+    parser.add_argument("--base", help="folder or hub name of the base model; by default what the adapter says")
+    options = parser.parse_args(arguments)
+    from rlvr.policy.adapters import merge_adapter
+
+    try:
+        merge_adapter(options.adapter, options.base, options.out)
+    except RlvrError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"merged model: {options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
