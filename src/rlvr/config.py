@@ -11,8 +11,10 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -38,6 +40,14 @@ def _piece(kind: str) -> Any:
         return spec
 
     return Annotated[Piece, AfterValidator(check)]
+
+
+def _known_preset(name: str) -> str:
+    try:
+        registry.find("preset", name)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+    return name
 
 
 class Section(BaseModel):
@@ -209,7 +219,7 @@ class KLConfig(Section):
 class AlgorithmConfig(Section):
     """From scored rollouts to a loss."""
 
-    preset: str = "grpo"
+    preset: Annotated[str, AfterValidator(_known_preset)] = "grpo"
     """A named set of the values below; what is written here goes over it."""
     select: list[_piece("selector")] = []  # type: ignore[valid-type]
     """Which rollouts train: selectors, in order."""
@@ -490,12 +500,10 @@ def merge(base: Any, over: Any, path: tuple[str, ...] = ()) -> Any:
 
 def _over_preset(algorithm: dict[str, Any]) -> dict[str, Any]:
     preset = algorithm.get("preset", AlgorithmConfig.model_fields["preset"].default)
-    if not isinstance(preset, str):
-        raise ValueError(f"algorithm.preset is a name, not {preset!r}")
     try:
         return merge(registry.find("preset", preset)(), {"preset": preset, **algorithm}, ("algorithm",))
-    except ConfigError as error:
-        raise ValueError(f"algorithm.preset: {error}") from error
+    except ConfigError:  # the field's own check says what is wrong with the name
+        return algorithm
 
 
 def load_config(source: str | Path | Mapping[str, Any] | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -554,25 +562,76 @@ def _as_tree(override: str) -> dict[str, Any]:
     return value
 
 
-def _problems(error: ValidationError) -> Iterator[str]:
-    """Every problem once, as `key.path: what is wrong`."""
-    said = set()
+def _problems(error: ValidationError, root: type[BaseModel] | None = None) -> Iterator[str]:
+    """Every problem once, as `key.path: what is wrong`.
+
+    A value that may be one of several types is told what the type says that comes nearest to it: one that knows its keys.
+    """
+    by_place: dict[tuple[str | int, ...], dict[str, list[tuple[tuple[bool, bool], str]]]] = {}
     for problem in error.errors():
-        path = [part for part in problem["loc"] if isinstance(part, int) or str(part).isidentifier()]
-        place = ".".join(str(part) for part in path)
-        if problem["type"] == "extra_forbidden":
-            line = f"{place}: unknown key{nearest(str(path[-1]), _keys_at(path[:-1]))}"
-        elif problem["type"] in ("value_error", "missing"):
-            line = (
-                f"{place}: {problem['msg'].removeprefix('Value error, ')}"
-                if place
-                else problem["msg"].removeprefix("Value error, ")
-            )
+        place = _place(problem["loc"], root or Config)
+        rank = (place.path == place.choice, problem["type"] == "extra_forbidden")
+        members = by_place.setdefault(place.path if place.choice is None else place.choice, {})
+        members.setdefault(place.member, []).append((rank, _in_words(problem, place)))
+    for members in by_place.values():
+        best = min(
+            members.values(),
+            key=lambda said: ([sum(r) for r in zip(*(rank for rank, _ in said), strict=True)], len(said)),
+        )
+        yield from dict.fromkeys(line for _, line in best)
+
+
+def _in_words(problem: Any, place: _Place) -> str:
+    where = ".".join(map(str, place.path))
+    if problem["type"] == "extra_forbidden":
+        return f"{where}: unknown key{nearest(str(place.path[-1]), place.known)}"
+    said = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] not in ("value_error", "missing"):
+        said += f", not {problem['input']!r}"
+    return f"{where}: {said}" if where else said
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a problem is, without the names of types that pydantic puts between the keys."""
+
+    path: tuple[str | int, ...]
+    known: list[str]
+    """The keys of the section that the last part of the path is in."""
+    choice: tuple[str | int, ...] | None = None
+    """The path of the value that may be one of several types, if there is one,"""
+    member: str = ""
+    """and the type that the problem is about."""
+
+
+def _place(location: Iterable[str | int], root: type[BaseModel]) -> _Place:
+    hint: Any = root
+    path: list[str | int] = []
+    known: list[str] = []
+    choice, member = None, ""
+    for part in location:
+        members = _members(hint)
+        if len(members) > 1:  # the part is the name of one of the types
+            named = [m for m in members if getattr(m, "__name__", "") == part]
+            hint, choice, member = (named or [None])[0], tuple(path), str(part)
+            continue
+        hint = members[0]
+        path.append(part)
+        if isinstance(hint, type) and issubclass(hint, BaseModel):
+            known = list(hint.model_fields)
+            hint = hint.model_fields[str(part)].annotation if part in hint.model_fields else None
         else:
-            line = f"{place}: {problem['msg']}, not {problem['input']!r}"
-        if line not in said:
-            said.add(line)
-            yield line
+            hint = (get_args(hint) or [None])[-1]
+    return _Place(tuple(path), known, choice, member)
+
+
+def _members(hint: Any) -> list[Any]:
+    """The types that a value may be of, None apart."""
+    if get_origin(hint) is Annotated:
+        return _members(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return [member for one in get_args(hint) if one is not type(None) for member in _members(one)]
+    return [hint]
 
 
 def _keys_at(path: Iterable[str | int]) -> list[str]:

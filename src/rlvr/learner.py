@@ -21,8 +21,8 @@ from rlvr.config import OptimConfig
 from rlvr.distributed import Backend
 from rlvr.errors import TrainingError
 from rlvr.losses import Denominators, Objective, TokenBatch
-from rlvr.monitor.averages import Averages
-from rlvr.needs import CURRENT, REFERENCE, Need
+from rlvr.monitor.averages import Averages, is_maximum
+from rlvr.needs import CURRENT, PROXIMAL, REFERENCE, Need
 from rlvr.policy import MicroBatch, Snapshot, cut, forward, rows_of
 from rlvr.records import Batch
 
@@ -110,22 +110,32 @@ class Learner:
         total = torch.zeros((), device=logprobs.device)
         for component in objective.components:
             weight = rows.gather(batch.tokens(f"weight/{component.weights}"))
-            if not bool((weight != 0).any()):
+            on = weight != 0
+            if not bool(on.any()):
                 continue
-            if not first and component.zero_without_advantage and bool((behaviour.isnan() & (weight != 0)).any()):
+            has_ratio = Need("logprobs", PROXIMAL) in component.loss.needs
+            if has_ratio and bool(proximal[on].isnan().any()):
                 raise TrainingError(
                     "a ratio needs behaviour log-probs, and some trained tokens have none: train such rollouts with one "
                     "optimizer step per batch (updates_per_batch and epochs_per_batch 1)"
                 )
-            tokens = TokenBatch(rows.row, len(rows.index), weight, advantage, proximal, behaviour, statistics)
+            tokens = TokenBatch(
+                rows.row[on],
+                len(rows.index),
+                weight[on],
+                advantage[on],
+                proximal[on],
+                behaviour[on],
+                {key: values[on] for key, values in statistics.items()},
+            )
             term = component.loss(tokens, over[component.name])
             losses[component.name] += float(term.value.detach())
             total = total + component.factor * term.value
-            _add_metrics(averages, term.metrics, weight)
+            _add_metrics(averages, term.metrics, weight[on])
             if component is objective.components[0]:
-                _add_metrics(averages, {"entropy": statistics["entropy", CURRENT].detach()}, weight)
+                _add_metrics(averages, {"entropy": tokens.entropy.detach()}, weight[on])
                 if first:
-                    _add_mismatch(averages, logprobs.detach() - behaviour, weight)
+                    _add_mismatch(averages, (tokens.logprobs - tokens.behaviour_logprobs).detach())
         loss = float(total.detach())
         if math.isfinite(loss) and total.requires_grad:
             self.backend.backward(total)
@@ -168,15 +178,15 @@ def _trained_tokens(batch: Batch, objective: Objective) -> list[np.ndarray]:
 
 def _add_metrics(averages: Averages, metrics: dict[str, torch.Tensor], weight: torch.Tensor) -> None:
     for name, values in metrics.items():
-        if name.endswith("max"):
-            averages.add(name, float(values[weight != 0].max()))
+        if is_maximum(name):
+            averages.add(name, float(values.max()))
         else:
             averages.add(name, float((weight * values).sum()), float(weight.sum()))
 
 
-def _add_mismatch(averages: Averages, gap: torch.Tensor, weight: torch.Tensor) -> None:
-    """The gap between proximal and behaviour log-probs, over the tokens whose behaviour log-prob is known."""
-    known = (weight != 0) & ~gap.isnan()
+def _add_mismatch(averages: Averages, gap: torch.Tensor) -> None:
+    """The gap between proximal and behaviour log-probs [T], over the tokens whose behaviour log-prob is known."""
+    known = ~gap.isnan()
     if not bool(known.any()):
         return
     size, count = gap[known].abs(), float(known.sum())

@@ -11,7 +11,9 @@ from rlvr.errors import RlvrError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m rlvr.merge", description="Merge a LoRA adapter into its base model.")
+    parser = argparse.ArgumentParser(
+        prog="python -m rlvr.merge", description="Merge a LoRA adapter into its base model."
+    )
     parser.add_argument("adapter", help="a folder with adapter files, for example RUN/checkpoints/step-N/model")
     parser.add_argument("out", help="folder for the merged model")
     parser.add_argument("--base", help="folder or hub name of the base model; by default what the adapter says")

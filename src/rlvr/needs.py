@@ -7,6 +7,9 @@ from typing import Literal
 
 CURRENT = "current"
 """The policy as it is now."""
+PROXIMAL = "proximal"
+"""The policy that the ratio is taken to: the current one, detached, on a batch's first optimizer step, and the one that
+sampled on later steps."""
 REFERENCE = "reference"
 """The snapshot of the policy at the start of the stage."""
 
@@ -15,7 +18,7 @@ REFERENCE = "reference"
 class Need:
     """One statistic at the trained tokens.
 
-    `statistic` is logprobs (of the tokens themselves) or entropy; `model` is current, reference or a named model;
+    `statistic` is logprobs (of the tokens themselves) or entropy; `model` is current, proximal, reference or a named model;
     `grad` says whether the piece differentiates it.
     """
 

@@ -54,7 +54,7 @@ class StepSchedule(BaseModel):
 
 
 class Controller(BaseModel):
-    """A number driven by a metric: multiplied by `1 + gain` while the metric is above its target, divided while below.
+    """A number driven by a metric: it rises while the metric is above its target and falls while below (gain > 0).
 
     The proportional controller of adaptive KL coefficients (Ziegler et al. 2019, eq. 4) with a clipped error:
     e = clip((metric - target) / target, -0.2, 0.2); value <- value * (1 + gain * e).
@@ -78,7 +78,7 @@ class Controller(BaseModel):
 
     @property
     def current(self) -> float:
-        return self.value if self._current is None else self._current
+        return max(self.minimum, min(self.maximum, self.value if self._current is None else self._current))
 
     def observe(self, metrics: Mapping[str, Any]) -> None:
         """Move by what a step measured; a metric that was not computed changes nothing."""

@@ -3,16 +3,14 @@
     tasks -> groups of rollouts -> verdicts -> rewards -> advantages -> policy loss -> new weights -> (again)
 
 The loop is `_go_through`. It knows no algorithm by name: a stage says what is collected, how it is scored and what is
-optimised. Invariants: a step is whole or has not happened (an interrupted one is given back to the sampler); one line of
-metrics per step; the engine never samples with other weights than the version it claims.
+optimised. Invariants: a step is whole or has not happened (the draws of an interrupted one are given back); one line of
+metrics per step; the engine never samples with other weights than the version that it claims.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ import torch
 
 from rlvr import registry
 from rlvr.config import Config, StagePlan, load_config, stage_plans
-from rlvr.data import Draw, History, Template, load_tasks, render_prompt
+from rlvr.data import Draw, History, Prompts, load_tasks
 from rlvr.distributed import Backend, checkpoint
 from rlvr.dry_run import plan_lines
 from rlvr.errors import ConfigError, DataError, TrainingError
@@ -36,15 +34,13 @@ from rlvr.monitor.wandb_tracker import WandbTracker
 from rlvr.policy import Snapshot, learning_rate, load_policy, make_policy
 from rlvr.policy.adapters import is_adapter, save_base
 from rlvr.records import Batch, Rollout, Task
-from rlvr.rollout import Collector, Interrupted, Means, Sampling, Timing
+from rlvr.rollout import Collector, Interrupted, Means, Plan, Sampling, Timing
 from rlvr.run_folder import RunFolder
 from rlvr.seeding import seed_of
 from rlvr.signals import StopRequest
 from rlvr.stages import Parts, Stage
 from rlvr.verifiers import VerifierPool
 from rlvr.verifiers.routing import Verification
-
-log = logging.getLogger(__name__)
 
 
 class GRPOTrainer:
@@ -74,60 +70,42 @@ class GRPOTrainer:
     ) -> None:
         self.config = config if isinstance(config, Config) else load_config(config)
         if isinstance(model, (str, Path)):
-            self.config = self.config.model_copy(
-                update={"model": self.config.model.model_copy(update={"path": str(model), "scratch": None})}
-            )
-            model = None
+            named = self.config.model.model_copy(update={"path": str(model), "scratch": None})
+            self.config, model = self.config.model_copy(update={"model": named}), None
         self.plans = stage_plans(self.config)
         self.seed = self.config.run.seed
         if model is None:
             self.policy = load_policy(self.config.model, self.seed)
         else:
             self.policy = make_policy(model, tokenizer or _tokenizer_of(model), self.config.model, self.seed)
-        self.given_tasks, self.given_eval_tasks = tasks, eval_tasks
-
+        self.console = Console(self.config.logging.console, self.config.logging.samples_every)
+        self.trackers = [*trackers, *_trackers(self.config)]
+        self.folder = RunFolder(self.config)
+        self.rollout_log = RolloutLog(self.folder.path, self.config.logging.rollouts)
+        self.phases, self.timing = Phases(), Timing()
         self.stop = StopRequest()
+
         self.history = History()
         checks = self.config.verification
         self.pool = VerifierPool(checks.workers, checks.time_limit, checks.memory_mb)
-        self.verifications = [
-            Verification(verifier if verifier is not None else plan.config.verifier, self.pool) for plan in self.plans
-        ]
+        self.verification = Verification(verifier if verifier is not None else self.config.verifier, self.pool)
         self.engine = registry.build("engine", self.config.rollout.engine).open(self.policy)
         self.collector = Collector(lambda: bool(self.stop))
-        self.folder = RunFolder(self.config)
-        self.console = Console(self.config.logging.console, self.config.logging.samples_every)
-        self.trackers = [*trackers, *_trackers(self.config)]
-        self.phases = Phases()
 
         self.step = 0
         """Steps done, over all stages."""
         self.version = 0
-        """Version of the policy's weights."""
+        """Version of the policy's weights: optimised batches."""
         self.stage_number, self.stage_step = 0, 0
-        self.stage: Stage | None = None
         self.metrics: list[dict[str, Any]] = []
         self.evaluations: list[dict[str, Any]] = []
         self.batch: Batch | None = None
-        self.backend: Backend | None = None
         self._nonfinite = 0
         self._begun = False
-        self._whole = True
-        """Whether the last step that was begun is done; a step that failed half-way is not saved."""
-        self._owes_evaluation = False
-        """Whether the evaluation at this step was cut off by a stop; it is made up for when training goes on."""
-        self._prompts: dict[tuple[str, str], tuple[int, ...]] = {}
         self._tasks: dict[str, list[Task]] = {}
-        try:
-            self._check_stages()
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def plan(self) -> StagePlan:
-        """The plan of the stage that the run is in."""
-        return self.plans[self.stage_number]
+        self._given = {"train": tasks, "eval": eval_tasks}
+        self.stages = [self._make_stage(number, plan) for number, plan in enumerate(self.plans)]
+        self._enter(0)
 
     # the loop
 
@@ -137,19 +115,19 @@ class GRPOTrainer:
         `resume` is `auto`, a run or a checkpoint. Ctrl-C stops after a checkpoint; calling `train` again goes on.
         """
         with self.stop:
-            self._begin(resume)
-            until = sum(plan.allowed for plan in self.plans)
-            until = until if steps is None else min(until, self.step + steps)
             try:
-                self._make_up_evaluation()
-                while self.step < until and not self.stop:
-                    self._go_through(self._open_stage(), until)
+                self._begin(resume)
+                until = None if steps is None else self.step + steps
+                while self.stage_number < len(self.stages) and not self._is_over(until):
+                    self._go_through(self.stages[self.stage_number], until)
+                self._leave()
             finally:
-                self._end()
+                self.console.finish()
         return self.metrics
 
-    def _go_through(self, stage: Stage, until: int) -> None:
-        while self.stage_step < stage.steps and self.step < until and not self.stop:
+    def _go_through(self, stage: Stage, until: int | None) -> None:
+        self._ready(stage)
+        while self.stage_step < stage.steps and not self._is_over(until):
             rollouts = self._collect(stage)
             if rollouts is None:
                 return
@@ -158,29 +136,28 @@ class GRPOTrainer:
             self._publish(stage)
             self._record(stage, batch, metrics)
             self._maybe_checkpoint()
+        if self.stage_step >= stage.steps:
+            self._enter(self.stage_number + 1)
+
+    def _is_over(self, until: int | None) -> bool:
+        return bool(self.stop) or self.step == until
 
     def _collect(self, stage: Stage) -> list[Rollout] | None:
         """The step's rollouts; None when the run is to stop, with the draws given back."""
-        before, timing = stage.sampler.state_dict(), Timing()
+        before, self.timing = stage.sampler.state_dict(), Timing()
         self.phases.start()
         with self.phases("rollout"):
             try:
-                rollouts = stage.collect(
-                    stage.sampler.next(stage.config.rollout.prompts_per_step), self.stage_step, timing
-                )
-            except BaseException as error:
+                draws = stage.sampler.next(stage.config.rollout.prompts_per_step)
+                return stage.collect(draws, self.stage_step, self.timing)
+            except Interrupted:
                 stage.sampler.load_state_dict(before)
-                if isinstance(error, Interrupted):
-                    return None
-                raise
-        self._timing, self._whole = timing, False
-        return rollouts
+                return None
 
     def _score(self, stage: Stage, rollouts: list[Rollout]) -> tuple[Batch, dict[str, Any]]:
         with self.phases("score"):
-            batch, metrics = stage.score(rollouts)
             _remember(self.history, rollouts)
-        return batch, metrics
+            return stage.score(rollouts)
 
     def _update(self, stage: Stage, batch: Batch) -> dict[str, Any]:
         with self.phases("update"):
@@ -197,23 +174,19 @@ class GRPOTrainer:
                 self.engine.publish(self.version, self.backend.named_weights)
 
     def _record(self, stage: Stage, batch: Batch, metrics: dict[str, Any]) -> None:
-        """The step's line: what was measured, evaluated and how long it took."""
+        """The step's line: what was measured and evaluated, and how long it took."""
         self.step, self.stage_step, self.batch = self.step + 1, self.stage_step + 1, batch
-        metrics |= self._times(metrics)
-        oldest = min(
-            (int(r.policy_version[r.sampled].min()) for r in batch.rollouts if r.sampled.any()),
-            default=self.version - 1,
-        )
-        metrics |= {
+        sampled_by = [int(r.policy_version[r.sampled].min()) for r in batch.rollouts if r.sampled.any()]
+        metrics |= self._times(metrics) | {
             "step": self.step,
             "run/stage": stage.plan.name,
             "run/epoch": stage.sampler.epoch,
             "policy/version": self.version,
-            "policy/staleness_max": self.version - 1 - oldest,
+            "policy/staleness_max": self.version - 1 - min(sampled_by, default=self.version - 1),
         }
         stage.observe(metrics)
         if self._evaluation_is_due(stage):
-            metrics |= self._evaluate_unless_stopped()
+            metrics |= self.evaluate()
         row = record(metrics)
         self.metrics.append(row)
         self.folder.metrics.append(row)
@@ -222,182 +195,145 @@ class GRPOTrainer:
             tracker.log(self.step, row)
             tracker.log_rollouts(self.step, sample_rows(batch))
         self.console.step(row, batch)
-        self._whole = True
         self._stop_when_hopeless(row)
 
-    def _maybe_checkpoint(self) -> None:
-        every = self.config.checkpoint.every
-        if every and self.step % every == 0:
-            self.save()
+    def _times(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Seconds by phase; what verification took beyond sampling counts as verification."""
+        times = self.phases.finish()
+        waited = min(self.timing.verifying, times["time/rollout"])
+        times["time/rollout"] -= waited
+        times["time/verify"] += waited
+        sampled = metrics.get("tokens/sampled")
+        return {**times, "time/tokens_per_second": sampled / times["time/step"] if sampled else None}
+
+    def _stop_when_hopeless(self, row: Mapping[str, Any]) -> None:
+        """TrainingError, after a checkpoint, when too many steps in a row had to be skipped."""
+        self._nonfinite = self._nonfinite + 1 if row["skipped/nonfinite"] else 0
+        if self._nonfinite:
+            text = f"step {self.step}: the loss or gradient was not finite; its update was skipped"
+            self.console.message(text, "warning")
+        if self._nonfinite >= self.config.run.max_nonfinite:
+            raise TrainingError(
+                f"the loss or gradient was not finite for {self._nonfinite} steps in a row; stopped with the checkpoint "
+                f"{self.save()}. Lower optim.lr, or look at the rewards and log-probs of the last rollouts"
+            )
 
     # evaluation
 
     def evaluate(self, tasks: Any = None) -> dict[str, Any]:
-        """Evaluate the policy as it is, on `tasks` or the run's evaluation tasks; results by metric name."""
-        stage_config = self.plan.config
-        chosen = load_tasks(tasks, split="eval") if tasks is not None else self._evaluation_tasks(stage_config)
+        """Evaluate the policy as it is, on `tasks` or the run's evaluation tasks; results by metric name.
+
+        Empty when the run was told to stop meanwhile. DataError when there are no tasks.
+        """
+        plan = self.plans[min(self.stage_number, len(self.plans) - 1)]
+        chosen = self._load(tasks, "eval", plan.config) if tasks is not None else self._evaluation_tasks(plan.config)
         if not chosen:
             raise DataError("there are no tasks to evaluate on: set data.eval or evaluation.data")
-        self.backend = self.backend or self._new_backend()
+        prompts, start = Prompts(self.policy.tokenizer, plan.config.data.template), time.perf_counter()
+
+        def collect(of: Sequence[Task], sampling: Sampling, samples: int) -> list[Rollout]:
+            draws = [Draw(number, task) for number, task in enumerate(of)]
+            means = self._means(prompts, sampling, samples, "evaluation")
+            single_turn = registry.build("plan", "single_turn")
+            return self.collector.collect(draws, single_turn, means, plan.config.rollout.deadline)
+
         self.engine.publish(self.version, self.backend.named_weights)
-        start = time.perf_counter()
-        same = self.verifications[self.stage_number].of(chosen[0]).same_answer
-        done = evaluate(chosen, stage_config, self._collect_for_evaluation, same)
+        try:
+            done = evaluate(chosen, plan.config, collect, self.verification.of(chosen[0]).same_answer)
+        except Interrupted:
+            return {}
         results = {**done.results, "time/evaluate": time.perf_counter() - start}
-        row = {
-            "step": self.step,
-            "stage": self.plan.name,
-            **results,
-        }
+        row = {"step": self.step, "stage": plan.name, **results}
         self.evaluations.append(row)
         if self._begun:
             self.folder.evaluations.append(row)
         self.console.evaluation(self.step, results)
         return results
 
-    def _evaluate_unless_stopped(self) -> dict[str, Any]:
-        """The results of an evaluation; none, and a note that it is owed, when the run is to stop before it is done."""
-        self._owes_evaluation = True
-        try:
-            results = self.evaluate()
-        except Interrupted:
-            return {}
-        self._owes_evaluation = False
-        return results
-
-    def _make_up_evaluation(self) -> None:
-        """Evaluate where a stop kept the run from it, and complete the step's line."""
-        if not self._owes_evaluation:
-            return
-        results = self._evaluate_unless_stopped()
-        if results and self.metrics:
-            self.metrics[-1] = record({**self.metrics[-1], **results})
-            self.folder.metrics.truncate_after(self.step - 1)
-            self.folder.metrics.append(self.metrics[-1])
-
-    def _collect_for_evaluation(self, tasks: Sequence[Task], sampling: Sampling, samples: int) -> list[Rollout]:
-        draws = [Draw(number, task) for number, task in enumerate(tasks)]
-        plan = registry.build("plan", "single_turn")
-        return self._gather(
-            draws, plan, sampling, samples, self.config.rollout.deadline, Timing(), "evaluation", patient=True
-        )
-
     def _evaluation_tasks(self, config: Config) -> list[Task]:
-        tasks = (
-            self._load(config.evaluation.data, "eval")
-            if config.evaluation.data is not None
-            else self._eval_pool(config)
-        )
-        return tasks[: config.evaluation.limit]
-
-    def _eval_pool(self, config: Config) -> list[Task]:
-        given = self.given_eval_tasks if self.given_eval_tasks is not None else config.data.eval
-        return self._load(given, "eval", config) if given is not None else []
+        given = self._given["eval"] if self._given["eval"] is not None else config.data.eval
+        spec = config.evaluation.data if config.evaluation.data is not None else given
+        return [] if spec is None else self._load(spec, "eval", config)[: config.evaluation.limit]
 
     def _evaluation_is_due(self, stage: Stage) -> bool:
         asked = stage.config.evaluation
-        last = asked.at_end and self.stage_step in (stage.steps, stage.plan.allowed)
-        return bool(last or (asked.every and self.step % asked.every == 0)) and bool(
-            self._evaluation_tasks(stage.config)
-        )
+        now = (self.stage_step == stage.steps and asked.at_end) or (asked.every and self.step % asked.every == 0)
+        return bool(now) and bool(self._evaluation_tasks(stage.config))
 
-    # stages
+    # tasks and stages
 
-    def _check_stages(self) -> None:
-        """Open every stage once before training, so that bad tasks and settings are refused before time is spent."""
-        for number, plan in enumerate(self.plans):
-            stage = self._make_stage(number, plan)
-            if stage.left_out:
-                self.console.message(f"stage {plan.name}: {stage.left_out} tasks are left out, they are too long")
-            if stage.samples:
-                self.verifications[number].check(stage.pool)
-            self.verifications[number].check(self._evaluation_tasks(plan.config))
+    def _load(self, spec: Any, split: str, config: Config) -> list[Task]:
+        """The tasks that `spec` writes, read once."""
+        key = f"{split} {config.data.fields!r} {spec!r}" if isinstance(spec, (str, dict)) else f"{split} {id(spec)}"
+        if key not in self._tasks:
+            self._tasks[key] = load_tasks(spec, split=split, fields=config.data.fields)
+        return self._tasks[key]
 
     def _make_stage(self, number: int, plan: StagePlan) -> Stage:
-        spec = self.given_tasks if self.given_tasks is not None else plan.config.data.train
+        """The stage of a plan, with its tasks checked, so that bad ones are refused before time is spent."""
+        spec = self._given["train"] if self._given["train"] is not None else plan.config.data.train
         if spec is None:
-            raise ConfigError(
-                "the config names no tasks: set data.train to a file, a folder, a hub name or a registered source"
-            )
-        template = Template.parse(plan.config.data.template)
+            raise ConfigError("the config names no tasks: set data.train to a file, a folder, a hub name or a source")
+        tasks = self._load(spec, "train", plan.config)[: plan.config.data.limit]
+        prompts = Prompts(self.policy.tokenizer, plan.config.data.template)
 
-        def prompt(task: Task) -> tuple[int, ...]:
-            key = (repr(template), repr(task.prompt))
-            if key not in self._prompts:
-                self._prompts[key] = tuple(render_prompt(task, self.policy.tokenizer, template))
-            return self._prompts[key]
+        def collect(
+            draws: Sequence[Draw],
+            rollout_plan: Plan,
+            sampling: Sampling,
+            group_size: int,
+            deadline: float,
+            timing: Timing,
+        ) -> list[Rollout]:
+            means = self._means(prompts, sampling, group_size, "rollout", number)
+            return self.collector.collect(draws, rollout_plan, means, deadline, timing)
 
-        def collect(*arguments: Any) -> list[Rollout]:
-            return self._gather(*arguments, prompt=prompt)
-
-        tasks = self._load(spec, "train", plan.config)
+        parts = Parts(self.policy, self.history, prompts, collect)
         make = registry.find("stage", plan.kind)
-        parts = Parts(self.policy, self.history, prompt, collect)
-        return make(plan, parts, tasks, seed_of(self.seed, number, "sampler"), **plan.options)
+        stage: Stage = make(plan, parts, tasks, seed_of(self.seed, number, "sampler"), **plan.options)
+        if stage.left_out:
+            self.console.message(f"stage {plan.name}: {stage.left_out} tasks are left out, they are too long")
+        if stage.samples:
+            self.verification.check(stage.pool)
+        self.verification.check(self._evaluation_tasks(plan.config))
+        return stage
 
-    def _open_stage(self) -> Stage:
-        """The stage that the next step is in, opened with its optimizer and reference when it is new."""
-        while self.stage_step >= (self.plan.steps or 0):
-            self.stage_number, self.stage_step, self.stage = self.stage_number + 1, 0, None
-        plan = self.plan
-        if self.stage is None:
-            self.stage = self._make_stage(self.stage_number, plan)
-            self.backend = self._new_backend()
-            self.learner = Learner(self.backend, Snapshot(self.policy) if self.stage.keeps_reference else None)
-            if self.step == 0 and plan.config.evaluation.at_start and self._evaluation_tasks(plan.config):
-                self._evaluate_unless_stopped()
-        if self.stage.samples:
-            self.engine.publish(self.version, self.backend.named_weights)
-        self.console.stage(plan.name, plan.allowed, self.stage_step)
-        return self.stage
-
-    def _new_backend(self) -> Backend:
-        """A backend with a fresh optimizer, as the stage wants it."""
-        options = registry.build("backend", self.config.distributed.backend)
-        return options.open(self.policy, self.plan.config.optim.optimizer)
-
-    def _gather(
-        self,
-        draws: Sequence[Draw],
-        plan: Any,
-        sampling: Sampling,
-        group_size: int,
-        deadline: float,
-        timing: Timing,
-        purpose: str,
-        *,
-        prompt: Callable[[Task], tuple[int, ...]] | None = None,
-        patient: bool = False,
-    ) -> list[Rollout]:
-        """Run a plan over the draws. Seeds follow a path, so that nothing depends on the order of events (N7)."""
-        template = Template.parse(self.plan.config.data.template)
-        path = (self.seed, purpose) if patient else (self.seed, self.stage_number, purpose)
-        means = Means(
+    def _means(self, prompts: Prompts, sampling: Sampling, group_size: int, *path: int | str) -> Means:
+        """What a plan works with. Seeds follow a path, so that nothing depends on the order of events (N7)."""
+        return Means(
             generate=self.engine.generate,
-            verify=self.verifications[self.stage_number].verify,
-            prompt=prompt or (lambda task: tuple(render_prompt(task, self.policy.tokenizer, template))),
-            seed=lambda *more: seed_of(*path, *more),
+            verify=self.verification.verify,
+            prompt=prompts,
+            seed=lambda *more: seed_of(self.seed, *path, *more),
             sampling=sampling,
             group_size=group_size,
             history=self.history,
         )
-        return self.collector.collect(draws, plan, means, deadline, timing)
 
-    def _load(self, spec: Any, split: str, config: Config | None = None) -> list[Task]:
-        """Tasks as written or given, read once."""
-        data = (config or self.config).data
-        given = spec is self.given_tasks or spec is self.given_eval_tasks
-        key = f"given {split} {data.fields!r}" if given else f"{split} {data.fields!r} {spec!r}"
-        if key not in self._tasks:
-            self._tasks[key] = load_tasks(spec, split=split, fields=data.fields)
-        return self._tasks[key][: data.limit] if split == "train" else self._tasks[key]
+    def _enter(self, number: int) -> None:
+        """Come to the start of a stage: a fresh optimizer, and a snapshot of the policy where a reference is kept."""
+        self.stage_number, self.stage_step = number, 0
+        if number == len(self.stages):
+            return
+        stage = self.stages[number]
+        make = registry.build("backend", self.config.distributed.backend)
+        self.backend: Backend = make.open(self.policy, stage.config.optim.optimizer)
+        self.learner = Learner(self.backend, Snapshot(self.policy) if stage.keeps_reference else None)
+
+    def _ready(self, stage: Stage) -> None:
+        """Before a stage's next step: the baseline evaluation of a run, and the engine on the newest weights."""
+        at_start = self.step == 0 and stage.config.evaluation.at_start and not self.evaluations
+        if at_start and self._evaluation_tasks(stage.config):
+            self.evaluate()
+        self._publish(stage)
+        self.console.stage(stage.plan.name, stage.steps, self.stage_step)
 
     # beginning, saving and ending
 
     def _begin(self, resume: str | None) -> None:
+        """Make or take over the run folder, once."""
         if self._begun:
             return
-        self.rollout_log = RolloutLog(self.folder.path, self.config.logging.rollouts)
         found = self.folder.find(resume) if resume else None
         if found is not None:
             self.load(found)
@@ -412,28 +348,39 @@ class GRPOTrainer:
         if found is not None:
             self.console.message(f"resumed from {found}: step {self.step}")
 
+    def _maybe_checkpoint(self) -> None:
+        every = self.config.checkpoint.every
+        if every and self.step % every == 0:
+            self.save()
+
+    def _leave(self) -> None:
+        """After the last step of a call of `train`: a checkpoint of it."""
+        path = self.folder.checkpoints / f"step-{self.step}"
+        if self.step and not path.exists():
+            self.save()
+        if self.stop:
+            self.console.message(f"stopped after step {self.step}; train again or --resume auto to go on", "warning")
+
     def save(self) -> Path:
         """Write a checkpoint of the run as it is after the last whole step."""
-        stage = self.stage
-        if stage is None or self.backend is None:
-            raise TrainingError("there is nothing to save before the first step")
         state = {
             "step": self.step,
             "version": self.version,
             "stage_number": self.stage_number,
             "stage_step": self.stage_step,
-            "stage": stage.state_dict(),
+            "stages": [stage.state_dict() for stage in self.stages],
             "history": self.history.state_dict(),
             "nonfinite": self._nonfinite,
-            "owes_evaluation": self._owes_evaluation,
             "config": self.config.dump(),
         }
-        tensors = {"random": torch.get_rng_state(), "backend": self.backend.state_dict()}
-        if self.learner.reference is not None:
-            tensors["reference"] = self.learner.reference.state_dict()
-        return checkpoint.save(
-            self.folder.checkpoints, self.step, state, tensors, self._save_model, self.config.checkpoint.keep
-        )
+        reference = self.learner.reference
+        tensors = {
+            "random": torch.get_rng_state(),
+            "backend": self.backend.state_dict(),
+            "reference": None if reference is None else reference.state_dict(),
+        }
+        keep = self.config.checkpoint.keep
+        return checkpoint.save(self.folder.checkpoints, self.step, state, tensors, self._save_model, keep)
 
     def _save_model(self, folder: Path) -> None:
         self.backend.save_model(folder)
@@ -441,34 +388,23 @@ class GRPOTrainer:
             self.backend.save_merged(folder.parent / "merged")
 
     def load(self, path: Path) -> None:
-        """Take back the state of a checkpoint."""
+        """Take back the state of a checkpoint. CheckpointError names what does not fit."""
         state, tensors = checkpoint.load(path)
         self.folder.go_on(state["config"], state["step"])
-        self.step, self.version = state["step"], state["version"]
-        self.stage_number, self.stage_step = state["stage_number"], state["stage_step"]
-        self._nonfinite, self._owes_evaluation = state["nonfinite"], state["owes_evaluation"]
+        self.rollout_log.truncate_after(state["step"])
+        self.metrics, self.evaluations = list(self.folder.metrics.rows()), list(self.folder.evaluations.rows())
+        self.step, self.version, self._nonfinite = state["step"], state["version"], state["nonfinite"]
         self.history.load_state_dict(state["history"])
-        self.rollout_log.truncate_after(self.step)
-        self.metrics = list(self.folder.metrics.rows())
-        self.evaluations = list(self.folder.evaluations.rows())
-        self.backend = self._new_backend()
-        self.backend.load_state_dict(tensors["backend"])
-        self.stage = self._make_stage(self.stage_number, self.plan)
-        self.stage.load_state_dict(state["stage"])
-        reference = Snapshot(self.policy) if "reference" in tensors else None
-        if reference is not None:
-            reference.load_state_dict(tensors["reference"])
-        self.learner = Learner(self.backend, reference)
+        for stage, saved in zip(self.stages, state["stages"], strict=True):
+            stage.load_state_dict(saved)
+        self.backend.load_weights(tensors["backend"])  # before a stage is entered, whose reference they are
+        self._enter(state["stage_number"])
+        self.stage_step = state["stage_step"]
+        if self.stage_step:
+            self.backend.load_state_dict(tensors["backend"])
+            if self.learner.reference is not None:
+                self.learner.reference.load_state_dict(tensors["reference"])
         torch.set_rng_state(tensors["random"])
-
-    def _end(self) -> None:
-        """After the last step of this call: checkpoint, files, and the console given back. Bounded in time."""
-        newest = self.folder.checkpoints / f"step-{self.step}"
-        if self.step and self._whole and not newest.exists():
-            self.console.message(f"checkpoint: {self.save()}")
-        if self.stop:
-            self.console.message(f"stopped after step {self.step}; train again or --resume auto to go on", "warning")
-        self.console.finish()
 
     def close(self) -> None:
         """End trackers, workers, engine and threads. The trainer cannot train afterwards."""
@@ -485,42 +421,13 @@ class GRPOTrainer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):
-            self.collector.close()
-
-    def _times(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Seconds by phase; what verification took beyond sampling counts as verification."""
-        times = self.phases.finish()
-        waited = min(self._timing.verifying, times["time/rollout"])
-        times["time/rollout"] -= waited
-        times["time/verify"] += waited
-        sampled = metrics.get("tokens/sampled")
-        return {**times, "time/tokens_per_second": sampled / times["time/step"] if sampled else None}
-
-    def _stop_when_hopeless(self, row: Mapping[str, Any]) -> None:
-        skipped = row["skipped/nonfinite"]
-        self._nonfinite = self._nonfinite + 1 if skipped else 0
-        if skipped:
-            self.console.message(
-                f"step {self.step}: the loss or gradient was not finite; the update was skipped", "warning"
-            )
-        if self._nonfinite >= self.config.run.max_nonfinite:
-            self.save()
-            raise TrainingError(
-                f"the loss or gradient was not finite for {self._nonfinite} steps in a row; stopped with a checkpoint. "
-                "Lower optim.lr, or look at the rewards and log-probs of the last rollouts"
-            )
-
 
 def _tokenizer_of(model: Any) -> Any:
     from transformers import AutoTokenizer
 
     path = getattr(model, "name_or_path", "") or getattr(model.config, "_name_or_path", "")
     if not path:
-        raise ConfigError(
-            "the model was given without a tokenizer, and does not say where it came from: pass tokenizer="
-        )
+        raise ConfigError("the model came without a tokenizer and does not say where it is from: pass tokenizer=")
     return AutoTokenizer.from_pretrained(path)
 
 
@@ -529,7 +436,7 @@ def _trackers(config: Config) -> list[Tracker]:
     if wandb is False:
         return []
     options = {} if wandb is True else wandb.model_dump()
-    return [WandbTracker(**options)]
+    return [WandbTracker(name=config.run.name, **options)]
 
 
 def _remember(history: History, rollouts: Iterable[Rollout]) -> None:

@@ -123,7 +123,6 @@ def test_neutral_settings(case):
     np.testing.assert_allclose(group_advantage(3 * rewards, groups, "mean", "none"), 3 * centred, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.xfail(strict=True, reason="defect: baseline none with scale std divides equal rewards by epsilon alone")
 def test_no_baseline_with_std_does_not_blow_up_equal_rewards():
     got = group_advantage(np.asarray([1.0, 1.0, 1.0, 1.0]), np.zeros(4, dtype=int), "none", "std")
     assert np.abs(got).max() <= 1.0

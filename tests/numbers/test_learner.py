@@ -327,7 +327,6 @@ def test_unknown_behaviour_is_taken_on_the_first_step_and_refused_later(make_pol
             Learner(recording(policy, moves=False)).update(unknown, make_objective(), config(**options), 1.0)
 
 
-@pytest.mark.xfail(strict=True, reason="defect: who needs behaviour log-probs is read off zero_without_advantage")
 def test_unknown_behaviour_is_refused_without_the_skip_too(make_policy, make_batch, recording):
     policy = make_policy()
     unknown = make_batch(policy, known=False)
@@ -379,12 +378,7 @@ def test_two_components_with_their_own_tokens(mixed, recording, options):
     "size",
     [
         1,
-        pytest.param(
-            4,
-            marks=pytest.mark.xfail(
-                strict=True, reason="defect: NaN behaviour of tokens that weigh 0 in a component reaches its loss"
-            ),
-        ),
+        4,
     ],
 )
 def test_tokens_of_another_component_do_not_poison_a_later_ratio(mixed, recording, size):

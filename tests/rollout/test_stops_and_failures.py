@@ -233,10 +233,10 @@ def test_cancelled_requests_free_their_rows(monkeypatch):
             task.cancel()
         completion = await asyncio.wait_for(keeper, PATIENCE)
         assert len(completion.token_ids) == 60
-        while len(asyncio.all_tasks()) > 1:
+        while len(asyncio.all_tasks()) > 1:  # the engine's own ends when nothing is left
             await asyncio.sleep(0)
 
-    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    asyncio.run(main())
     assert spy.decoded_rows[3] == 41
     assert spy.decoded_rows[-1] == 1
     assert len(spy.shapes) < 70  # nobody decoded 3000 tokens for them

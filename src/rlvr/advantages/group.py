@@ -72,7 +72,7 @@ def group_advantage(
         advantage = r.copy()
     if scale == "std":
         std = np.sqrt(np.bincount(g, (r - mean[g]) ** 2, minlength=size) / np.maximum(count, 1))
-        advantage = np.where(count[g] > 1, advantage / (std[g] + epsilon), advantage)
+        advantage = np.where(equal[g], advantage, advantage / np.where(equal[g], 1.0, std[g] + epsilon))
     if baseline != "none":
         advantage[equal[g]] = 0.0
 

@@ -7,6 +7,7 @@ from rlvr.data.adapters import to_task
 from rlvr.data.arithmetic import arithmetic
 from rlvr.data.history import History, TaskHistory
 from rlvr.data.pool import TaskPool
+from rlvr.data.prompts import Prompts
 from rlvr.data.samplers import Draw, Sampler, Sequential, Shuffle
 from rlvr.data.sources import load_tasks
 from rlvr.data.splits import in_split
@@ -15,6 +16,7 @@ from rlvr.data.templates import Template, render_demonstration, render_prompt
 __all__ = [
     "Draw",
     "History",
+    "Prompts",
     "Sampler",
     "Sequential",
     "Shuffle",

@@ -36,7 +36,9 @@ def arithmetic(
     lengths = digits or [2, 3]
     possible = sum((9 * 10 ** (n - 1)) ** 2 for n in lengths) * (EVAL_SHARE if split == "eval" else 1 - EVAL_SHARE)
     if count > possible / 2:
-        raise ConfigError(f"source 'arithmetic': {count} different tasks are too many for {lengths} digits: at most {int(possible / 2)}")
+        raise ConfigError(
+            f"source 'arithmetic': {count} different tasks are too many for {lengths} digits: at most {int(possible / 2)}"
+        )
     numbers = random.Random(seed_of("arithmetic", seed, split))
     seen: set[str] = set()
     while len(seen) < count:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
-from rlvr.needs import Need
+from rlvr.needs import PROXIMAL, Need
 from rlvr.registry import register
 from rlvr.schedules import Scalar
 
@@ -30,13 +30,15 @@ class ClippedPolicyLoss:
     constant: int | None = None
     """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 
-    needs = frozenset({Need("logprobs", grad=True)})
+    needs = frozenset({Need("logprobs", grad=True), Need("logprobs", PROXIMAL)})
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
         low, high = 1 - float(self.clip_low), 1 + float(self.clip_high)  # type: ignore[arg-type]
-        ratio = torch.exp(tokens.logprobs - tokens.proximal_logprobs)
-        value = torch.minimum(ratio * tokens.advantage, ratio.clamp(low, high) * tokens.advantage)
-        detached = ratio.detach()
+        gap, advantage = tokens.logprobs - tokens.proximal_logprobs, tokens.advantage
+        detached = gap.detach().exp()
+        binds = ((detached < low) & (advantage < 0)) | ((detached > high) & (advantage > 0)) | (advantage == 0)
+        # Where the clip binds there is no gradient, and an overflowing ratio must not make one of 0 x inf.
+        value = torch.where(binds, detached.clamp(low, high), gap.masked_fill(binds, 0.0).exp()) * advantage
         metrics = {
             "ratio/mean": detached,
             "ratio/max": detached,

@@ -90,6 +90,10 @@ def rows_of(
         ids[r, : len(rollout)] = rollout.token_ids
         mask[r, : len(rollout)] = 1
         places = np.flatnonzero(trained[i])
+        if len(places) and places[0] == 0:
+            raise ValueError(
+                f"rollout {rollout.id}: its first token is to be trained, and it has no context to be predicted from"
+            )
         rows.append(np.full(len(places), r, dtype=np.int64))
         columns.append(places)
     row, column = np.concatenate(rows), np.concatenate(columns)

@@ -40,6 +40,6 @@ def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
         return config.lr * (step + 1) / config.warmup_steps
     if config.schedule == "constant":
         return config.lr
-    done = (step - config.warmup_steps) / max(1, steps - config.warmup_steps)
+    done = min(1.0, (step - config.warmup_steps) / max(1, steps - config.warmup_steps))
     left = 1 - done if config.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
     return config.min_lr + (config.lr - config.min_lr) * left

@@ -53,6 +53,7 @@ def _statistics(
     policy: Policy, hidden: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, asked: dict[str, bool]
 ) -> dict[str, torch.Tensor]:
     logits = (policy.logits(hidden) if policy.head_is_enough else hidden) / temperature[:, None]
+    logits = logits - logits.detach().amax(-1, keepdim=True)  # so that nothing large cancels
     log_partition = torch.logsumexp(logits, dim=-1)
     result = {}
     if "logprobs" in asked:

@@ -60,7 +60,7 @@ def _without_weight(spec: Any) -> tuple[Any, float]:
     if not isinstance(spec, dict):
         return spec, 1.0
     weight = spec.get("weight", 1.0)
-    if not isinstance(weight, (int, float)) or isinstance(weight, bool):
+    if not isinstance(weight, (int, float)) or isinstance(weight, bool) or not np.isfinite(weight):
         raise ConfigError(f"rewards: the weight of {spec.get('name')!r} is {weight!r}, not a number")
     return {k: v for k, v in spec.items() if k != "weight"}, float(weight)
 
@@ -122,7 +122,12 @@ def score(batch: Batch, terms: Sequence[Term]) -> Batch:
     """
     total = np.zeros(len(batch))
     for term in terms:
-        values = np.asarray(term.function(batch), dtype=np.float64)
+        try:
+            values = np.asarray(term.function(batch), dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"reward {term.name!r} gave something other than one number per rollout: {error}"
+            ) from error
         if values.shape != (len(batch),):
             raise ConfigError(
                 f"reward {term.name!r} returned shape {values.shape} for {len(batch)} rollouts: one number each is needed"

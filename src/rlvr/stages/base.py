@@ -94,7 +94,8 @@ class Stage(ABC):
         return None if 0 < length <= limit else f"its prompt has {length} tokens, and 1 to {limit} are possible"
 
     def check_tasks(self) -> None:
-        """DataError when a task lacks something that this kind of stage needs."""
+        """DataError when a task lacks something that this kind of stage needs; by default nothing is."""
+        return
 
     def controllers(self) -> Iterator[Controller]:
         """The controllers among the scalars of the stage, in a fixed order."""

@@ -101,4 +101,5 @@ def _objective(plan: StagePlan) -> Objective:
         components.append(Component("kl", KLPenalty(estimator, loss.average), "policy", algorithm.kl.coef))
     if algorithm.entropy != 0.0:
         components.append(Component("entropy", EntropyBonus(loss.average), "policy", algorithm.entropy))
-    return Objective(tuple(components), constant=float(plan.config.rollout.max_new_tokens))
+    constant = getattr(loss, "constant", None) or plan.config.rollout.max_new_tokens
+    return Objective(tuple(components), constant=float(constant))

@@ -1,0 +1,343 @@
+"""Checkpoints: whole or passed over, whatever was damaged and whenever the process was killed."""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlvr.distributed import PlainBackend
+from rlvr.distributed.checkpoint import SEAL, _checksum, checkpoints, latest, load, save, why_torn
+from rlvr.errors import CheckpointError
+
+STATE = {"step": 3, "seeds": [1, 2], "history": {"a b": {"rate": 0.5}}, "nothing": None, "text": "é\n"}
+TENSORS = {
+    "weights": {"w": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1.5], dtype=torch.bfloat16)},
+    "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99)}]},
+}
+
+
+def a_model(folder):
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "deeper").mkdir()
+    (folder / "deeper" / "weights.bin").write_bytes(bytes(range(256)))
+
+
+def write(folder, step, keep=9, state=STATE, tensors=TENSORS, save_model=a_model):
+    return save(folder, step, {**state, "step": step}, tensors, save_model, keep)
+
+
+def names(folder):
+    return [path.name for path in checkpoints(folder)]
+
+
+def test_what_was_saved_is_loaded(tmp_path):
+    path = write(tmp_path / "checkpoints", 12)
+    assert path == tmp_path / "checkpoints" / "step-12"
+    assert sorted(p.name for p in path.iterdir()) == sorted(["model", "tensors.pt", "state.json", SEAL])
+    assert why_torn(path) is None
+    state, tensors = load(path)
+    assert state == {**STATE, "step": 12}
+    assert torch.equal(tensors["weights"]["w"], TENSORS["weights"]["w"])
+    assert torch.equal(tensors["weights"]["b"], TENSORS["weights"]["b"])
+    assert tensors["weights"]["b"].dtype == torch.bfloat16
+    assert tensors["optimizer"] == TENSORS["optimizer"]
+    assert not list(path.parent.glob(".*"))
+
+
+def test_nothing_saved_is_no_checkpoint(tmp_path):
+    assert latest(tmp_path) is None
+    assert latest(tmp_path / "not there") is None
+    (tmp_path / "step-x").mkdir()
+    (tmp_path / "step-3.old").mkdir()
+    assert names(tmp_path) == []
+
+
+def test_the_latest_is_so_by_number(tmp_path):
+    for step in (2, 10, 9):
+        write(tmp_path, step)
+    assert names(tmp_path) == ["step-2", "step-9", "step-10"]
+    assert latest(tmp_path).name == "step-10"
+
+
+def test_the_newest_are_kept(tmp_path):
+    for step in range(1, 8):
+        write(tmp_path, step, keep=3)
+    assert names(tmp_path) == ["step-5", "step-6", "step-7"]
+    write(tmp_path, 8, keep=1)
+    assert names(tmp_path) == ["step-8"]
+    (tmp_path / "best").mkdir()
+    (tmp_path / "notes.txt").write_text("mine")
+    write(tmp_path, 9, keep=1)
+    assert (tmp_path / "best").is_dir()
+    assert (tmp_path / "notes.txt").is_file()
+
+
+def test_a_checkpoint_just_written_is_kept_beside_a_torn_one_of_a_higher_number(tmp_path):
+    """step-10 was torn, the run resumed from step-5 and saves again."""
+    write(tmp_path, 5)
+    (write(tmp_path, 10) / "tensors.pt").unlink()
+    path = write(tmp_path, 6, keep=1)
+    assert path.is_dir()
+    assert latest(tmp_path) == path
+
+
+def test_a_step_is_written_again_over_what_was_there(tmp_path):
+    write(tmp_path, 4)
+    path = write(tmp_path, 4, state={**STATE, "text": "second"})
+    assert load(path)[0]["text"] == "second"
+    (path / "state.json").unlink()
+    assert load(write(tmp_path, 4))[0]["text"] == STATE["text"]
+
+
+# Torn ones
+
+
+def unseal(path):
+    (path / SEAL).unlink()
+
+
+def cut(path):
+    file = path / "tensors.pt"
+    file.write_bytes(file.read_bytes()[:-7])
+
+
+def flip(path):
+    file = path / "model" / "deeper" / "weights.bin"
+    data = bytearray(file.read_bytes())
+    data[100] ^= 4
+    file.write_bytes(data)
+
+
+def lose(path):
+    (path / "state.json").unlink()
+
+
+def half_a_seal(path):
+    (path / SEAL).write_text((path / SEAL).read_text()[:30])
+
+
+def empty_seal(path):
+    (path / SEAL).write_text("")
+
+
+def odd_seal(path):
+    (path / SEAL).write_text("[1, 2]")
+
+
+def no_model(path):
+    shutil.rmtree(path / "model")
+
+
+TEARS = {
+    unseal: "complete.json is missing",
+    cut: "tensors.pt is damaged",
+    flip: "weights.bin is damaged",
+    lose: "state.json is missing",
+    half_a_seal: "not finished",
+    empty_seal: "not finished",
+    odd_seal: "not finished",
+    no_model: "config.json is missing",
+}
+
+
+@pytest.mark.parametrize("tear", TEARS, ids=lambda tear: tear.__name__)
+def test_a_torn_checkpoint_is_passed_over_in_words_and_refused(tmp_path, caplog, tear):
+    good, torn = write(tmp_path, 1), write(tmp_path, 2)
+    tear(torn)
+    with caplog.at_level(logging.WARNING):
+        assert latest(tmp_path) == good
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert str(torn) in said[0]
+    assert TEARS[tear] in said[0]
+    with pytest.raises(CheckpointError, match="step-2 cannot be used") as error:
+        load(torn)
+    assert TEARS[tear] in str(error.value)
+    tear(good)
+    assert latest(tmp_path) is None
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("sound"), 1)
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_any_flipped_bit_of_any_file_is_noticed(sound, data):
+    file = data.draw(st.sampled_from(sorted(p for p in sound.rglob("*") if p.is_file())))
+    original = file.read_bytes()
+    place = data.draw(st.integers(0, 8 * len(original) - 1))
+    flipped = bytearray(original)
+    flipped[place // 8] ^= 1 << place % 8
+    try:
+        file.write_bytes(flipped)
+        assert why_torn(sound) is not None
+    finally:
+        file.write_bytes(original)
+    assert why_torn(sound) is None
+
+
+def test_a_path_that_is_no_checkpoint_is_refused(tmp_path):
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(CheckpointError, match="cannot be used"):
+            load(path)
+
+
+def seal_again(path):
+    files = sorted(p for p in path.rglob("*") if p.is_file() and p.name != SEAL)
+    (path / SEAL).write_text(json.dumps({str(p.relative_to(path)): _checksum(p) for p in files}))
+
+
+class Code:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_tensors_with_code_in_them_are_refused_and_not_run(tmp_path):
+    path = write(tmp_path, 1)
+    ran = tmp_path / "ran"
+    torch.save({"weights": Code(str(ran))}, path / "tensors.pt")
+    with pytest.raises(CheckpointError, match=r"tensors.pt is damaged"):
+        load(path)
+    seal_again(path)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load(path)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("junk", [b"", b"junk", b"PK\x03\x04", b"\x80\x02."], ids=repr)
+def test_sealed_junk_is_refused_in_words(tmp_path, junk):
+    path = write(tmp_path, 1)
+    (path / "tensors.pt").write_bytes(junk)
+    seal_again(path)
+    with pytest.raises(CheckpointError, match="step-1 cannot be read"):
+        load(path)
+
+
+# Dying while saving
+
+
+KILLED = """
+    import os, sys, time
+    from pathlib import Path
+    import torch
+    import rlvr.distributed.checkpoint as checkpoint
+
+    folder, where = Path(sys.argv[1]), sys.argv[2]
+
+    def model(sleep):
+        def save_model(path):
+            path.mkdir()
+            (path / "config.json").write_text("{}")
+            if sleep:
+                wait()
+        return save_model
+
+    def wait(*_):
+        print("here", flush=True)
+        time.sleep(600)
+
+    checkpoint.save(folder, 1, {"step": 1}, {"w": torch.ones(3)}, model(False), 5)
+    if where == "sync":
+        checkpoint._sync = wait
+    if where == "rename":
+        os.replace = wait
+    checkpoint.save(folder, 2, {"step": 2}, {"w": torch.ones(3)}, model(where == "model"), 5)
+"""
+
+
+@pytest.mark.parametrize("where", ["model", "sync", "rename"])
+def test_a_process_killed_while_it_saves_leaves_no_checkpoint(tmp_path, where):
+    command = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path), where]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "here\n"
+        finally:
+            process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert names(tmp_path) == ["step-1"]
+    assert latest(tmp_path).name == "step-1"
+    assert load(latest(tmp_path))[0] == {"step": 1}
+
+    write(tmp_path, 2)  # the same step, after the resume
+    assert latest(tmp_path).name == "step-2"
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_an_error_while_saving_leaves_what_was_there(tmp_path):
+    def full(folder):
+        a_model(folder)
+        raise OSError("no space left on device")
+
+    write(tmp_path, 1)
+    with pytest.raises(OSError, match="no space left"):
+        write(tmp_path, 2, save_model=full, keep=1)
+    with pytest.raises(OSError, match="no space left"):
+        write(tmp_path, 1, save_model=full, keep=1)
+    assert names(tmp_path) == ["step-1"]
+    assert load(latest(tmp_path))[0]["step"] == 1
+
+
+# With a backend
+
+
+def trained(policy, optimizer, steps, seed=0):
+    backend = PlainBackend(policy, optimizer)
+    go_on(backend, steps, seed)
+    return backend
+
+
+def go_on(backend, steps, seed=0):
+    for step in range(steps):
+        ids = torch.randint(0, 20, (2, 9), generator=torch.Generator().manual_seed(100 * seed + step))
+        backend.zero()
+        backend.backward(backend.policy.model(input_ids=ids, labels=ids).loss)
+        backend.step(lr=0.01, max_norm=1.0)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", {"name": "sgd", "momentum": 0.9}], ids=str)
+@pytest.mark.parametrize("adapter", [None, {"r": 2, "alpha": 4}], ids=["whole", "lora"])
+def test_a_backend_taken_up_again_goes_on_as_if_never_stopped(make_policy, tmp_path, optimizer, adapter):
+    backend = trained(make_policy(adapter=adapter), optimizer, 3)
+    path = save(tmp_path, 3, {}, backend.state_dict(), backend.save_model, 1)
+    go_on(backend, 3, seed=1)
+
+    other = PlainBackend(make_policy(adapter=adapter), optimizer)
+    other.load_state_dict(load(path)[1])
+    go_on(other, 3, seed=1)
+    assert backend.parameters.keys() == other.parameters.keys()
+    assert all(torch.equal(p, other.parameters[name]) for name, p in backend.parameters.items())
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name(make_policy):
+    state = PlainBackend(make_policy()).state_dict()
+    for other in (make_policy(layers=3), make_policy(intermediate_size=80), make_policy(adapter={"r": 2})):
+        with pytest.raises(CheckpointError, match=r"of another model: .*(layers|lora)"):
+            PlainBackend(other).load_weights(state)
+
+
+def test_a_step_without_a_finite_norm_changes_nothing(make_policy):
+    backend = trained(make_policy(), "adamw", 2)
+    before = {name: p.clone() for name, p in backend.parameters.items()}
+    moments = {k: v.clone() for s in backend.optimizer.state.values() for k, v in s.items()}
+    backend.zero()
+    next(iter(backend.parameters.values())).grad.fill_(float("nan"))
+    assert not torch.isfinite(torch.tensor(backend.step(0.1, 1.0)))
+    assert all(torch.equal(p, before[name]) for name, p in backend.parameters.items())
+    assert all(torch.equal(v, moments[k]) for s in list(backend.optimizer.state.values())[-1:] for k, v in s.items())

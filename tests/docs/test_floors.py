@@ -1,0 +1,57 @@
+"""Imports point down: the floors that docs/architecture.md lists hold for every import in the library."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def floors(root):
+    """Room -> floor, from 0."""
+    page = (root / "docs/architecture.md").read_text()
+    (block,) = re.findall(r"```floors\n(.*?)```", page, re.DOTALL)
+    return {room: number for number, line in enumerate(block.splitlines()) for room in line.split()}
+
+
+@pytest.fixture(scope="module")
+def modules(root):
+    """Module name -> path."""
+    source = root / "src"
+    return {
+        ".".join(p.relative_to(source).with_suffix("").parts).removesuffix(".__init__"): p for p in source.rglob("*.py")
+    }
+
+
+def test_every_room_stands_on_a_floor_and_in_the_table(root, floors, modules):
+    rooms = {name.split(".")[1] for name in modules if name != "rlvr"}
+    assert set(floors) == rooms
+    page = (root / "docs/architecture.md").read_text().split("## Rooms")[1].split("## Records")[0]
+    assert {
+        name for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
+    } == rooms
+
+
+def test_no_import_points_up_or_to_its_own_floor(floors, modules):
+    wrong = [
+        f"{name} imports {target}"
+        for name, path in modules.items()
+        if name != "rlvr"
+        for target in imported(path, modules)
+        if (mine := name.split(".")[1]) != (theirs := target.split(".")[1]) and floors[theirs] >= floors[mine]
+    ]
+    assert not wrong
+
+
+def imported(path, modules) -> set[str]:
+    """The modules of the library that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in modules else str(node.module) for name in inner}
+    return {name for name in found if name.startswith("rlvr.")}

@@ -1,0 +1,381 @@
+"""Collecting: order, failures, deadlines, interruptions, custom plans, overlap with verification."""
+
+import asyncio
+import gc
+import logging
+import threading
+import time
+import warnings
+
+import numpy as np
+import pytest
+from engine_helpers import PATIENCE, DrawOf, alphabet_chain, chain, ids_of, recomputed, shake, small
+
+from rlvr import registry
+from rlvr.errors import WaitTimeout
+from rlvr.records import Origin, Rollout, StopReason, Task, Verdict
+from rlvr.rollout import (
+    Collector,
+    Completion,
+    HFEngine,
+    HFEngineOptions,
+    Interrupted,
+    Means,
+    Request,
+    Sampling,
+    Timing,
+    make_rollout,
+    single_turn,
+)
+from rlvr.seeding import seed_of
+
+DEADLINE = 60.0
+
+
+def draws_of(count, prompts=("abc", "kj", "fghij")):
+    return [DrawOf(n, Task(f"task-{n % len(prompts)}", prompts[n % len(prompts)])) for n in range(count)]
+
+
+async def marked(rollout):
+    rollout.verdicts["here"] = Verdict.from_score(len(rollout.text) % 2)
+    return rollout
+
+
+async def numbered(request):
+    """A completion at once: three tokens that tell the seed."""
+    ids = np.asarray([request.seed % 7, request.seed % 11, 1])
+    return Completion(ids, np.zeros(3, np.float32), np.zeros(3, np.int32), StopReason.END, "abc", 0.0)
+
+
+def means_of(generate=numbered, verify=marked, policy=None, sampling=None, group_size=4, run_seed=0):
+    return Means(
+        generate=generate,
+        verify=verify,
+        prompt=lambda task: ids_of(policy, task.prompt) if policy else (1, 2, 3),
+        seed=lambda *path: seed_of(run_seed, "rollout", *path),
+        sampling=sampling or Sampling(12),
+        group_size=group_size,
+        history={},
+    )
+
+
+def left_over(collector):
+    """Tasks still on the collector's loop, after giving them the time to end."""
+
+    async def others():
+        return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+    until = time.monotonic() + 5
+    while (tasks := collector.submit(others()).result(timeout=PATIENCE)) and time.monotonic() < until:
+        time.sleep(0.01)
+    return tasks
+
+
+@pytest.fixture
+def policy():
+    return small()
+
+
+@pytest.fixture
+def plan_called():
+    """Register a plan for one test: `plan_called(name)` is register_plan(name)."""
+    mine = []
+
+    def register(name):
+        mine.append(name)
+        return registry.register_plan(name)
+
+    yield register
+    for name in mine:
+        registry._pieces["plan"].pop(name, None)
+
+
+# Order and randomness
+
+
+def test_results_are_in_order_however_they_finish(collector):
+    finished = []
+
+    async def verify(rollout):
+        await asyncio.sleep(0.002 * ((7 * int(rollout.group) + 5 * rollout.member) % 13))
+        finished.append((int(rollout.group), rollout.member))
+        return await marked(rollout)
+
+    rollouts = collector.collect(draws_of(12), single_turn, means_of(verify=verify), DEADLINE)
+    places = [(int(r.group), r.member) for r in rollouts]
+    assert places == [(d, m) for d in range(12) for m in range(4)]
+    assert sorted(finished) == places
+    assert finished != places
+    assert len({r.id for r in rollouts}) == 48
+
+
+def test_the_stream_gives_rollouts_as_they_finish(collector):
+    async def verify(rollout):
+        await asyncio.sleep(0.3 * (rollout.member == 0))
+        return rollout
+
+    stream = collector.stream(draws_of(1), single_turn, means_of(verify=verify), DEADLINE)
+    assert [r.member for r in stream][-1] == 0
+
+
+def test_nothing_drawn_is_nothing_collected(collector):
+    assert collector.collect([], single_turn, means_of(), DEADLINE) == []
+
+
+def test_a_task_drawn_twice_gets_two_different_groups(collector, policy):
+    means = means_of(HFEngine(policy).generate, policy=policy)
+    draws = [DrawOf(3, Task("same", "abc")), DrawOf(8, Task("same", "abc"))]
+    rollouts = collector.collect(draws, single_turn, means, DEADLINE)
+    groups = {g: [tuple(r.token_ids.tolist()) for r in rollouts if r.group == g] for g in ("3", "8")}
+    assert len(groups["3"]) == len(groups["8"]) == 4
+    assert not set(groups["3"]) & set(groups["8"])
+    assert len(set(groups["3"])) > 1
+
+    again = collector.collect(draws[::-1], single_turn, means, DEADLINE)
+    assert [r.token_ids.tolist() for r in again] == [r.token_ids.tolist() for r in rollouts]
+    alone = collector.collect(draws[1:], single_turn, means, DEADLINE)
+    assert [tuple(r.token_ids.tolist()) for r in alone] == groups["8"]
+    means = means_of(HFEngine(policy).generate, policy=policy, run_seed=1)
+    other = collector.collect(draws, single_turn, means, DEADLINE)
+    assert [r.token_ids.tolist() for r in other] != [r.token_ids.tolist() for r in rollouts]
+
+
+def test_a_rollout_is_the_flat_record_of_what_was_sampled(collector, policy):
+    engine = HFEngine(policy)
+    engine.publish(4, lambda: iter(()))
+    sampling = Sampling(12, temperature=0.7)
+    for rollout in collector.collect(draws_of(3), single_turn, means_of(engine.generate, policy=policy, sampling=sampling), DEADLINE):
+        prompt = ids_of(policy, rollout.task.prompt)
+        n = len(prompt)
+        assert tuple(rollout.token_ids[:n].tolist()) == prompt
+        assert rollout.origin.tolist() == [Origin.PROMPT] * n + [Origin.POLICY] * (len(rollout) - n)
+        assert np.isnan(rollout.behaviour_logprobs[:n]).all()
+        assert np.isfinite(rollout.behaviour_logprobs[n:]).all()
+        assert rollout.policy_version.tolist() == [-1] * n + [4] * (len(rollout) - n)
+        assert rollout.temperature == 0.7
+        assert [(s.kind, s.start, s.end) for s in rollout.segments] == [("turn", n, len(rollout))]
+        assert rollout.text == policy.tokenizer.decode(rollout.token_ids[n:], skip_special_tokens=True)
+        assert rollout.verdict is not None
+        assert Rollout.from_json(rollout.to_json()).token_ids.tolist() == rollout.token_ids.tolist()
+
+
+# Failures
+
+
+class Broken(Exception):
+    pass
+
+
+@pytest.mark.parametrize("where", ["generate", "verify", "plan"])
+def test_what_a_plan_raises_is_raised_and_no_task_is_left(collector, where):
+    async def generate(request):
+        if where == "generate" and request.seed == seed_of(0, "rollout", 2, 1, 0):
+            raise Broken("the third draw")
+        await asyncio.sleep(0 if where == "generate" else 0.01)
+        return await numbered(request)
+
+    async def verify(rollout):
+        if where == "verify" and rollout.group == "2":
+            raise Broken("the third draw")
+        await asyncio.sleep(3600)
+        return rollout
+
+    async def plan(draw, means):
+        if where == "plan" and draw.number == 2:
+            raise Broken("the third draw")
+        async for rollout in single_turn(draw, means):
+            yield rollout
+
+    with pytest.raises(Broken, match="the third draw"):
+        collector.collect(draws_of(6), plan, means_of(generate, verify), DEADLINE)
+    assert left_over(collector) == []
+    assert len(collector.collect(draws_of(2), single_turn, means_of(), DEADLINE)) == 8
+
+
+def test_a_failing_engine_is_said_once_and_not_by_every_member(collector, caplog):
+    """No "Task exception was never retrieved" for each of the other members."""
+
+    async def generate(request):
+        raise Broken("out of memory")
+
+    with caplog.at_level(logging.ERROR), pytest.raises(Broken):
+        collector.collect(draws_of(5), single_turn, means_of(generate), DEADLINE)
+    assert left_over(collector) == []
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_a_deadline_names_what_was_awaited(collector):
+    async def verify(rollout):
+        if rollout.group in ("1", "2"):
+            await asyncio.sleep(3600)
+        return rollout
+
+    start = time.monotonic()
+    with pytest.raises(WaitTimeout, match=r"rollouts \(2 of 3 groups open\).*deadline"):
+        collector.collect(draws_of(3), single_turn, means_of(verify=verify), 0.5)
+    assert time.monotonic() - start < PATIENCE
+    assert left_over(collector) == []
+    assert len(collector.collect(draws_of(2), single_turn, means_of(), DEADLINE)) == 8
+
+
+def test_half_of_a_deadline_is_said_in_the_log(collector, caplog):
+    async def verify(rollout):
+        await asyncio.sleep(3600)
+
+    with caplog.at_level(logging.WARNING), pytest.raises(WaitTimeout):
+        collector.collect(draws_of(1), single_turn, means_of(verify=verify), 0.6)
+    assert any("still waiting for rollouts (1 of 1 groups open)" in r.getMessage() for r in caplog.records)
+
+
+def test_an_interrupted_collection_is_given_up_and_the_engine_goes_on(policy, monkeypatch):
+    want = threading.Event()
+    collector = Collector(want.is_set)
+    try:
+        engine = HFEngine(policy, HFEngineOptions(max_rows=16))
+        means = means_of(engine.generate, policy=policy)
+        expected = [r.token_ids.tolist() for r in collector.collect(draws_of(6), single_turn, means, DEADLINE)]
+
+        real, calls = policy.next_logits, []
+
+        def slow(*inputs):
+            calls.append(0)
+            if len(calls) == 5:
+                want.set()
+            time.sleep(0.05 if len(calls) < 12 else 0)
+            return real(*inputs)
+
+        monkeypatch.setattr(policy, "next_logits", slow, raising=False)
+        with pytest.raises(Interrupted):
+            collector.collect(draws_of(20), single_turn, means_of(engine.generate, policy=policy), DEADLINE)
+        assert left_over(collector) == []
+        calls_then = len(calls)
+        want.clear()
+        time.sleep(0.05)
+        assert len(calls) == calls_then  # nothing is decoded on for nobody
+
+        again = collector.collect(draws_of(6), single_turn, means, DEADLINE)
+        assert [r.token_ids.tolist() for r in again] == expected
+    finally:
+        collector.close()
+
+
+def test_closing_with_work_open_ends_it_quietly(policy, caplog):
+    """The engine's own task too: another collector can use the engine afterwards."""
+    engine, collector = HFEngine(policy), Collector()
+    request = Request((5, 6), Sampling(90, ignore_eos=True), 0)
+    with caplog.at_level(logging.ERROR), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        open_request = collector.submit(engine.generate(request))
+        while engine._active is None:
+            time.sleep(0.001)
+        collector.close()
+        assert not collector._thread.is_alive()
+        collector.close()  # twice is fine
+        assert open_request.cancelled()
+        del open_request
+        gc.collect()
+    assert [r.getMessage() for r in caplog.records] == []
+
+    other = Collector()
+    try:
+        assert len(other.submit(engine.generate(request)).result(timeout=PATIENCE).token_ids) == 90
+    finally:
+        other.close()
+
+
+def test_it_works_where_a_loop_is_running(collector, policy):
+    """In a notebook, say."""
+
+    async def main():
+        return collector.collect(draws_of(3), single_turn, means_of(HFEngine(policy).generate, policy=policy), DEADLINE)
+
+    assert len(asyncio.run(main())) == 12
+
+
+# Plans
+
+
+def test_a_plan_of_ones_own_may_ask_as_often_as_it_likes(collector, policy, plan_called):
+    """Retry with a hint: the first answer is kept; where it is wrong, a second one follows the hint in one context."""
+    shake(policy, 1)
+
+    @plan_called("retry_with_hint_for_this_test")
+    async def retry(draw, means, *, hint="j1\n"):
+        prompt = means.prompt(draw.task)
+        for member in range(means.group_size):
+            request = Request(prompt, means.sampling, means.seed(draw.number, member, 0))
+            first = await means.verify(make_rollout(draw, member, request, await means.generate(request)))
+            if first.verdict.score == 1:
+                yield first
+                continue
+            hinted = (*first.token_ids.tolist(), *ids_of(policy, hint))
+            request = Request(hinted, means.sampling, means.seed(draw.number, member, 1))
+            second = make_rollout(draw, member, request, await means.generate(request))
+            told = len(first)
+            second.origin[:told] = first.origin
+            second.behaviour_logprobs[:told] = first.behaviour_logprobs
+            second.policy_version[:told] = first.policy_version
+            second.origin[told : len(hinted)] = Origin.HINT
+            yield await means.verify(second)
+
+    plan = registry.build("plan", {"name": "retry_with_hint_for_this_test", "hint": "k0\n"})
+    means = means_of(HFEngine(policy).generate, policy=policy)
+    rollouts = collector.collect(draws_of(4), plan, means, DEADLINE)
+    assert [(int(r.group), r.member) for r in rollouts] == [(d, m) for d in range(4) for m in range(4)]
+    hinted = [r for r in rollouts if (r.origin == Origin.HINT).any()]
+    assert 0 < len(hinted) < len(rollouts)
+    for rollout in hinted:
+        at = rollout.origin == Origin.HINT
+        assert rollout.token_ids[at].tolist() == list(ids_of(policy, "k0\n"))
+        assert np.isnan(rollout.behaviour_logprobs[at]).all()
+        assert np.flatnonzero(rollout.sampled)[0] < np.flatnonzero(at)[0] < np.flatnonzero(rollout.sampled)[-1]
+    for rollout, logprobs in zip(rollouts, recomputed(policy, rollouts), strict=True):  # N3, over both turns
+        assert np.abs(rollout.behaviour_logprobs[rollout.sampled] - logprobs).max() < 1e-4
+
+
+def test_groups_may_be_ragged_and_empty(collector):
+    async def plan(draw, means):
+        for member in range(draw.number):
+            request = Request((1,), means.sampling, member)
+            yield make_rollout(draw, member, request, await means.generate(request))
+
+    rollouts = collector.collect(draws_of(4), plan, means_of(), DEADLINE)
+    assert [(r.group, r.member) for r in rollouts] == [(str(d), m) for d in range(4) for m in range(d)]
+
+
+# Overlap
+
+
+def test_verification_overlaps_sampling(collector, policy, monkeypatch):
+    """What ended early is verified, in a thread that sleeps, while the rest is being sampled."""
+    policy = small(context=2000)
+    chain(monkeypatch, policy, alphabet_chain(policy, "abc"))
+    engine, sampled, verified = HFEngine(policy), {}, {}
+
+    async def plan(draw, means):
+        request = Request(ids_of(policy, "abca"), Sampling(1 if draw.number else 1500), 0)
+        rollout = make_rollout(draw, 0, request, await means.generate(request))
+        sampled[draw.number] = time.monotonic()
+        yield await means.verify(rollout)
+
+    async def verify(rollout):
+        await asyncio.to_thread(time.sleep, 0.02)
+        verified[int(rollout.group)] = time.monotonic()
+        return rollout
+
+    timing = Timing()
+    collector.collect(draws_of(4), plan, means_of(engine.generate, verify, policy), DEADLINE, timing)
+    assert max(verified[n] for n in (1, 2, 3)) < sampled[0]
+    assert 0 < timing.verifying < timing.sampling
+
+
+def test_slow_verifiers_of_a_batch_run_side_by_side(collector):
+    async def verify(rollout):
+        await asyncio.sleep(0.2)
+        return rollout
+
+    timing, start = Timing(), time.monotonic()
+    collector.collect(draws_of(20), single_turn, means_of(verify=verify), DEADLINE, timing)
+    assert time.monotonic() - start < 8  # one after the other: 16 s
+    assert timing.verifying >= 0.19

@@ -1,0 +1,327 @@
+"""python -m rlvr.train: the run folder, the dry run, and exit code 2 with one clear message for bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import yaml
+from trainer_helpers import lines, task_rows, timeless
+
+from rlvr import train
+from rlvr.config import load_config
+from rlvr.monitor.rollout_log import read_rollouts
+
+KEYS = """step, reward/mean, reward/std, loss/policy, loss/total, grad_norm, lr, kl/ref, entropy, ratio/mean,
+ratio/clipped_low, ratio/clipped_high, mismatch/mean, mismatch/max, completion/length_mean, completion/truncated,
+group/all_correct, group/all_wrong, group/mixed, verdict/correct, verdict/wrong, verdict/partial, verdict/unparsable,
+verdict/timeout, verdict/error, tokens/trained, tokens/sampled, time/rollout, time/verify, time/score, time/update,
+time/publish, time/step, time/unaccounted, policy/version, policy/staleness_max"""
+"""The keys that scripts rely on, as they are documented."""
+
+
+@pytest.fixture
+def command(tmp_path, make_tree, capsys):
+    """`command(*arguments, over={...})`: the exit code of rlvr.train.main on a small run, its output and its errors."""
+
+    def run(*arguments, over=None, name="run"):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(make_tree(over, name)))
+        capsys.readouterr()
+        code = train.main(["--config", str(path), *arguments])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "runs" / "run"
+
+
+def start(path, *arguments):
+    """The command in a process of its own."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "rlvr.train", "--config", str(path), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def test_a_run_leaves_its_folder(command, folder, tmp_path):
+    (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in task_rows(3)))
+    over = {"data": {"eval": str(tmp_path / "eval.jsonl")}, "evaluation": {"every": 2, "samples": 2, "k": [1, 2]}}
+    code, out, err = command(over=over | {"logging": {"console": "plain"}})
+    assert (code, err) == (0, "")
+    assert str(folder) in out
+
+    rows = lines(folder / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    for row in rows:
+        assert {key.strip() for key in KEYS.split(",")} <= set(row)
+        assert row["reward/mean"] is not None
+        assert row["grad_norm"] > 0
+        assert row["kl/ref"] is None
+        assert row["ratio/mean"] == 1.0
+        assert row["mismatch/max"] < 1e-4
+        assert row["policy/staleness_max"] == 0
+        assert 0 <= row["time/unaccounted"] <= row["time/step"]
+    assert [row["policy/version"] for row in rows] == [1, 2, 3]
+    assert list(rows[0]) == [key for key in rows[1] if not key.startswith("eval/")]
+
+    evaluations = lines(folder / "evaluations.jsonl")
+    assert [row["step"] for row in evaluations] == [0, 2, 3]
+    assert rows[1]["eval/pass@2"] == evaluations[1]["eval/pass@2"] is not None
+    assert {"eval/greedy", "eval/mean", "eval/pass@1", "eval/maj@2", "stage"} <= set(evaluations[0])
+
+    files = sorted((folder / "rollouts").iterdir())
+    assert [file.name for file in files] == [f"step-00000{n}.jsonl" for n in (1, 2, 3)]
+    rollouts, columns = read_rollouts(files[0])
+    assert len(rollouts) == 8
+    np.testing.assert_allclose(columns["reward"], [r.verdict.score for r in rollouts])
+    for group in {r.group for r in rollouts}:
+        assert abs(sum(a for a, r in zip(columns["advantage"], rollouts, strict=True) if r.group == group)) < 1e-6
+    assert np.isclose(columns["reward"].mean(), rows[0]["reward/mean"])
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder / "checkpoints" / "step-3" / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "checkpoints" / "step-3" / "model")
+    assert tokenizer.decode(tokenizer("12=?")["input_ids"]) == "12=?"
+    assert model.get_input_embeddings().weight.shape[0] >= len(tokenizer)
+    assert load_config(folder / "config.yaml").run.steps == 3
+
+
+def test_the_saved_configuration_runs_the_same_again(command, folder, capsys):
+    assert command()[0] == 0
+    assert train.main(["--config", str(folder / "config.yaml"), "run.name=again"]) == 0
+    again = lines(folder.parent / "again" / "metrics.jsonl")
+    assert timeless(again) == timeless(lines(folder / "metrics.jsonl"))
+
+
+def test_a_saved_model_can_be_trained_on(command, folder):
+    assert command("run.steps=1")[0] == 0
+    model = folder / "checkpoints" / "step-1" / "model"
+    code, _, err = command("run.steps=1", over={"model": {"scratch": None, "path": str(model)}}, name="second")
+    assert (code, err) == (0, "")
+
+
+def test_a_dry_run_prints_the_plan_and_creates_nothing(command, tmp_path):
+    over = {
+        "optim": {"updates_per_batch": 2, "epochs_per_batch": 3, "micro_batch_size": 3},
+        "stages": [{"kind": "sft", "steps": 4}, {"kind": "grpo", "steps": 5}],
+        "run": {"steps": 7},
+    }
+    before = set(tmp_path.rglob("*"))
+    code, out, err = command("--dry-run", "optim.lr=3e-4", over=over, name="dry")
+    assert (code, err) == (0, "")
+    assert set(tmp_path.rglob("*")) - before <= {tmp_path / "dry.yaml", tmp_path / "tasks.jsonl"}
+    tree, _, plan = out.partition("run folder: ")
+    resolved = yaml.safe_load(tree)
+    assert resolved["optim"]["lr"] == 3e-4
+    assert resolved["algorithm"]["loss"]["name"] == "clip"
+    assert load_config(resolved).dump() == resolved
+    assert "stage 1 (sft): 4 steps, each of 2 demonstrations" in plan
+    assert "stage 2 (grpo): 3 steps, each of 2 prompts x 4 = 8 completions, at most 48 new tokens" in plan
+    assert "2 x 3 optimizer steps of 4 completions in 2 micro-batches of 3; 18 optimizer steps in all" in plan
+
+
+BAD_INPUT = {
+    "no such data": (["data.train=none.jsonl"], {}, ["there is no data at 'none.jsonl'"]),
+    "no tasks named": ([], {"data": {"train": None}}, ["data.train"]),
+    "no such model": ([], {"model": {"scratch": None, "path": "/no/such/model"}}, ["model.path", "/no/such/model"]),
+    "no model": ([], {"model": None}, ["model.path", "model.scratch"]),
+    "unknown key": (["rollout.group_sise=3"], {}, ["rollout.group_sise: unknown key; did you mean 'group_size'?"]),
+    "override without a value": (["optim.lr"], {}, ["'optim.lr' is not of the form key.path=value"]),
+    "nothing to compare": (["rollout.group_size=1"], {}, ["rollout.group_size is 1", "set rollout.group_size to 2"]),
+    "top_p": (["rollout.top_p=0.9"], {}, ["rollout.top_p=0.9 cannot be trained on", "Set it to 1.0"]),
+    "top_k": (["rollout.top_k=5"], {}, ["rollout.top_k=5"]),
+    "min_p": (["rollout.min_p=0.1"], {}, ["rollout.min_p=0.1"]),
+    "greedy training": (["rollout.temperature=0"], {}, ["rollout.temperature 0"]),
+    "no verifier": ([], {"verifier": None}, ["task 't0' names no verifier", "verifier=math"]),
+    "unknown verifier": (["verifier=mth"], {}, ["verifier: there is no verifier 'mth'; did you mean 'math'?"]),
+    "a verifier's file": (["verifier=none.py:f"], {}, ["there is no file", "none.py"]),
+    "long prompts": (["data.max_prompt_tokens=2"], {}, ["task 't0': its prompt has 3 tokens, and 1 to 2 are possible", "6 of 6", "data.skip_long_prompts=true"]),
+    "all too long": (["data.max_prompt_tokens=2", "data.skip_long_prompts=true"], {}, ["all 6 tasks are too long"]),
+    "k over samples": ([], {"evaluation": {"samples": 2, "k": [1, 4]}}, ["evaluation: pass@4 needs at least 4 `samples`, there are 2"]),
+    "two micro-batches": (["optim.micro_batch_size=1", "optim.micro_batch_tokens=9"], {}, ["optim: `micro_batch_size` and `micro_batch_tokens` exclude each other"]),
+    "no steps": (["run.steps=null"], {}, ["stage 'grpo' has no number of steps: set run.steps"]),
+    "a shape of a model": (["model.scratch.heads=3"], {}, ["model.scratch: heads (3) must divide hidden_size (32)"]),
+    "no GPU": (["model.device=cuda:7"], {}, ["model.device is 'cuda:7'"]),
+    "nothing to resume": (["--resume", "/no/such/run"], {}, ["--resume: there is no run or checkpoint /no/such/run"]),
+    "missing fields": (["data.fields={prompt: question}"], {}, ["tasks.jsonl, line 1", "'question'"]),
+    "the same reward twice": (["rewards=[verdict, verdict]"], {}, ["'verdict' stands there twice"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_is_one_clear_message(command, folder, case):
+    if case == "no GPU":
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("there is a GPU")
+    arguments, over, said = BAD_INPUT[case]
+    code, out, err = command(*arguments, over=over)
+    assert code == 2
+    assert err.startswith("error: ")
+    assert err.count("error: ") == 1
+    assert "Traceback" not in err + out
+    for part in said:
+        assert part in err
+    assert not folder.exists()
+
+
+ROWS = {
+    "not JSON": ('{"prompt": "a", "answer": "1"}\n{"prompt": \n', ["line 2", "not valid JSON"]),
+    "no prompt": ('{"prompt": "a"}\n\n{"promt": "b"}\n', ["line 3", "'prompt'", "did you mean 'promt'"]),
+    "an ill-typed field": ('{"prompt": "a"}\n{"prompt": "b", "info": [1]}\n', ["line 2", "'info'", "a list"]),
+    "no object": ("[1]\n3\n", ["line 1"]),
+    "ids twice": ('{"id": "x", "prompt": "a"}\n{"id": "x", "prompt": "b"}\n', ["'x' is given twice", "line 1", "line 2"]),
+    "empty": ("", ["is empty"]),
+}
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_bad_rows_are_named_by_file_line_and_field(command, tmp_path, case):
+    text, said = ROWS[case]
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text)
+    code, _, err = command(f"data.train={path}")
+    assert code == 2
+    for part in [str(path), *said]:
+        assert part in err
+
+
+def test_gold_that_cannot_be_checked_is_refused_by_name(command, tmp_path):
+    path = tmp_path / "gold.jsonl"
+    rows = [{"id": "good", "prompt": "1=?", "answer": "1"}, {"id": "bad", "prompt": "2=?", "answer": "\\frac{1}{"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, _, err = command(f"data.train={path}", "verifier=math")
+    assert code == 2
+    assert "1 tasks cannot be verified" in err
+    assert "  bad: " in err
+    code, _, err = command(over={"data": {"eval": str(path)}, "verifier": "math"})
+    assert code == 2
+    assert "  bad: " in err
+
+
+def test_functions_that_ask_for_what_tasks_lack_are_refused(command, tmp_path):
+    (tmp_path / "asks.py").write_text("def check(completion, tests): return 1.0")
+    code, _, err = command(f"verifier={tmp_path}/asks.py:check")
+    assert code == 2
+    assert "asks for 'tests'" in err
+
+
+def test_tasks_without_demonstration_are_refused_in_an_sft_stage(command, tmp_path):
+    path = tmp_path / "bare.jsonl"
+    path.write_text('{"id": "bare", "prompt": "1=?", "answer": "1"}\n')
+    code, _, err = command(f"data.train={path}", over={"stages": [{"kind": "sft", "steps": 1}]})
+    assert code == 2
+    assert "stage 'sft': task 'bare' has no demonstration" in err
+
+
+def test_long_prompts_are_left_out_on_request(command, folder, tmp_path):
+    path = tmp_path / "long.jsonl"
+    rows = [*task_rows(2), {"id": "long", "prompt": "1" * 80, "answer": "1"}, {"id": "full", "prompt": "1" * 63, "answer": "1"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, _, err = command(f"data.train={path}")
+    assert code == 2
+    assert "task 'long': its prompt has 80 tokens, and 1 to 63 are possible (1 of 4 tasks are like that)" in err
+    code, out, err = command(f"data.train={path}", "data.skip_long_prompts=true", over={"logging": {"console": "plain"}})
+    assert (code, err) == (0, "")
+    assert "1 tasks are left out" in out
+    seen = {row["task"]["id"] for file in (folder / "rollouts").iterdir() for row in lines(file)}
+    assert seen == {"t0", "t1", "full"}  # 63 tokens leave room for one
+
+
+def test_long_evaluation_prompts_are_refused_before_training(command, folder, tmp_path):
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({"id": "long", "prompt": "1" * 80, "answer": "1"}) + "\n")
+    over = {"data": {"eval": str(path)}, "evaluation": {"at_start": False}}
+    code, _, err = command(over=over)
+    assert code == 2
+    assert "task 'long'" in err
+    assert not folder.exists()
+
+
+def test_configuration_files_that_cannot_be_read(tmp_path, capsys):
+    for text, said in [(None, "there is no config file"), ("run: [", "is not YAML"), ("rnu: {}", "rnu: unknown key; did you mean 'run'?")]:
+        path = tmp_path / f"{said[:3]}.yaml"
+        if text is not None:
+            path.write_text(text)
+        assert train.main(["--config", str(path)]) == 2
+        err = capsys.readouterr().err
+        assert said in err
+        assert "Traceback" not in err
+
+
+def test_a_folder_with_metrics_is_kept_unless_overwrite_is_asked_for(command, folder):
+    assert command()[0] == 0
+    before = (folder / "metrics.jsonl").read_bytes()
+    code, _, err = command("run.seed=1")
+    assert code == 2
+    for part in (str(folder), "--resume auto", "run.name", "run.overwrite=true"):
+        assert part in err
+    assert (folder / "metrics.jsonl").read_bytes() == before
+    (folder / "checkpoints" / "step-99").mkdir()
+    assert command("run.seed=1", "run.overwrite=true", "run.steps=2")[0] == 0
+    assert [row["step"] for row in lines(folder / "metrics.jsonl")] == [1, 2]
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-2"]
+
+
+# what needs a process of its own
+
+
+def test_interrupted_runs_end_well_and_go_on_to_the_same_end(tmp_path, make_tree, pieces):
+    """Ctrl-C and SIGTERM while a step is sampled: exit codes 130 and 143, a checkpoint of the last whole step."""
+    over = {"run": {"steps": 8}, "verifier": f"{pieces}:slow", "rollout": {"group_size": 2}, "logging": {"console": "plain"}}
+    for name in ("whole", "cut"):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(make_tree(over, name)))
+    whole = start(tmp_path / "whole.yaml")
+    metrics = tmp_path / "runs" / "cut" / "metrics.jsonl"
+    for sent, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        process = start(tmp_path / "cut.yaml", "--resume", "auto")
+        before = len(lines(metrics)) if metrics.exists() else 0
+        deadline = time.monotonic() + 60
+        while (len(lines(metrics)) if metrics.exists() else 0) < before + 2:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        time.sleep(0.05)
+        process.send_signal(sent)
+        out, err = process.communicate(timeout=30)
+        assert process.returncode == code, out + err
+        assert "Traceback" not in err
+        step = lines(metrics)[-1]["step"]
+        assert before + 2 <= step < 8
+        assert (metrics.parent / "checkpoints" / f"step-{step}" / "complete.json").exists()
+    assert train.main(["--config", str(tmp_path / "cut.yaml"), "--resume", "auto", "logging.console=off"]) == 0
+    out, err = whole.communicate(timeout=60)
+    assert whole.returncode == 0, out + err
+    assert timeless(lines(metrics)) == timeless(lines(tmp_path / "runs" / "whole" / "metrics.jsonl"))
+
+
+def test_importing_the_library_is_quick_and_takes_no_torch():
+    program = "import time; t = time.perf_counter(); import rlvr; t = time.perf_counter() - t; import sys; print(t, 'torch' in sys.modules)"
+    runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split() for _ in range(3)]
+    assert {torch for _, torch in runs} == {"False"}
+    assert min(float(seconds) for seconds, _ in runs) < 0.3
+
+
+def test_all_public_names_resolve():
+    import rlvr
+
+    for name in rlvr.__all__:
+        assert getattr(rlvr, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'Nonsense'"):
+        _ = rlvr.Nonsense
