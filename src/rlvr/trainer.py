@@ -88,7 +88,9 @@ class GRPOTrainer:
         self.history = History()
         checks = self.config.verification
         self.pool = VerifierPool(checks.workers, checks.time_limit, checks.memory_mb)
-        self.verification = Verification(verifier if verifier is not None else self.config.verifier, self.pool)
+        self.verifications = [
+            Verification(verifier if verifier is not None else plan.config.verifier, self.pool) for plan in self.plans
+        ]
         self.engine = registry.build("engine", self.config.rollout.engine).open(self.policy)
         self.collector = Collector(lambda: bool(self.stop))
 
@@ -102,9 +104,15 @@ class GRPOTrainer:
         self.batch: Batch | None = None
         self._nonfinite = 0
         self._begun = False
+        self._owes_evaluation = False
+        """Whether a stop cut off the evaluation of the last step; it is made up for when training goes on."""
         self._tasks: dict[str, list[Task]] = {}
         self._given = {"train": tasks, "eval": eval_tasks}
-        self.stages = [self._make_stage(number, plan) for number, plan in enumerate(self.plans)]
+        try:
+            self.stages = [self._make_stage(number, plan) for number, plan in enumerate(self.plans)]
+        except BaseException:
+            self.close()
+            raise
         self._enter(0)
 
     # the loop
@@ -117,17 +125,19 @@ class GRPOTrainer:
         with self.stop:
             try:
                 self._begin(resume)
-                until = None if steps is None else self.step + steps
-                while self.stage_number < len(self.stages) and not self._is_over(until):
-                    self._go_through(self.stages[self.stage_number], until)
+                until = sum(plan.allowed for plan in self.plans)
+                until = until if steps is None else min(until, self.step + steps)
+                self._make_up_evaluation()
+                while self.step < until and not self.stop:
+                    self._go_through(self._next_stage(), until)
                 self._leave()
             finally:
                 self.console.finish()
         return self.metrics
 
-    def _go_through(self, stage: Stage, until: int | None) -> None:
+    def _go_through(self, stage: Stage, until: int) -> None:
         self._ready(stage)
-        while self.stage_step < stage.steps and not self._is_over(until):
+        while self.stage_step < stage.steps and self.step < until and not self.stop:
             rollouts = self._collect(stage)
             if rollouts is None:
                 return
@@ -136,11 +146,12 @@ class GRPOTrainer:
             self._publish(stage)
             self._record(stage, batch, metrics)
             self._maybe_checkpoint()
-        if self.stage_step >= stage.steps:
-            self._enter(self.stage_number + 1)
 
-    def _is_over(self, until: int | None) -> bool:
-        return bool(self.stop) or self.step == until
+    def _next_stage(self) -> Stage:
+        """The stage of the next step, entered when the one before it is done."""
+        while self.stage_step >= self.stages[self.stage_number].steps:
+            self._enter(self.stage_number + 1)
+        return self.stages[self.stage_number]
 
     def _collect(self, stage: Stage) -> list[Rollout] | None:
         """The step's rollouts; None when the run is to stop, with the draws given back."""
@@ -150,9 +161,12 @@ class GRPOTrainer:
             try:
                 draws = stage.sampler.next(stage.config.rollout.prompts_per_step)
                 return stage.collect(draws, self.stage_step, self.timing)
-            except Interrupted:
+            except BaseException as error:
                 stage.sampler.load_state_dict(before)
-                return None
+                if isinstance(error, Interrupted):
+                    return None
+                self._leave()  # nothing of the step has happened yet
+                raise
 
     def _score(self, stage: Stage, rollouts: list[Rollout]) -> tuple[Batch, dict[str, Any]]:
         with self.phases("score"):
@@ -186,7 +200,9 @@ class GRPOTrainer:
         }
         stage.observe(metrics)
         if self._evaluation_is_due(stage):
-            metrics |= self.evaluate()
+            results = self.evaluate()
+            self._owes_evaluation = not results
+            metrics |= results
         row = record(metrics)
         self.metrics.append(row)
         self.folder.metrics.append(row)
@@ -225,21 +241,21 @@ class GRPOTrainer:
 
         Empty when the run was told to stop meanwhile. DataError when there are no tasks.
         """
-        plan = self.plans[min(self.stage_number, len(self.plans) - 1)]
-        chosen = self._load(tasks, "eval", plan.config) if tasks is not None else self._evaluation_tasks(plan.config)
+        plan, verification = self.plans[self.stage_number], self.verifications[self.stage_number]
+        chosen = load_tasks(tasks, split="eval") if tasks is not None else self._evaluation_tasks(plan.config)
         if not chosen:
             raise DataError("there are no tasks to evaluate on: set data.eval or evaluation.data")
         prompts, start = Prompts(self.policy.tokenizer, plan.config.data.template), time.perf_counter()
 
         def collect(of: Sequence[Task], sampling: Sampling, samples: int) -> list[Rollout]:
             draws = [Draw(number, task) for number, task in enumerate(of)]
-            means = self._means(prompts, sampling, samples, "evaluation")
+            means = self._means(verification, prompts, sampling, samples, "evaluation")
             single_turn = registry.build("plan", "single_turn")
             return self.collector.collect(draws, single_turn, means, plan.config.rollout.deadline)
 
         self.engine.publish(self.version, self.backend.named_weights)
         try:
-            done = evaluate(chosen, plan.config, collect, self.verification.of(chosen[0]).same_answer)
+            done = evaluate(chosen, plan.config, collect, verification.of(chosen[0]).same_answer)
         except Interrupted:
             return {}
         results = {**done.results, "time/evaluate": time.perf_counter() - start}
@@ -250,6 +266,14 @@ class GRPOTrainer:
         self.console.evaluation(self.step, results)
         return results
 
+    def _make_up_evaluation(self) -> None:
+        """Evaluate where a stop kept the last step from it, and complete the step's line."""
+        if self._owes_evaluation and (results := self.evaluate()):
+            self._owes_evaluation = False
+            self.metrics[-1] = record({**self.metrics[-1], **results})
+            self.folder.metrics.truncate_after(self.step - 1)
+            self.folder.metrics.append(self.metrics[-1])
+
     def _evaluation_tasks(self, config: Config) -> list[Task]:
         given = self._given["eval"] if self._given["eval"] is not None else config.data.eval
         spec = config.evaluation.data if config.evaluation.data is not None else given
@@ -257,14 +281,16 @@ class GRPOTrainer:
 
     def _evaluation_is_due(self, stage: Stage) -> bool:
         asked = stage.config.evaluation
-        now = (self.stage_step == stage.steps and asked.at_end) or (asked.every and self.step % asked.every == 0)
+        last = self.stage_step in (stage.steps, stage.plan.allowed)
+        now = (last and asked.at_end) or (asked.every and self.step % asked.every == 0)
         return bool(now) and bool(self._evaluation_tasks(stage.config))
 
     # tasks and stages
 
     def _load(self, spec: Any, split: str, config: Config) -> list[Task]:
         """The tasks that `spec` writes, read once."""
-        key = f"{split} {config.data.fields!r} {spec!r}" if isinstance(spec, (str, dict)) else f"{split} {id(spec)}"
+        given = spec is self._given[split]  # its text would be long, and its identity lasts as long as we do
+        key = f"{split} {config.data.fields!r} {id(spec) if given else spec!r}"
         if key not in self._tasks:
             self._tasks[key] = load_tasks(spec, split=split, fields=config.data.fields)
         return self._tasks[key]
@@ -285,7 +311,7 @@ class GRPOTrainer:
             deadline: float,
             timing: Timing,
         ) -> list[Rollout]:
-            means = self._means(prompts, sampling, group_size, "rollout", number)
+            means = self._means(self.verifications[number], prompts, sampling, group_size, "rollout", number)
             return self.collector.collect(draws, rollout_plan, means, deadline, timing)
 
         parts = Parts(self.policy, self.history, prompts, collect)
@@ -294,15 +320,23 @@ class GRPOTrainer:
         if stage.left_out:
             self.console.message(f"stage {plan.name}: {stage.left_out} tasks are left out, they are too long")
         if stage.samples:
-            self.verification.check(stage.pool)
-        self.verification.check(self._evaluation_tasks(plan.config))
+            self.verifications[number].check(stage.pool)
+        for task in (held_out := self._evaluation_tasks(plan.config)):
+            if (length := len(prompts(task))) >= self.policy.context:
+                raise DataError(
+                    f"evaluation task {task.id!r}: its prompt has {length} tokens, and the model's context of "
+                    f"{self.policy.context} leaves no room for a response: shorten it or leave it out"
+                )
+        self.verifications[number].check(held_out)
         return stage
 
-    def _means(self, prompts: Prompts, sampling: Sampling, group_size: int, *path: int | str) -> Means:
+    def _means(
+        self, verification: Verification, prompts: Prompts, sampling: Sampling, group_size: int, *path: int | str
+    ) -> Means:
         """What a plan works with. Seeds follow a path, so that nothing depends on the order of events (N7)."""
         return Means(
             generate=self.engine.generate,
-            verify=self.verification.verify,
+            verify=verification.verify,
             prompt=prompts,
             seed=lambda *more: seed_of(self.seed, *path, *more),
             sampling=sampling,
@@ -313,8 +347,6 @@ class GRPOTrainer:
     def _enter(self, number: int) -> None:
         """Come to the start of a stage: a fresh optimizer, and a snapshot of the policy where a reference is kept."""
         self.stage_number, self.stage_step = number, 0
-        if number == len(self.stages):
-            return
         stage = self.stages[number]
         make = registry.build("backend", self.config.distributed.backend)
         self.backend: Backend = make.open(self.policy, stage.config.optim.optimizer)
@@ -326,7 +358,7 @@ class GRPOTrainer:
         if at_start and self._evaluation_tasks(stage.config):
             self.evaluate()
         self._publish(stage)
-        self.console.stage(stage.plan.name, stage.steps, self.stage_step)
+        self.console.stage(stage.plan.name, stage.plan.allowed, self.stage_step)
 
     # beginning, saving and ending
 
@@ -371,6 +403,7 @@ class GRPOTrainer:
             "stages": [stage.state_dict() for stage in self.stages],
             "history": self.history.state_dict(),
             "nonfinite": self._nonfinite,
+            "owes_evaluation": self._owes_evaluation,
             "config": self.config.dump(),
         }
         reference = self.learner.reference
@@ -394,16 +427,15 @@ class GRPOTrainer:
         self.rollout_log.truncate_after(state["step"])
         self.metrics, self.evaluations = list(self.folder.metrics.rows()), list(self.folder.evaluations.rows())
         self.step, self.version, self._nonfinite = state["step"], state["version"], state["nonfinite"]
+        self._owes_evaluation = state["owes_evaluation"]
         self.history.load_state_dict(state["history"])
         for stage, saved in zip(self.stages, state["stages"], strict=True):
             stage.load_state_dict(saved)
-        self.backend.load_weights(tensors["backend"])  # before a stage is entered, whose reference they are
         self._enter(state["stage_number"])
         self.stage_step = state["stage_step"]
-        if self.stage_step:
-            self.backend.load_state_dict(tensors["backend"])
-            if self.learner.reference is not None:
-                self.learner.reference.load_state_dict(tensors["reference"])
+        self.backend.load_state_dict(tensors["backend"])
+        if self.learner.reference is not None:
+            self.learner.reference.load_state_dict(tensors["reference"])
         torch.set_rng_state(tensors["random"])
 
     def close(self) -> None:

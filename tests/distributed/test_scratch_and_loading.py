@@ -33,7 +33,9 @@ def logits_of(model):
 
 
 def config(path=None, adapter=None, **more):
-    return ModelConfig(path=str(path) if path else None, device="cpu", adapter=adapter and LoraConfig(**adapter), **more)
+    return ModelConfig(
+        path=str(path) if path else None, device="cpu", adapter=adapter and LoraConfig(**adapter), **more
+    )
 
 
 # The tokenizer
@@ -117,7 +119,7 @@ def test_an_adapter_depends_on_the_seed_and_changes_nothing_at_first(make_policy
     plain = make_policy(5)
     one, two, other = (make_policy(seed, adapter={"r": 2}) for seed in (5, 5, 6))
     assert torch.equal(logits_of(one.model), logits_of(plain.model))
-    lora = {name: p for name, p in one.trainable().items()}
+    lora = dict(one.trainable().items())
     assert lora
     assert all("lora_" in name for name in lora)
     assert all(torch.equal(p, two.trainable()[name]) for name, p in lora.items())
@@ -217,9 +219,9 @@ def test_a_damaged_folder_is_refused_in_words(make_policy, tmp_path, damage):
 def test_attention_that_is_not_installed_is_refused_in_words(make_policy, tmp_path):
     PlainBackend(make_policy()).save_model(tmp_path)
     for attention in ("flash_attention_2", "no_such_attention"):
-        with pytest.raises(ConfigError, match="(?i)flash|no_such_attention"):
+        with pytest.raises(ConfigError, match=r"(?i)flash|no_such_attention"):
             load_policy(config(tmp_path, attention=attention))
-        with pytest.raises(ConfigError, match="(?i)flash|no_such_attention"):
+        with pytest.raises(ConfigError, match=r"(?i)flash|no_such_attention"):
             load_policy(ModelConfig(scratch=ScratchConfig(), device="cpu", attention=attention))
 
 

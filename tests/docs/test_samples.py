@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import yaml
 
-from rlvr import GRPOTrainer
+from rlvr import Batch, GRPOTrainer
 from rlvr.config import load_config, merge
+from rlvr.monitor.rollout_log import read_rollouts
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 BLOCK = re.compile(r"^```(python|yaml)\n# ([\w.]+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -31,9 +32,9 @@ TINY = {
 }
 
 
-def last_digit_is_even(completion: str) -> bool:
-    """What judges where the sample is no verifier."""
-    return completion[-1:] in tuple("02468")
+def even_after_even(prompt: str, completion: str) -> bool:
+    """What judges where the sample is no verifier; an odd prompt has no right answer."""
+    return prompt in "02468" and completion[-1:] in tuple("02468")
 
 
 def test_the_page_has_the_samples_that_it_promises():
@@ -52,7 +53,7 @@ def test_a_sample_is_short_and_trains(name, tmp_path, monkeypatch):
     (tmp_path / name).write_text(code, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     config = load_config(merge(TINY, yaml.safe_load(BLOCKS["yaml", name])))
-    verifier = None if config.verifier is not None else last_digit_is_even
+    verifier = None if config.verifier is not None else even_after_even
 
     with GRPOTrainer(tasks=[{"prompt": digit} for digit in "0123456789"], verifier=verifier, config=config) as trainer:
         metrics = trainer.train()
@@ -98,9 +99,13 @@ def at_most(trainer, batch):
 
 
 def second_chance(trainer, batch):
-    for group in batch.groups():
-        solved = any(rollout.verdict.score == 1 for rollout in group.rollouts[:4])
-        assert len(group.rollouts) == (4 if solved else 6)
+    sizes = set()
+    for path in (trainer.folder.path / "rollouts").iterdir():
+        for group in Batch(read_rollouts(path)[0]).groups():
+            solved = any(rollout.verdict.score == 1 for rollout in group.rollouts[:4])
+            assert len(group.rollouts) == (4 if solved else 6)
+            sizes.add(len(group.rollouts))
+    assert 6 in sizes
 
 
 CHECKS = {

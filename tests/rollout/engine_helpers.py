@@ -177,7 +177,7 @@ def chain(monkeypatch, policy, following):
 def alphabet_chain(policy, text, end=False):
     """{token: next token} along the characters of `text`; then the end token, or round again."""
     ids = [policy.tokenizer.convert_tokens_to_ids(c) for c in text]
-    return {a: b for a, b in zip(ids, [*ids[1:], policy.tokenizer.eos_token_id if end else ids[0]], strict=True)}
+    return dict(zip(ids, [*ids[1:], policy.tokenizer.eos_token_id if end else ids[0]], strict=True))
 
 
 @torch.no_grad()

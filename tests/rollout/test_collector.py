@@ -144,7 +144,9 @@ def test_a_rollout_is_the_flat_record_of_what_was_sampled(collector, policy):
     engine = HFEngine(policy)
     engine.publish(4, lambda: iter(()))
     sampling = Sampling(12, temperature=0.7)
-    for rollout in collector.collect(draws_of(3), single_turn, means_of(engine.generate, policy=policy, sampling=sampling), DEADLINE):
+    for rollout in collector.collect(
+        draws_of(3), single_turn, means_of(engine.generate, policy=policy, sampling=sampling), DEADLINE
+    ):
         prompt = ids_of(policy, rollout.task.prompt)
         n = len(prompt)
         assert tuple(rollout.token_ids[:n].tolist()) == prompt

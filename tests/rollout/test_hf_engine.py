@@ -19,7 +19,9 @@ ARCHITECTURES = {
     "olmo2": {},
     "cohere": {},
 }
-KINDS = [pytest.param(a, tied, id=f"{a}-{'tied' if tied else 'untied'}") for a in ARCHITECTURES for tied in (True, False)]
+KINDS = [
+    pytest.param(a, tied, id=f"{a}-{'tied' if tied else 'untied'}") for a in ARCHITECTURES for tied in (True, False)
+]
 KINDS = [kind for kind in KINDS if kind.id not in ("gpt2-untied", "cohere-untied", "olmo2-tied")]
 
 
@@ -176,7 +178,9 @@ def test_the_order_of_requests_changes_nothing(policy, forty):
 
 def test_a_longer_limit_continues_the_same_tokens(policy, forty):
     requests, alone = forty
-    longer = [dataclasses.replace(r, sampling=dataclasses.replace(r.sampling, max_new_tokens=40)) for r in requests[:10]]
+    longer = [
+        dataclasses.replace(r, sampling=dataclasses.replace(r.sampling, max_new_tokens=40)) for r in requests[:10]
+    ]
     for one, other in zip(alone, ask(HFEngine(policy), longer), strict=False):
         assert other.token_ids[: len(one.token_ids)].tolist() == one.token_ids.tolist()
 
@@ -255,5 +259,5 @@ def test_layers_without_keys_and_values_are_refused():
     class Mixed:
         layer_types = ("linear_attention", "full_attention")
 
-    with pytest.raises(ConfigError, match="linear_attention.*use an engine that serves it"):
+    with pytest.raises(ConfigError, match=r"linear_attention.*use an engine that serves it"):
         check_cacheable(Mixed())

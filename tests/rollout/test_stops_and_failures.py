@@ -190,7 +190,9 @@ class Failing(Exception):
 
 @pytest.mark.parametrize("failing_call", [1, 2, 3, 6], ids=["prefill", "second prefill", "third prefill", "decoding"])
 @pytest.mark.parametrize("max_rows", [512, 4])
-def test_a_failing_step_fails_every_request_and_the_engine_works_afterwards(policy, monkeypatch, failing_call, max_rows):
+def test_a_failing_step_fails_every_request_and_the_engine_works_afterwards(
+    policy, monkeypatch, failing_call, max_rows
+):
     requests = some_requests(policy, 9, seed=1, longest=12)
     expected = ask(HFEngine(policy), requests)
     engine = HFEngine(policy, HFEngineOptions(prefill_tokens=40, max_rows=max_rows))
@@ -248,7 +250,9 @@ def test_cancelled_requests_make_room_for_those_that_wait_and_are_not_prefilled(
     long, short = ids_of(policy, "abc"), ids_of(policy, "abcdef")
 
     async def main():
-        hogs = [asyncio.ensure_future(engine.generate(Request(long, Sampling(90, ignore_eos=True), i))) for i in range(3)]
+        hogs = [
+            asyncio.ensure_future(engine.generate(Request(long, Sampling(90, ignore_eos=True), i))) for i in range(3)
+        ]
         unwanted = [asyncio.ensure_future(engine.generate(Request(long + long, Sampling(9), i))) for i in range(20)]
         wanted = [asyncio.ensure_future(engine.generate(Request(short, Sampling(9), i))) for i in range(3)]
         while len(spy.shapes) < 5:
@@ -269,7 +273,9 @@ def test_a_given_up_run_of_the_loop_leaves_the_engine_usable(policy, caplog):
     expected = [c.token_ids.tolist() for c in ask(HFEngine(policy), requests)]
 
     async def hasty():
-        work = asyncio.gather(*(engine.generate(r) for r in some_requests(policy, 8, max_new_tokens=80, ignore_eos=True)))
+        work = asyncio.gather(
+            *(engine.generate(r) for r in some_requests(policy, 8, max_new_tokens=80, ignore_eos=True))
+        )
         await asyncio.wait_for(work, 0.005)
 
     with pytest.raises(TimeoutError):

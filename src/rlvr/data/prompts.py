@@ -17,6 +17,7 @@ class Prompts:
         self._ids: dict[str, tuple[int, ...]] = {}
 
     def __call__(self, task: Task) -> tuple[int, ...]:
-        if task.id not in self._ids:
-            self._ids[task.id] = tuple(render_prompt(task, self._tokenizer, self._template))
-        return self._ids[task.id]
+        key = repr(task.prompt)  # not the id: training and evaluation tasks may share one, and a task may be rewritten
+        if key not in self._ids:
+            self._ids[key] = tuple(render_prompt(task, self._tokenizer, self._template))
+        return self._ids[key]

@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 import os
-import pickle
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -50,7 +49,8 @@ def save(
         shutil.rmtree(target)
     os.replace(aside, target)
     _sync(folder)
-    for old in checkpoints(folder)[:-keep]:
+    others = [path for path in checkpoints(folder) if path != target]  # a torn one may have a higher number
+    for old in others[: max(0, len(others) + 1 - keep)]:
         shutil.rmtree(old)
     return target
 
@@ -62,8 +62,8 @@ def load(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         tensors = torch.load(path / "tensors.pt", map_location="cpu", weights_only=True)
         return json.loads((path / "state.json").read_text()), tensors
-    except (OSError, ValueError, RuntimeError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    except Exception as error:  # whatever torch's restricted unpickler makes of it
+        raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -84,8 +84,8 @@ def latest(folder: Path) -> Path | None:
 def why_torn(path: Path) -> str | None:
     """What is wrong with a checkpoint in words, None when it is whole."""
     try:
-        sums = json.loads((path / SEAL).read_text())
-    except (OSError, ValueError):
+        sums = dict(json.loads((path / SEAL).read_text()))
+    except (OSError, ValueError, TypeError):
         return f"it was not finished ({SEAL} is missing or broken)"
     for name, checksum in sums.items():
         file = path / name

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from rlvr.config import ModelConfig
@@ -77,15 +78,19 @@ def _from_pretrained(config: ModelConfig, dtype: torch.dtype) -> tuple[PreTraine
     more = {"revision": config.revision, "trust_remote_code": config.trust_remote_code, "local_files_only": local}
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, **more)
+        if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
+            raise ValueError("it has no tokenizer files")  # transformers then makes an empty tokenizer
         if (folder / "adapter_config.json").is_file():
             from peft import AutoPeftModelForCausalLM
 
             adapted = AutoPeftModelForCausalLM.from_pretrained(
                 where, dtype=dtype, is_trainable=config.adapter is not None
             )
-            return (adapted if config.adapter is not None else adapted.merge_and_unload()), tokenizer
+            if config.adapter is None:  # peft has frozen the base
+                return adapted.merge_and_unload().requires_grad_(True), tokenizer
+            return adapted, tokenizer
         model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, attn_implementation=config.attention, **more)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         kind = "folder" if local else "hub model"
         raise ConfigError(f"model.path: the {kind} {path!r} cannot be loaded: {error}") from error
     return model, tokenizer

@@ -56,7 +56,7 @@ class GRPOStage(Stage):
         """A group of verified responses for each draw."""
         rollout = self.config.rollout
         return self.parts.collect(
-            draws, self.rollout_plan, sampling_of(self, step), rollout.group_size, rollout.deadline, timing, "rollout"
+            draws, self.rollout_plan, sampling_of(self, step), rollout.group_size, rollout.deadline, timing
         )
 
     def score(self, rollouts: Sequence[Rollout]) -> tuple[Batch, dict[str, Any]]:
