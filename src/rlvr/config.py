@@ -538,9 +538,15 @@ def make_config(tree: Mapping[str, Any], where: str = "") -> Config:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, to which `1e-6` is a number as in YAML 1.2 (in 1.1 it is text, for want of a point)."""
+    """YAML's safe loader with two rules of YAML 1.2: `1e-6` is a number (not text), and `off` is text (not false)."""
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":bool")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF"))
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+"), list("-+0123456789"))
 
 

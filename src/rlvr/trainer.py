@@ -174,7 +174,9 @@ class GRPOTrainer:
             return stage.score(rollouts)
 
     def _update(self, stage: Stage, batch: Batch) -> dict[str, Any]:
-        with self.phases("update"):
+        device = self.policy.device
+        with self.phases("update"), torch.random.fork_rng([] if device.type == "cpu" else [device]):
+            torch.manual_seed(seed_of(self.seed, "update", self.step))  # for an adapter's dropout
             objective = stage.objective().at(self.stage_step, stage.steps)
             lr = learning_rate(stage.config.optim, self.stage_step, stage.steps)
             metrics = self.learner.update(batch, objective, stage.config.optim, lr)
@@ -408,7 +410,6 @@ class GRPOTrainer:
         }
         reference = self.learner.reference
         tensors = {
-            "random": torch.get_rng_state(),
             "backend": self.backend.state_dict(),
             "reference": None if reference is None else reference.state_dict(),
         }
@@ -436,7 +437,6 @@ class GRPOTrainer:
         self.backend.load_state_dict(tensors["backend"])
         if self.learner.reference is not None:
             self.learner.reference.load_state_dict(tensors["reference"])
-        torch.set_rng_state(tensors["random"])
 
     def close(self) -> None:
         """End trackers, workers, engine and threads. The trainer cannot train afterwards."""

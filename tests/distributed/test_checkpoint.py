@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvr.distributed import PlainBackend
+from rlvr.distributed import PlainBackend, checkpoint
 from rlvr.distributed.checkpoint import SEAL, _checksum, checkpoints, latest, load, save, why_torn
 from rlvr.errors import CheckpointError
 
@@ -234,12 +234,14 @@ def test_sealed_junk_is_refused_in_words(tmp_path, junk):
 
 
 KILLED = """
-    import os, sys, time
+    import importlib.util, os, sys, time
     from pathlib import Path
     import torch
-    import rlvr.distributed.checkpoint as checkpoint
 
     folder, where = Path(sys.argv[1]), sys.argv[2]
+    spec = importlib.util.spec_from_file_location("checkpoint", sys.argv[3])  # alone: the room imports transformers
+    checkpoint = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(checkpoint)
 
     def model(sleep):
         def save_model(path):
@@ -264,7 +266,7 @@ KILLED = """
 
 @pytest.mark.parametrize("where", ["model", "sync", "rename"])
 def test_a_process_killed_while_it_saves_leaves_no_checkpoint(tmp_path, where):
-    command = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path), where]
+    command = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path), where, checkpoint.__file__]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout.readline() == "here\n"

@@ -32,9 +32,14 @@ TINY = {
 }
 
 
+def even(completion: str) -> bool:
+    """What judges where the sample is no verifier."""
+    return completion[-1:] in tuple("02468")
+
+
 def even_after_even(prompt: str, completion: str) -> bool:
-    """What judges where the sample is no verifier; an odd prompt has no right answer."""
-    return prompt in "02468" and completion[-1:] in tuple("02468")
+    """The same, but an odd prompt has no right answer, so that some groups are all wrong."""
+    return prompt in "02468" and even(completion)
 
 
 def test_the_page_has_the_samples_that_it_promises():
@@ -53,7 +58,8 @@ def test_a_sample_is_short_and_trains(name, tmp_path, monkeypatch):
     (tmp_path / name).write_text(code, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     config = load_config(merge(TINY, yaml.safe_load(BLOCKS["yaml", name])))
-    verifier = None if config.verifier is not None else even_after_even
+    judge = even_after_even if name == "second_chance.py" else even
+    verifier = judge if config.verifier is None else None
 
     with GRPOTrainer(tasks=[{"prompt": digit} for digit in "0123456789"], verifier=verifier, config=config) as trainer:
         metrics = trainer.train()
@@ -61,6 +67,7 @@ def test_a_sample_is_short_and_trains(name, tmp_path, monkeypatch):
     assert [row["step"] for row in metrics] == [1, 2]
     assert all(math.isfinite(row[key]) for row in metrics for key in ("reward/mean", "loss/policy", "grad_norm"))
     assert all(row["skipped/nonfinite"] == 0 for row in metrics)
+    assert max(row["grad_norm"] for row in metrics) > 0
     CHECKS[name](trainer, trainer.batch)
 
 

@@ -351,12 +351,12 @@ def test_groups_may_be_ragged_and_empty(collector):
 
 def test_verification_overlaps_sampling(collector, policy, monkeypatch):
     """What ended early is verified, in a thread that sleeps, while the rest is being sampled."""
-    policy = small(context=2000)
+    policy = small(context=700)
     chain(monkeypatch, policy, alphabet_chain(policy, "abc"))
     engine, sampled, verified = HFEngine(policy), {}, {}
 
     async def plan(draw, means):
-        request = Request(ids_of(policy, "abca"), Sampling(1 if draw.number else 1500), 0)
+        request = Request(ids_of(policy, "abca"), Sampling(1 if draw.number else 600), 0)
         rollout = make_rollout(draw, 0, request, await means.generate(request))
         sampled[draw.number] = time.monotonic()
         yield await means.verify(rollout)

@@ -27,7 +27,7 @@ def policy(request):
 
 def test_a_copy_follows_the_policy_on_publish_and_not_before(policy):
     backend, engine = PlainBackend(policy), HFEngine(policy, COPY)
-    requests = some_requests(policy, 8, seed=1)
+    requests = some_requests(policy, 6, seed=1)
     before = ask(engine, requests)
     assert gap(policy, requests, before) < 1e-4
     for version in range(1, 6):

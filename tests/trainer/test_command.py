@@ -150,10 +150,22 @@ BAD_INPUT = {
     "no verifier": ([], {"verifier": None}, ["task 't0' names no verifier", "verifier=math"]),
     "unknown verifier": (["verifier=mth"], {}, ["verifier: there is no verifier 'mth'; did you mean 'math'?"]),
     "a verifier's file": (["verifier=none.py:f"], {}, ["there is no file", "none.py"]),
-    "long prompts": (["data.max_prompt_tokens=2"], {}, ["task 't0': its prompt has 3 tokens, and 1 to 2 are possible", "6 of 6", "data.skip_long_prompts=true"]),
+    "long prompts": (
+        ["data.max_prompt_tokens=2"],
+        {},
+        ["task 't0': its prompt has 3 tokens, and 1 to 2 are possible", "6 of 6", "data.skip_long_prompts=true"],
+    ),
     "all too long": (["data.max_prompt_tokens=2", "data.skip_long_prompts=true"], {}, ["all 6 tasks are too long"]),
-    "k over samples": ([], {"evaluation": {"samples": 2, "k": [1, 4]}}, ["evaluation: pass@4 needs at least 4 `samples`, there are 2"]),
-    "two micro-batches": (["optim.micro_batch_size=1", "optim.micro_batch_tokens=9"], {}, ["optim: `micro_batch_size` and `micro_batch_tokens` exclude each other"]),
+    "k over samples": (
+        [],
+        {"evaluation": {"samples": 2, "k": [1, 4]}},
+        ["evaluation: pass@4 needs at least 4 `samples`, there are 2"],
+    ),
+    "two micro-batches": (
+        ["optim.micro_batch_size=1", "optim.micro_batch_tokens=9"],
+        {},
+        ["optim: `micro_batch_size` and `micro_batch_tokens` exclude each other"],
+    ),
     "no steps": (["run.steps=null"], {}, ["stage 'grpo' has no number of steps: set run.steps"]),
     "a shape of a model": (["model.scratch.heads=3"], {}, ["model.scratch: heads (3) must divide hidden_size (32)"]),
     "no GPU": (["model.device=cuda:7"], {}, ["model.device is 'cuda:7'"]),
@@ -186,7 +198,10 @@ ROWS = {
     "no prompt": ('{"prompt": "a"}\n\n{"promt": "b"}\n', ["line 3", "'prompt'", "did you mean 'promt'"]),
     "an ill-typed field": ('{"prompt": "a"}\n{"prompt": "b", "info": [1]}\n', ["line 2", "'info'", "a list"]),
     "no object": ("[1]\n3\n", ["line 1"]),
-    "ids twice": ('{"id": "x", "prompt": "a"}\n{"id": "x", "prompt": "b"}\n', ["'x' is given twice", "line 1", "line 2"]),
+    "ids twice": (
+        '{"id": "x", "prompt": "a"}\n{"id": "x", "prompt": "b"}\n',
+        ["'x' is given twice", "line 1", "line 2"],
+    ),
     "empty": ("", ["is empty"]),
 }
 
@@ -232,12 +247,18 @@ def test_tasks_without_demonstration_are_refused_in_an_sft_stage(command, tmp_pa
 
 def test_long_prompts_are_left_out_on_request(command, folder, tmp_path):
     path = tmp_path / "long.jsonl"
-    rows = [*task_rows(2), {"id": "long", "prompt": "1" * 80, "answer": "1"}, {"id": "full", "prompt": "1" * 63, "answer": "1"}]
+    rows = [
+        *task_rows(2),
+        {"id": "long", "prompt": "1" * 80, "answer": "1"},
+        {"id": "full", "prompt": "1" * 63, "answer": "1"},
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, _, err = command(f"data.train={path}")
     assert code == 2
     assert "task 'long': its prompt has 80 tokens, and 1 to 63 are possible (1 of 4 tasks are like that)" in err
-    code, out, err = command(f"data.train={path}", "data.skip_long_prompts=true", over={"logging": {"console": "plain"}})
+    code, out, err = command(
+        f"data.train={path}", "data.skip_long_prompts=true", over={"logging": {"console": "plain"}}
+    )
     assert (code, err) == (0, "")
     assert "1 tasks are left out" in out
     seen = {row["task"]["id"] for file in (folder / "rollouts").iterdir() for row in lines(file)}
@@ -255,7 +276,11 @@ def test_long_evaluation_prompts_are_refused_before_training(command, folder, tm
 
 
 def test_configuration_files_that_cannot_be_read(tmp_path, capsys):
-    for text, said in [(None, "there is no config file"), ("run: [", "is not YAML"), ("rnu: {}", "rnu: unknown key; did you mean 'run'?")]:
+    for text, said in [
+        (None, "there is no config file"),
+        ("run: [", "is not YAML"),
+        ("rnu: {}", "rnu: unknown key; did you mean 'run'?"),
+    ]:
         path = tmp_path / f"{said[:3]}.yaml"
         if text is not None:
             path.write_text(text)
@@ -284,7 +309,12 @@ def test_a_folder_with_metrics_is_kept_unless_overwrite_is_asked_for(command, fo
 
 def test_interrupted_runs_end_well_and_go_on_to_the_same_end(tmp_path, make_tree, pieces):
     """Ctrl-C and SIGTERM while a step is sampled: exit codes 130 and 143, a checkpoint of the last whole step."""
-    over = {"run": {"steps": 8}, "verifier": f"{pieces}:slow", "rollout": {"group_size": 2}, "logging": {"console": "plain"}}
+    over = {
+        "run": {"steps": 8},
+        "verifier": f"{pieces}:slow",
+        "rollout": {"group_size": 2},
+        "logging": {"console": "plain"},
+    }
     for name in ("whole", "cut"):
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(make_tree(over, name)))
     whole = start(tmp_path / "whole.yaml")
@@ -313,7 +343,10 @@ def test_interrupted_runs_end_well_and_go_on_to_the_same_end(tmp_path, make_tree
 
 def test_importing_the_library_is_quick_and_takes_no_torch():
     program = "import time; t = time.perf_counter(); import rlvr; t = time.perf_counter() - t; import sys; print(t, 'torch' in sys.modules)"
-    runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split() for _ in range(3)]
+    runs = [
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+        for _ in range(3)
+    ]
     assert {torch for _, torch in runs} == {"False"}
     assert min(float(seconds) for seconds, _ in runs) < 0.3
 

@@ -17,9 +17,7 @@ CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("**/*.ya
 
 def refusal(tree=None, overrides=(), stages=False) -> str:
     with pytest.raises(ConfigError) as caught:
-        config = load_config(tree, overrides)
-        if stages:
-            stage_plans(config)
+        stage_plans(load_config(tree, overrides)) if stages else load_config(tree, overrides)
     return str(caught.value)
 
 
@@ -67,8 +65,15 @@ def test_ill_typed_values_are_named_once_with_key_and_value(tree, place, value):
 
 
 def test_all_problems_are_listed():
-    message = refusal({"rollout": {"group_size": 0}, "optim": {"lr": "x"}, "run": {"nme": "a"}, "algorithm": {"preset": "grop"}})
-    for part in ("rollout.group_size", "optim.lr", "run.nme", "algorithm.preset: there is no preset 'grop'; did you mean 'grpo'?"):
+    message = refusal(
+        {"rollout": {"group_size": 0}, "optim": {"lr": "x"}, "run": {"nme": "a"}, "algorithm": {"preset": "grop"}}
+    )
+    for part in (
+        "rollout.group_size",
+        "optim.lr",
+        "run.nme",
+        "algorithm.preset: there is no preset 'grop'; did you mean 'grpo'?",
+    ):
         assert part in message
 
 
@@ -89,6 +94,8 @@ def test_exclusive_options_are_refused():
         ("run.name='a=b.c'", "run.name", "a=b.c"),
         ("rollout.stop=[a, b]", "rollout.stop", ["a", "b"]),
         ("logging.wandb=true", "logging.wandb", True),
+        ("logging.console=off", "logging.console", "off"),
+        ("run.overwrite=yes", "run.overwrite", True),
         ("evaluation.k=[1, 2]", "evaluation.k", [1, 2]),
         ("rewards=[{name: length, weight: -1e-3}]", "rewards", [{"name": "length", "weight": -1e-3}]),
         ("data.train={path: x.jsonl, limit: 3}", "data.train", {"path": "x.jsonl", "limit": 3}),
@@ -112,8 +119,14 @@ def test_pieces_are_overridden_whole_or_by_option():
     assert load_config(tree, ["verifier.tolerance=0.1"]).verifier == {"name": "math", "tolerance": 0.1}
     assert load_config(tree, ["verifier.name=math"]).verifier == {"name": "math", "tolerance": 0.5}
     assert load_config(tree, ["verifier={name: exact, casefold: true}"]).verifier == {"name": "exact", "casefold": True}
-    assert load_config({"verifier": "exact"}, ["verifier.casefold=true"]).verifier == {"name": "exact", "casefold": True}
-    assert load_config({"optim": {"optimizer": "sgd"}}, ["optim.optimizer.momentum=0.9"]).optim.optimizer == {"name": "sgd", "momentum": 0.9}
+    assert load_config({"verifier": "exact"}, ["verifier.casefold=true"]).verifier == {
+        "name": "exact",
+        "casefold": True,
+    }
+    assert load_config({"optim": {"optimizer": "sgd"}}, ["optim.optimizer.momentum=0.9"]).optim.optimizer == {
+        "name": "sgd",
+        "momentum": 0.9,
+    }
 
 
 def test_a_section_with_a_name_is_no_piece():
@@ -144,7 +157,10 @@ def test_presets_lie_under_what_is_written():
         {},
         {"algorithm": {"preset": "rloo", "kl": {"coef": {"metric": "kl/ref", "target": 0.1, "initial": 0.2}}}},
         {"rollout": {"temperature": {"at": {0: 1.0, 5: 0.5}}}, "models": {"judge": {"path": "x"}}},
-        {"algorithm": {"entropy": {"schedule": "cosine", "start": 0.1, "end": 0}}, "rewards": [{"name": "length", "per": 5}]},
+        {
+            "algorithm": {"entropy": {"schedule": "cosine", "start": 0.1, "end": 0}},
+            "rewards": [{"name": "length", "per": 5}],
+        },
         {"model": {"scratch": {"words": ["#### "]}, "adapter": {"r": 4}}, "stages": [{"kind": "sft", "steps": 3}]},
     ],
 )
@@ -167,15 +183,27 @@ def test_model_is_short_for_models_policy():
 @pytest.mark.parametrize(
     ("tree", "said"),
     [
-        ({"verifier": {"name": "math", "tolerence": 1}}, "verifier: verifier 'math' has no option 'tolerence'; did you mean 'tolerance'?"),
+        (
+            {"verifier": {"name": "math", "tolerence": 1}},
+            "verifier: verifier 'math' has no option 'tolerence'; did you mean 'tolerance'?",
+        ),
         ({"verifier": {"name": "math", "tolerance": "much"}}, "tolerance='much'"),
         ({"verifier": "mth"}, "there is no verifier 'mth'; did you mean 'math'?"),
         ({"verifier": {"name": 3}}, "a verifier is written as a name, not 3"),
-        ({"rewards": [{"name": "length", "pr": 3}]}, "rewards.0: reward 'length' has no option 'pr'; did you mean 'per'?"),
+        (
+            {"rewards": [{"name": "length", "pr": 3}]},
+            "rewards.0: reward 'length' has no option 'pr'; did you mean 'per'?",
+        ),
         ({"rewards": [{"weight": 3}]}, "rewards.0: a piece written as a mapping needs a `name`"),
-        ({"algorithm": {"loss": {"clip_lw": 0.1}}}, "algorithm.loss: loss 'clip' has no option 'clip_lw'; did you mean 'clip_low'?"),
+        (
+            {"algorithm": {"loss": {"clip_lw": 0.1}}},
+            "algorithm.loss: loss 'clip' has no option 'clip_lw'; did you mean 'clip_low'?",
+        ),
         ({"algorithm": {"advantage": {"baseline": "median"}}}, "baseline='median'"),
-        ({"algorithm": {"select": ["mixd_groups"]}}, "algorithm.select.0: there is no selector 'mixd_groups'; did you mean 'mixed_groups'?"),
+        (
+            {"algorithm": {"select": ["mixd_groups"]}},
+            "algorithm.select.0: there is no selector 'mixd_groups'; did you mean 'mixed_groups'?",
+        ),
         ({"algorithm": {"kl": {"estimator": "k4"}}}, "algorithm.kl.estimator: there is no kl 'k4'"),
         ({"optim": {"optimizer": {"name": "adamw", "betas": 3}}}, "betas=3"),
         ({"data": {"sampler": "shufle"}}, "did you mean 'shuffle'?"),
@@ -189,7 +217,9 @@ def test_pieces_are_checked_by_their_own_options(tree, said):
 def test_options_of_a_users_piece_are_checked(tmp_path):
     (tmp_path / "p.py").write_text(PIECES)
     assert load_config({"verifier": {"name": f"{tmp_path}/p.py:Odd", "weight": "0.5"}}).verifier
-    assert "has no option 'wieght'; did you mean 'weight'?" in refusal({"verifier": {"name": f"{tmp_path}/p.py:Odd", "wieght": 1}})
+    assert "has no option 'wieght'; did you mean 'weight'?" in refusal(
+        {"verifier": {"name": f"{tmp_path}/p.py:Odd", "wieght": 1}}
+    )
     assert "weight='heavy'" in refusal({"verifier": {"name": f"{tmp_path}/p.py:Odd", "weight": "heavy"}})
 
 
@@ -200,7 +230,12 @@ def test_every_shipped_config_parses(path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("run: [", "is not YAML"), ("- a\n- b\n", "a config is a mapping of sections, not list"), (b"\xff\xfe", "is not YAML")]
+    ("text", "said"),
+    [
+        ("run: [", "is not YAML"),
+        ("- a\n- b\n", "a config is a mapping of sections, not list"),
+        (b"\xff\xfe", "is not YAML"),
+    ],
 )
 def test_files_that_are_no_config_are_refused(tmp_path, text, said):
     path = tmp_path / "c.yaml"
@@ -224,7 +259,12 @@ def test_stage_overrides_lie_over_the_tree():
             "verifier": {"name": "math", "tolerance": 0.1},
             "stages": [
                 {"kind": "sft", "steps": 2, "optim": {"lr": 1e-2}, "average": "sequences", "name": "warm"},
-                {"kind": "grpo", "steps": 3, "verifier": "exact", "algorithm": {"preset": "dr_grpo", "loss": {"clip_high": 0.3}}},
+                {
+                    "kind": "grpo",
+                    "steps": 3,
+                    "verifier": "exact",
+                    "algorithm": {"preset": "dr_grpo", "loss": {"clip_high": 0.3}},
+                },
             ],
         }
     )
@@ -250,7 +290,10 @@ def test_stage_overrides_lie_over_the_tree():
         ({"kind": "sft", "steps": 1, "model": {}}, "stages[0].model: this section holds for the whole run"),
         ({"kind": "sft", "steps": 1, "logging": {}}, "stages[0].logging: this section holds for the whole run"),
         ({"kind": "sft", "steps": 1, "checkpoint": {}}, "stages[0].checkpoint: this section holds for the whole run"),
-        ({"kind": "sft", "steps": 1, "averag": "tokens"}, "stage 'sft' has no option 'averag'; did you mean 'average'?"),
+        (
+            {"kind": "sft", "steps": 1, "averag": "tokens"},
+            "stage 'sft' has no option 'averag'; did you mean 'average'?",
+        ),
         ({"kind": "sft", "steps": 1, "average": "words"}, "average='words'"),
         ({"kind": "sft", "steps": 1, "optim": {"lrr": 1}}, "stages[0].optim.lrr: unknown key; did you mean 'lr'?"),
         ({"kind": "grpo", "steps": 1, "rollout": {"engine": {"max_rows": 3}}}, "stages[0].rollout.engine: one engine"),
@@ -302,8 +345,15 @@ def _models_in(hint):
 
 def test_every_field_says_what_it_is():
     found = sections(Config)
-    assert {"RunConfig", "LoraConfig", "ScratchConfig", "KLConfig", "Schedule", "Controller", "WandbConfig"} <= set(found)
-    silent = [f"{name}.{key}" for name, model in found.items() for key, field in model.model_fields.items() if not (field.description or "").strip()]
+    assert {"RunConfig", "LoraConfig", "ScratchConfig", "KLConfig", "Schedule", "Controller", "WandbConfig"} <= set(
+        found
+    )
+    silent = [
+        f"{name}.{key}"
+        for name, model in found.items()
+        for key, field in model.model_fields.items()
+        if not (field.description or "").strip()
+    ]
     assert silent == []
     assert [name for name, model in found.items() if issubclass(model, Section) and not model.__doc__] == []
 

@@ -39,7 +39,7 @@ def test_a_taken_name_is_refused_and_the_first_piece_stays(fresh):
     first = registry.register_reward("bonus")(define())
     with pytest.raises(ConfigError, match=r"the reward 'bonus' is taken by cell\.bonus: choose another name"):
         registry.register_reward("bonus")(define(name="other"))
-    with pytest.raises(ConfigError, match="is taken by rlvr.rewards.length"):
+    with pytest.raises(ConfigError, match=r"is taken by rlvr\.rewards\.length"):
         registry.register_reward("length")(define())
     assert registry.find("reward", "bonus") is first
 
@@ -80,7 +80,9 @@ def test_files_that_cannot_be_used_are_named(tmp_path, name, said):
     (tmp_path / "mine.py").write_text(PIECES)
     (tmp_path / "raises.py").write_text("1 / 0")
     (tmp_path / "syntax.py").write_text("def f(:")
-    (tmp_path / "twice.py").write_text("from rlvr import register_reward\n@register_reward('length')\ndef f(batch): ...")
+    (tmp_path / "twice.py").write_text(
+        "from rlvr import register_reward\n@register_reward('length')\ndef f(batch): ..."
+    )
     before = set(sys.modules)
     for _ in range(2):  # the second time as well: a broken file leaves no half-made module behind
         with pytest.raises(ConfigError) as caught:

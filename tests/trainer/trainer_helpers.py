@@ -105,9 +105,7 @@ def preset(): return {"advantage": {"name": "group", "scale": "none"}}
 
 
 def task_rows(count: int = 6) -> list[dict]:
-    return [
-        {"id": f"t{n}", "prompt": f"{n}=?", "answer": str(n), "demonstration": f"{n}{n}"} for n in range(count)
-    ]
+    return [{"id": f"t{n}", "prompt": f"{n}=?", "answer": str(n), "demonstration": f"{n}{n}"} for n in range(count)]
 
 
 def overlaid(base, over):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from rlvr.config import LoraConfig
 from rlvr.errors import ConfigError
@@ -61,7 +62,7 @@ def merge_adapter(folder: str, base: str | None, out: str) -> None:
         raise ConfigError(f"the adapter in {folder} does not say its base model: give it with --base")
     try:
         model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(f"the base model {base!r} of the adapter cannot be loaded: {error}") from error
     PeftModel.from_pretrained(model, folder).merge_and_unload().save_pretrained(out)
     AutoTokenizer.from_pretrained(folder).save_pretrained(out)

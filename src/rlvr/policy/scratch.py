@@ -75,5 +75,5 @@ def build_model(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, AttributeError, ImportError) as error:
         raise ConfigError(f"model.scratch.architecture {scratch.architecture!r} cannot be built: {error}") from error
