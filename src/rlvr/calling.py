@@ -15,6 +15,10 @@ from rlvr.errors import ConfigError
 from rlvr.records import Rollout, Task
 
 
+FIELDS = ("prompt", "messages", "completion", "answer", "task", "token_ids")
+"""What every plain function may ask for; a task's info adds to it."""
+
+
 class ByName:
     """A plain function together with the names that it asks for."""
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -292,9 +292,9 @@ class EvaluationConfig(Section):
     every: int = Field(default=0, ge=0)
     """Steps between evaluations; 0: only where `at_start` and `at_end` say."""
     at_start: bool = True
-    """Evaluate before the first step of a run and at each change of stage, where there are evaluation tasks."""
+    """Evaluate before the first step of a run, where there are evaluation tasks."""
     at_end: bool = True
-    """Evaluate after the last step."""
+    """Evaluate after the last step of a stage."""
     data: Any = None
     """Tasks to evaluate on; null: `data.eval`."""
     limit: int | None = Field(default=None, ge=1)
@@ -355,7 +355,7 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     """The policy; short for `models.policy`."""
     models: dict[str, ModelConfig] = {}
-    """The named models of the run. Frozen models beside the policy are loaded when a piece asks for them by name."""
+    """The named models of the run; so far `policy` is the only one."""
     data: DataConfig = DataConfig()
     """Tasks and how they become prompts."""
     rollout: RolloutConfig = RolloutConfig()
@@ -398,6 +398,8 @@ class Config(Section):
             if values.get("model") not in (None, policy):
                 raise ValueError("`model` is short for `models.policy`: give one of the two")
             values |= {"model": policy, "models": models}
+        if models:
+            raise ValueError(f"models.{next(iter(models))}: `policy` is the only model that a run has so far")
         return values
 
     @property
@@ -540,7 +542,7 @@ def make_config(tree: Mapping[str, Any], where: str = "") -> Config:
 class _Loader(yaml.SafeLoader):
     """YAML's safe loader with two rules of YAML 1.2: `1e-6` is a number (not text), and `off` is text (not false)."""
 
-    yaml_implicit_resolvers = {
+    yaml_implicit_resolvers: ClassVar = {
         first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":bool")]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }

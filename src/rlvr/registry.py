@@ -5,7 +5,7 @@ A piece is a class or a function. In the configuration it is written as a name, 
 a function. They are checked and converted by their annotations before anything runs.
 
 Names are found, in this order: what was registered in this process, the library's own rooms (imported on first use), and
-entry points of installed packages (group `rlvr.<kind>s`).
+entry points of installed packages (group `rlvr.verifiers`, `rlvr.losses` ...: the kind in the plural).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
 
+from rlvr.calling import FIELDS
 from rlvr.errors import ConfigError, nearest
 
 T = TypeVar("T")
@@ -79,7 +80,7 @@ def names(kind: str) -> list[str]:
 
 
 def _entry_points(kind: str) -> importlib.metadata.EntryPoints:
-    return importlib.metadata.entry_points(group=f"rlvr.{kind}s")
+    return importlib.metadata.entry_points(group=f"rlvr.{kind}{'es' if kind.endswith('s') else 's'}")
 
 
 def find(kind: str, name: str) -> Any:
@@ -145,7 +146,7 @@ def check_options(kind: str, spec: str | Mapping[str, Any]) -> dict[str, Any]:
     """The options of a piece as written, checked and converted by the piece's own signature."""
     name, options = split(spec)
     piece = find(kind, name)
-    known = _parameters(piece)
+    known = options_of(piece)
     for option in options:
         if option not in known:
             raise ConfigError(f"{kind} {name!r} has no option {option!r}{nearest(option, known)}")
@@ -170,14 +171,14 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
     return TypeAdapter(hint) if has_config else TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
 
 
-def _parameters(piece: Any) -> dict[str, inspect.Parameter]:
+def options_of(piece: Any) -> dict[str, inspect.Parameter]:
     """What may be given as an option: the keyword-only parameters of a function; all parameters of a class, except those
     that its attribute `injected` names."""
     parameters = inspect.signature(piece).parameters
     kinds: list[Any] = [inspect.Parameter.KEYWORD_ONLY]
     if inspect.isclass(piece):
         kinds.append(inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    injected = getattr(piece, "injected", ())
+    injected = getattr(piece, "injected", () if inspect.isclass(piece) else FIELDS)
     return {name: p for name, p in parameters.items() if p.kind in kinds and name not in injected}
 
 

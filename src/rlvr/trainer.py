@@ -170,7 +170,6 @@ class GRPOTrainer:
 
     def _score(self, stage: Stage, rollouts: list[Rollout]) -> tuple[Batch, dict[str, Any]]:
         with self.phases("score"):
-            _remember(self.history, rollouts)
             return stage.score(rollouts)
 
     def _update(self, stage: Stage, batch: Batch) -> dict[str, Any]:

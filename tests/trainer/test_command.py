@@ -290,6 +290,16 @@ def test_configuration_files_that_cannot_be_read(tmp_path, capsys):
         assert "Traceback" not in err
 
 
+def test_a_second_ctrl_c_stops_at_once(command, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlvr.trainer.GRPOTrainer.train", interrupted)
+    code, _, err = command()
+    assert code == 130
+    assert err == "stopped at once\n"
+
+
 def test_a_folder_with_metrics_is_kept_unless_overwrite_is_asked_for(command, folder):
     assert command()[0] == 0
     before = (folder / "metrics.jsonl").read_bytes()

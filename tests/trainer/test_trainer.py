@@ -292,6 +292,7 @@ def test_only_the_adapter_trains_and_is_saved(make_trainer, tmp_path):
         {"algorithm": {"loss": {"name": "FILE:Reinforce", "scale": 2.0}, "kl": {"coef": 0.1}, "entropy": 0.01}},
         {"algorithm": {"advantage": "FILE:centred"}},
         {"algorithm": {"advantage": {"name": "FILE:centred", "scale": 3}}},
+        {"algorithm": {"advantage": "FILE:by_token"}},
         {"algorithm": {"select": ["FILE:first_of_group"]}},
         {"algorithm": {"select": ["FILE:longer"]}},
         {"rewards": ["verdict", {"name": "FILE:digits", "weight": 0.5}]},
@@ -332,7 +333,7 @@ def test_a_batch_that_selection_empties_changes_nothing(make_trainer, pieces):
 
 
 def test_an_advantage_of_the_wrong_shape_is_named(make_trainer, pieces):
-    with pytest.raises(ConfigError, match=r"one_number' returned shape \(\) for 8 rollouts"):
+    with pytest.raises(ConfigError, match=r"one_number' returned shape.* for 8 rollouts"):
         make_trainer({"algorithm": {"advantage": f"{pieces}:one_number"}}).train()
 
 
@@ -352,6 +353,14 @@ def test_a_verifier_in_trouble_leaves_the_weights_alone(make_trainer, pieces, na
     verdicts = [r.verdict for r in trainer.batch.rollouts]
     assert all(v.score is None and v.reason for v in verdicts)
     assert np.isnan(trainer.batch.columns["reward"]).all()
+
+
+@pytest.mark.parametrize("name", ["raises", "nan", "none"])
+def test_a_reward_term_in_trouble_leaves_the_weights_alone(make_trainer, pieces, name):
+    trainer = make_trainer({"rewards": ["verdict", f"{pieces}:{name}"]})
+    assert train(trainer, 1) == []
+    assert np.isnan(trainer.batch.columns["reward"]).all()
+    assert not np.isnan(trainer.batch.columns["reward/verdict"]).any()
 
 
 def test_an_asynchronous_function_is_a_verifier(make_trainer, pieces):

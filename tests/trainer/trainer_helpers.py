@@ -87,6 +87,10 @@ def centred(batch, *, scale: float = 1.0):
     reward = np.nan_to_num(batch.column("reward"))
     return scale * (reward - reward.mean())
 
+def by_token(batch):
+    rewards = batch.column("reward") - batch.column("reward").mean()
+    return [r * np.linspace(1, 0.5, len(rollout)) for r, rollout in zip(rewards, batch.rollouts)]
+
 def one_number(batch): return 1.0
 
 def longer(batch): return np.asarray([r.completion_length > 2 for r in batch.rollouts])

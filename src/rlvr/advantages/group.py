@@ -34,8 +34,6 @@ class GroupAdvantage:
     epsilon: float = 1e-4
     """Added to the std."""
 
-    reads = ("reward",)
-
     @property
     def smallest_group(self) -> int:
         """The group size from which the estimator says anything."""

@@ -31,6 +31,7 @@ class ClippedPolicyLoss:
     """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", PROXIMAL)})
+    zero_without_advantage = True
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
         low, high = 1 - float(self.clip_low), 1 + float(self.clip_high)  # type: ignore[arg-type]

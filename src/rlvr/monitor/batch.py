@@ -21,17 +21,22 @@ SAME = 1e-8
 def batch_metrics(batch: Batch) -> dict[str, float | None]:
     """The `reward`, `advantage`, `verdict`, `group`, `completion` metrics and `tokens/sampled` of a scored batch."""
     by_name = {name: _mean(column) for name, column in batch.columns.items() if name.startswith("reward/")}
-    reward, advantage = batch.columns.get("reward", np.empty(0)), _advantages(batch)
+    reward = batch.columns.get("reward", np.empty(0))
     return {
         **by_name,
         "reward/mean": _mean(reward),
         "reward/std": _std(reward),
-        "advantage/mean": _mean(advantage),
-        "advantage/std": _std(advantage),
+        **advantage_metrics(batch),
         **_verdicts(batch),
         **_groups(batch),
         **_completions(batch),
     }
+
+
+def advantage_metrics(batch: Batch) -> dict[str, float | None]:
+    """Mean and standard deviation of the advantages."""
+    advantage = _advantages(batch)
+    return {"advantage/mean": _mean(advantage), "advantage/std": _std(advantage)}
 
 
 def _mean(values: np.ndarray) -> float | None:

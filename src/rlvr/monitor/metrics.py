@@ -32,8 +32,8 @@ _VERDICTS = {
     "wrong": "judged wrong",
     "partial": "given a score between right and wrong",
     "unparsable": "in which no answer was found; they score 0",
-    "timeout": "whose check ran out of time",
-    "error": "that could not be checked; they are left out of the loss",
+    "timeout": "whose check ran out of time; they score 0 where the answer spent it, and are undecided otherwise",
+    "error": "whose check failed; undecided, unless the answer made it fail",
 }
 _PHASES = {
     "rollout": "generating completions",

@@ -120,8 +120,8 @@ class Collector:
 
 
 def in_order(rollouts: Iterator[Rollout]) -> list[Rollout]:
-    """Rollouts by draw, then member."""
-    return sorted(rollouts, key=lambda r: (int(r.group), r.member))
+    """Rollouts by draw, group and member. A plan names its groups `DRAW` or `DRAW/...` by the number of the draw."""
+    return sorted(rollouts, key=lambda r: (int(r.group.partition("/")[0]), r.group, r.member))
 
 
 async def _cancelled(tasks: Collection[asyncio.Task[Any]]) -> None:

@@ -122,6 +122,8 @@ class HFEngine:
 
     async def generate(self, request: Request) -> Completion:
         """Sample one completion. DataError when the prompt is empty or leaves no room in the context."""
+        if request.model != "policy" or request.attachments:
+            raise DataError("rollout.engine hf samples text from the policy only: it has no other model and takes no attachments")
         room = self.policy.context - len(request.token_ids)
         if not request.token_ids or room < 1:
             raise DataError(
@@ -242,7 +244,7 @@ class HFEngine:
         """Draw each row's next token and settle the requests that end with it."""
         temperature, top_k, top_p, min_p = rows.options.unbind(-1)
         if bool(((top_k > 0) | (top_p < 1) | (min_p > 0)).any()):
-            # As vLLM does: temperature first, then truncation on the tempered distribution.
+            # As vLLM does, truncation is of the distribution at the temperature.
             scale = torch.where(temperature == 0, 1.0, temperature)[:, None]
             logits = truncate(logits / scale, top_k, top_p, min_p) * scale
         every = torch.arange(len(rows.rows), device=logits.device)

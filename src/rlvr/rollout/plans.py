@@ -2,7 +2,7 @@
 
 A plan owns groups. It is an asynchronous generator over one draw of a task that yields verified rollouts as they finish,
 with the means to make them injected; it may ask for as many generations, verdicts and further rollouts as it likes, and
-nothing else knows how many calls were made.
+nothing else knows how many calls were made. It names its groups by the draw's number, further ones `NUMBER/...`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from rlvr.config import StagePlan
 from rlvr.data import Draw
 from rlvr.errors import ConfigError
 from rlvr.losses import Component, EntropyBonus, KLPenalty, Objective
-from rlvr.monitor.batch import batch_metrics
+from rlvr.monitor.batch import advantage_metrics, batch_metrics
 from rlvr.records import Batch, Origin, Rollout, Task
 from rlvr.registry import register
 from rlvr.rewards import build_terms, score
@@ -64,28 +64,39 @@ class GRPOStage(Stage):
         batch = score(Batch([rollout.as_trained() for rollout in rollouts]), self.terms)
         metrics = batch_metrics(batch)
         if self.config.algorithm.select_after:
-            batch.columns["advantage"] = self._advantages(batch)
+            self._add_advantages(batch)
         for select in self.selectors:
             kept = np.asarray(select(batch))
             batch = batch.select(np.flatnonzero(kept) if kept.dtype == bool else kept)
         if not self.config.algorithm.select_after:
-            batch.columns["advantage"] = self._advantages(batch)
+            self._add_advantages(batch)
         on = np.isfinite(batch.column("reward"))
         if self.config.algorithm.mask_truncated:
             on &= ~np.asarray([r.stop.truncated for r in batch.rollouts], dtype=bool)
         batch.token_columns["weight/policy"] = token_weights(batch.rollouts, Origin.POLICY, on)
-        values = batch.columns["advantage"]
-        metrics |= {"advantage/mean": values.mean(), "advantage/std": values.std()} if len(batch) else {}
-        return batch, metrics
+        return batch, metrics | advantage_metrics(batch)
 
-    def _advantages(self, batch: Batch) -> np.ndarray:
-        values = np.asarray(self.advantage(batch), dtype=np.float64)
-        if values.shape != (len(batch),):
+    def _add_advantages(self, batch: Batch) -> None:
+        """The column `advantage`, or the token column where the estimator gives one array per rollout.
+
+        ConfigError names an estimator whose result has another shape, or no number for a decided rollout.
+        """
+        values, name = self.advantage(batch), registry.split(self.config.algorithm.advantage)[0]
+        if isinstance(values, list):
+            columns = [np.asarray(v, dtype=np.float64) for v in values]
+            fits = [v.shape for v in columns] == [(len(r),) for r in batch.rollouts]
+            batch.token_columns["advantage"] = columns
+        else:
+            columns = [np.asarray(values, dtype=np.float64)]
+            fits = columns[0].shape == (len(batch),)
+            batch.columns["advantage"] = columns[0]
+        if not fits:
             raise ConfigError(
-                f"algorithm.advantage {registry.split(self.config.algorithm.advantage)[0]!r} returned shape {values.shape} "
-                f"for {len(batch)} rollouts: one number each is needed"
+                f"algorithm.advantage {name!r} returned shapes {[v.shape for v in columns][:4]} for {len(batch)} rollouts: "
+                "an array of one number per rollout is needed, or a list of one array per rollout with a number per token"
             )
-        return values
+        if any(not np.isfinite(v).all() for v in columns):
+            raise ConfigError(f"algorithm.advantage {name!r} returned a NaN or an infinity: undecided rollouts get 0")
 
     def objective(self) -> Objective:
         """The policy loss with the KL and entropy terms that the algorithm asks for."""
@@ -95,7 +106,8 @@ class GRPOStage(Stage):
 def _objective(plan: StagePlan) -> Objective:
     algorithm = plan.config.algorithm
     loss = registry.build("loss", algorithm.loss)
-    components = [Component("policy", loss, "policy", zero_without_advantage=True)]
+    skips = getattr(loss, "zero_without_advantage", False)
+    components = [Component("policy", loss, "policy", zero_without_advantage=skips)]
     if algorithm.kl is not None and algorithm.kl.coef != 0.0:
         estimator = registry.build("kl", algorithm.kl.estimator)
         components.append(Component("kl", KLPenalty(estimator, loss.average), "policy", algorithm.kl.coef))
