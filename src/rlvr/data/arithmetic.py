@@ -26,12 +26,11 @@ def arithmetic(
     count: int,
     split: Literal["train", "eval"] = "train",
     digits: list[int] | None = None,
-    facts: float = 1.0,
     seed: int = 0,
 ) -> Iterator[Task]:
     """`count` different additions of two numbers of equal length, one of `digits` (2 and 3), of one side of the split.
 
-    With `facts` below 1, only that share of the addition table (chosen by a hash of the digit pair) occurs in them. The first tasks of a larger count are those of a smaller one. ConfigError when there are not that many.
+    The first tasks of a larger count are those of a smaller one. ConfigError when there are not that many.
     """
     lengths = digits or [2, 3]
     possible = sum((9 * 10 ** (n - 1)) ** 2 for n in lengths) * (EVAL_SHARE if split == "eval" else 1 - EVAL_SHARE)
@@ -45,8 +44,6 @@ def arithmetic(
         length = numbers.choice(lengths)
         a, b = (numbers.randrange(10 ** (length - 1), 10**length) for _ in range(2))
         question = f"{a}+{b}=?"
-        if not all(in_split(f"{min(pair)}+{max(pair)}", "eval", facts) for pair in zip(str(a), str(b), strict=True)):
-            continue
         if question not in seen and in_split(question, split, EVAL_SHARE):
             seen.add(question)
             yield Task(
