@@ -25,9 +25,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rlvr import registry
-from rlvr.config import STAGE_SECTIONS, Config
+from rlvr.config import Config, OfKind
 from rlvr.monitor.reference import metrics_page
 from rlvr.schedules import Controller, Schedule, StepSchedule
+from rlvr.stage_plan import STAGE_SECTIONS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -184,12 +185,8 @@ def words(annotation: Any, bounds: Iterable[str] = ()) -> str:
 
 
 def kind_of_piece(metadata: Iterable[Any]) -> str | None:
-    """The kind of piece that a field holds, which its validator knows."""
-    for item in metadata:
-        function = getattr(item, "func", None)
-        if inspect.isfunction(function) and "kind" in (known := inspect.getclosurevars(function).nonlocals):
-            return known["kind"]
-    return None
+    """The kind of piece that a field holds."""
+    return next((item.kind for item in metadata if isinstance(item, OfKind)), None)
 
 
 def named(kind: str) -> str:
@@ -246,7 +243,7 @@ def options(piece: Any) -> Iterator[str]:
     """The options of a piece: name, type, default and docstring."""
     hints = get_type_hints(piece.__init__ if inspect.isclass(piece) else piece)
     said = attribute_docstrings(piece) if inspect.isclass(piece) else {}
-    for name, parameter in registry._parameters(piece).items():
+    for name, parameter in registry.options_of(piece).items():
         default = "required" if parameter.default is parameter.empty else f"default {value(parameter.default)}"
         text = f" {said[name]}" if name in said else ""
         yield f"`{name}` ({words(hints.get(name, Any))}, {default}).{text}"

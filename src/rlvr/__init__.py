@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 _HOME = {
     "GRPOTrainer": "rlvr.trainer",
     "Config": "rlvr.config",
-    "load_config": "rlvr.config",
+    "load_config": "rlvr.config_loading",
     "Task": "rlvr.records",
     "Rollout": "rlvr.records",
     "Group": "rlvr.records",
@@ -38,7 +38,8 @@ _HOME = {
 __all__ = [*_HOME, "__version__"]
 
 if TYPE_CHECKING:
-    from rlvr.config import Config, load_config
+    from rlvr.config import Config
+    from rlvr.config_loading import load_config
     from rlvr.records import Batch, Group, Origin, Rollout, StopReason, Task, Verdict, VerdictStatus
     from rlvr.registry import (
         register_advantage,

@@ -14,7 +14,6 @@ from typing import Any
 from rlvr.errors import ConfigError
 from rlvr.records import Rollout, Task
 
-
 FIELDS = ("prompt", "messages", "completion", "answer", "task", "token_ids")
 """What every plain function may ask for; a task's info adds to it."""
 

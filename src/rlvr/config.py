@@ -8,22 +8,25 @@ option is found before any model is loaded.
 
 from __future__ import annotations
 
-import copy
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from rlvr import registry
-from rlvr.errors import ConfigError, nearest
+from rlvr.errors import ConfigError
 from rlvr.schedules import Scalar
+from rlvr.tree import merge
 
 Piece = str | dict[str, Any]
+
+
+@dataclass(frozen=True)
+class OfKind:
+    """Marks a config field as holding a piece of this kind; the generated reference page links it."""
+
+    kind: str
 
 
 def _piece(kind: str) -> Any:
@@ -39,7 +42,7 @@ def _piece(kind: str) -> Any:
             raise ValueError(str(error)) from error
         return spec
 
-    return Annotated[Piece, AfterValidator(check)]
+    return Annotated[Piece, AfterValidator(check), OfKind(kind)]
 
 
 def _known_preset(name: str) -> str:
@@ -81,7 +84,7 @@ class LoraConfig(Section):
     alpha: float = Field(default=32.0, gt=0)
     """The update is scaled by alpha / r."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout on the adapter's input; 0 keeps the ratio of the first update exactly 1."""
+    """Dropout on the adapter's input. With any, the log-probs trained on differ from those sampled with (`mismatch/*`)."""
     target_modules: list[str] | str = "all-linear"
     """Names of the modules that get an adapter, or `all-linear`."""
 
@@ -412,244 +415,9 @@ class Config(Section):
         return self.model_dump(mode="json", by_alias=True)
 
 
-STAGE_SECTIONS = ("data", "rollout", "verifier", "rewards", "algorithm", "optim", "evaluation")
-"""The parts of the tree that a stage may override."""
-
-
-class StagePlan(Section):
-    """One stage, resolved: its kind and options, its share of the steps, and the whole tree as it stands during it."""
-
-    kind: str
-    """The registered kind of stage."""
-    name: str
-    """How the stage is called in messages and metrics."""
-    steps: int | None = Field(ge=0)
-    """Its share of the steps, which its schedules go over; null: what `run.steps` leaves."""
-    allowed: int = 0
-    """How many of them `run.steps` lets it take."""
-    options: dict[str, Any]
-    """Options of the kind itself."""
-    config: Config
-    """The tree during this stage."""
-
-
-def stage_plans(config: Config) -> list[StagePlan]:
-    """The stages of a run in order, each checked; ConfigError names the stage and key."""
-    plans = []
-    for number, written in enumerate(config.stages or [{"kind": "grpo"}]):
-        if "kind" not in written:
-            raise ConfigError(f"stages[{number}]: a stage needs a `kind`: one of {', '.join(registry.names('stage'))}")
-        kind, overrides = written["kind"], {k: v for k, v in written.items() if k in STAGE_SECTIONS}
-        if not isinstance(kind, str):
-            raise ConfigError(f"stages[{number}].kind is a name, not {kind!r}")
-        options = {k: v for k, v in written.items() if k not in (*STAGE_SECTIONS, "kind", "name", "steps")}
-        for key in options:
-            if key in Config.model_fields:
-                raise ConfigError(
-                    f"stages[{number}].{key}: this section holds for the whole run; a stage cannot change it"
-                )
-        try:
-            registry.check_options("stage", {"name": kind, **options})
-        except ConfigError as error:
-            raise ConfigError(f"stages[{number}]: {error}{_known_sections(error)}") from error
-        tree = config.dump() | {"stages": []}
-        if isinstance(overrides.get("algorithm"), dict) and "preset" in overrides["algorithm"]:
-            tree["algorithm"] = {}
-        resolved = make_config(merge(tree, overrides), where=f"stages[{number}].")
-        if resolved.rollout.engine != config.rollout.engine:
-            raise ConfigError(f"stages[{number}].rollout.engine: one engine serves the whole run; set rollout.engine")
-        name, steps = written.get("name", kind), written.get("steps")
-        try:
-            plan = StagePlan(kind=kind, name=name, steps=steps, options=options, config=resolved)
-        except ValidationError as error:
-            problems = "\n".join(f"  stages[{number}].{line}" for line in _problems(error, StagePlan))
-            raise ConfigError(f"the configuration is wrong:\n{problems}") from error
-        plans.append(plan)
-    return _share_steps(plans, config.run.steps)
-
-
-def _known_sections(error: ConfigError) -> str:
-    return f" (sections that a stage may override: {', '.join(STAGE_SECTIONS)})" if "no option" in str(error) else ""
-
-
-def _share_steps(plans: list[StagePlan], cap: int | None) -> list[StagePlan]:
-    """Give every stage its share of the steps, its own or what the cap leaves, and how many of it the cap allows."""
-    left = cap
-    for plan in plans:
-        if plan.steps is None and left is None:
-            raise ConfigError(f"stage {plan.name!r} has no number of steps: set run.steps or the stage's `steps`")
-        plan.steps = left if plan.steps is None else plan.steps
-        plan.allowed = (plan.steps or 0) if left is None else min(plan.steps or 0, left)
-        left = None if left is None else left - plan.allowed
-    return plans
-
-
-def merge(base: Any, over: Any, path: tuple[str, ...] = ()) -> Any:
-    """`over` laid over `base`, both trees that stand at `path`: mappings key by key, everything else replaced.
-
-    A piece's mapping that names another piece replaces the old one whole, since its options belong to the old name;
-    a mapping of options over a bare name keeps that name.
-    """
-    is_section = bool(_keys_at(path))
-    if isinstance(base, str) and isinstance(over, Mapping) and over and "name" not in over:
-        base = {"name": base}
-    if not isinstance(base, Mapping) or not isinstance(over, Mapping):
-        return copy.deepcopy(over)
-    if not is_section and "name" in over and base.get("name", over["name"]) != over["name"]:
-        return copy.deepcopy(dict(over))
-    return {**base, **{key: merge(base.get(key), value, (*path, key)) for key, value in over.items()}}
-
-
 def _over_preset(algorithm: dict[str, Any]) -> dict[str, Any]:
     preset = algorithm.get("preset", AlgorithmConfig.model_fields["preset"].default)
     try:
         return merge(registry.find("preset", preset)(), {"preset": preset, **algorithm}, ("algorithm",))
     except ConfigError:  # the field's own check says what is wrong with the name
         return algorithm
-
-
-def load_config(source: str | Path | Mapping[str, Any] | None = None, overrides: Sequence[str] = ()) -> Config:
-    """The configuration in a YAML file (or a mapping), with `key.path=value` overrides.
-
-    Raises ConfigError that lists every wrong key and value, with the nearest name for an unknown key.
-    """
-    if source is None or isinstance(source, Mapping):
-        tree: Any = dict(source or {})
-    else:
-        path = Path(source)
-        if not path.is_file():
-            raise ConfigError(f"there is no config file {path} (looked in {Path.cwd()})")
-        try:
-            tree = _read_yaml(path.read_text(encoding="utf-8")) or {}
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not YAML: {error}") from error
-        if not isinstance(tree, dict):
-            raise ConfigError(f"{path}: a config is a mapping of sections, not {type(tree).__name__}")
-    for override in overrides:
-        tree = merge(tree, _as_tree(override))
-    return make_config(tree)
-
-
-def make_config(tree: Mapping[str, Any], where: str = "") -> Config:
-    """Validate a tree; ConfigError lists what is wrong, each with its path."""
-    try:
-        return Config.model_validate(tree)
-    except ValidationError as error:
-        problems = "\n".join(f"  {where}{line}" for line in _problems(error))
-        raise ConfigError(f"the configuration is wrong:\n{problems}") from error
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML's safe loader with two rules of YAML 1.2: `1e-6` is a number (not text), and `off` is text (not false)."""
-
-    yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":bool")]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF"))
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+"), list("-+0123456789"))
-
-
-def _read_yaml(text: str) -> Any:
-    return yaml.load(text, _Loader)
-
-
-def _as_tree(override: str) -> dict[str, Any]:
-    key, equals, text = override.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(f"the override {override!r} is not of the form key.path=value")
-    try:
-        value = _read_yaml(text) if text.strip() else ""
-    except yaml.YAMLError as error:
-        raise ConfigError(f"the value in {override!r} is not YAML: {error}") from error
-    for part in reversed(key.strip().split(".")):
-        value = {part: value}
-    assert isinstance(value, dict)
-    return value
-
-
-def _problems(error: ValidationError, root: type[BaseModel] | None = None) -> Iterator[str]:
-    """Every problem once, as `key.path: what is wrong`.
-
-    A value that may be one of several types is told what the type says that comes nearest to it: one that knows its keys.
-    """
-    by_place: dict[tuple[str | int, ...], dict[str, list[tuple[tuple[bool, bool], str]]]] = {}
-    for problem in error.errors():
-        place = _place(problem["loc"], root or Config)
-        rank = (place.path == place.choice, problem["type"] == "extra_forbidden")
-        members = by_place.setdefault(place.path if place.choice is None else place.choice, {})
-        members.setdefault(place.member, []).append((rank, _in_words(problem, place)))
-    for members in by_place.values():
-        best = min(
-            members.values(),
-            key=lambda said: ([sum(r) for r in zip(*(rank for rank, _ in said), strict=True)], len(said)),
-        )
-        yield from dict.fromkeys(line for _, line in best)
-
-
-def _in_words(problem: Any, place: _Place) -> str:
-    where = ".".join(map(str, place.path))
-    if problem["type"] == "extra_forbidden":
-        return f"{where}: unknown key{nearest(str(place.path[-1]), place.known)}"
-    said = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] not in ("value_error", "missing"):
-        said += f", not {problem['input']!r}"
-    return f"{where}: {said}" if where else said
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where a problem is, without the names of types that pydantic puts between the keys."""
-
-    path: tuple[str | int, ...]
-    known: list[str]
-    """The keys of the section that the last part of the path is in."""
-    choice: tuple[str | int, ...] | None = None
-    """The path of the value that may be one of several types, if there is one,"""
-    member: str = ""
-    """and the type that the problem is about."""
-
-
-def _place(location: Iterable[str | int], root: type[BaseModel]) -> _Place:
-    hint: Any = root
-    path: list[str | int] = []
-    known: list[str] = []
-    choice, member = None, ""
-    for part in location:
-        members = _members(hint)
-        if len(members) > 1:  # the part is the name of one of the types
-            named = [m for m in members if getattr(m, "__name__", "") == part]
-            hint, choice, member = (named or [None])[0], tuple(path), str(part)
-            continue
-        hint = members[0]
-        path.append(part)
-        if isinstance(hint, type) and issubclass(hint, BaseModel):
-            known = list(hint.model_fields)
-            hint = hint.model_fields[str(part)].annotation if part in hint.model_fields else None
-        else:
-            hint = (get_args(hint) or [None])[-1]
-    return _Place(tuple(path), known, choice, member)
-
-
-def _members(hint: Any) -> list[Any]:
-    """The types that a value may be of, None apart."""
-    if get_origin(hint) is Annotated:
-        return _members(get_args(hint)[0])
-    if get_origin(hint) in (Union, UnionType):
-        return [member for one in get_args(hint) if one is not type(None) for member in _members(one)]
-    return [hint]
-
-
-def _keys_at(path: Iterable[str | int]) -> list[str]:
-    """The keys that the section at `path` has."""
-    section: Any = Config
-    for part in path:
-        if isinstance(section, type) and issubclass(section, BaseModel) and part in section.model_fields:
-            section = section.model_fields[str(part)].annotation
-            models = [a for a in get_args(section) if isinstance(a, type) and issubclass(a, BaseModel)]
-            section = models[0] if models else section
-        elif isinstance(section, type) and issubclass(section, BaseModel):
-            continue
-    return list(section.model_fields) if isinstance(section, type) and issubclass(section, BaseModel) else []

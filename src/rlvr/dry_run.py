@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlvr.config import Config, StagePlan
+from rlvr.config import Config
+from rlvr.stage_plan import StagePlan
 
 
 def plan_lines(config: Config, plans: Sequence[StagePlan], folder: Path) -> list[str]:

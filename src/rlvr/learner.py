@@ -114,7 +114,7 @@ class Learner:
             if not bool(on.any()):
                 continue
             has_ratio = Need("logprobs", PROXIMAL) in component.loss.needs
-            if has_ratio and bool(proximal[on].isnan().any()):
+            if has_ratio and not first and bool(proximal[on].isnan().any()):
                 raise TrainingError(
                     "a ratio needs behaviour log-probs, and some trained tokens have none: train such rollouts with one "
                     "optimizer step per batch (updates_per_batch and epochs_per_batch 1)"

@@ -1,6 +1,6 @@
 """python -m rlvr.train --config FILE [key.path=value ...] [--dry-run] [--resume auto|PATH]
 
-Exit codes: 0 done, 2 bad input, 130 after Ctrl-C, 143 after SIGTERM.
+Exit codes: 0 done, 1 a run that could not go on, 2 bad input, 130 after Ctrl-C, 143 after SIGTERM.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Any
 
 import yaml
 
-from rlvr.config import Config, load_config, stage_plans
-from rlvr.errors import RlvrError
+from rlvr.config import Config
+from rlvr.config_loading import load_config
+from rlvr.errors import RlvrError, TrainingError, WaitTimeout
+from rlvr.stage_plan import stage_plans
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,6 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = load_config(options.config, options.overrides)
         return _dry_run(config) if options.dry_run else _train(config, options.resume)
+    except (TrainingError, WaitTimeout) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except RlvrError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

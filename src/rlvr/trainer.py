@@ -9,15 +9,17 @@ metrics per step; the engine never samples with other weights than the version t
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rlvr import registry
-from rlvr.config import Config, StagePlan, load_config, stage_plans
+from rlvr.config import Config
+from rlvr.config_loading import load_config
 from rlvr.data import Draw, History, Prompts, load_tasks
 from rlvr.distributed import Backend, checkpoint
 from rlvr.dry_run import plan_lines
@@ -38,6 +40,7 @@ from rlvr.rollout import Collector, Interrupted, Means, Plan, Sampling, Timing
 from rlvr.run_folder import RunFolder
 from rlvr.seeding import seed_of
 from rlvr.signals import StopRequest
+from rlvr.stage_plan import StagePlan, stage_plans
 from rlvr.stages import Parts, Stage
 from rlvr.verifiers import VerifierPool
 from rlvr.verifiers.routing import Verification
@@ -138,14 +141,29 @@ class GRPOTrainer:
     def _go_through(self, stage: Stage, until: int) -> None:
         self._ready(stage)
         while self.stage_step < stage.steps and self.step < until and not self.stop:
-            rollouts = self._collect(stage)
-            if rollouts is None:
+            with self._whole_step(stage):
+                rollouts = self._collect(stage)
+                batch, metrics = self._score(stage, rollouts)
+                metrics |= self._update(stage, batch)
+                self._publish(stage)
+                self._record(stage, rollouts, batch, metrics)
+                self._maybe_checkpoint()
+
+    @contextlib.contextmanager
+    def _whole_step(self, stage: Stage) -> Iterator[None]:
+        """A step that is stopped or fails before its update gives its draws back, and the steps before it are saved."""
+        before, version = stage.sampler.state_dict(), self.version
+        self.phases.start()
+        try:
+            yield
+        except BaseException as error:
+            if self.version == version:
+                stage.sampler.load_state_dict(before)
+            if isinstance(error, Interrupted):
                 return
-            batch, metrics = self._score(stage, rollouts)
-            metrics |= self._update(stage, batch)
-            self._publish(stage)
-            self._record(stage, batch, metrics)
-            self._maybe_checkpoint()
+            if self.version == version:
+                self._leave()
+            raise
 
     def _next_stage(self) -> Stage:
         """The stage of the next step, entered when the one before it is done."""
@@ -153,20 +171,12 @@ class GRPOTrainer:
             self._enter(self.stage_number + 1)
         return self.stages[self.stage_number]
 
-    def _collect(self, stage: Stage) -> list[Rollout] | None:
-        """The step's rollouts; None when the run is to stop, with the draws given back."""
-        before, self.timing = stage.sampler.state_dict(), Timing()
-        self.phases.start()
+    def _collect(self, stage: Stage) -> list[Rollout]:
+        """The step's rollouts. Raises Interrupted when the run is to stop."""
+        self.timing = Timing()
         with self.phases("rollout"):
-            try:
-                draws = stage.sampler.next(stage.config.rollout.prompts_per_step)
-                return stage.collect(draws, self.stage_step, self.timing)
-            except BaseException as error:
-                stage.sampler.load_state_dict(before)
-                if isinstance(error, Interrupted):
-                    return None
-                self._leave()  # nothing of the step has happened yet
-                raise
+            draws = stage.sampler.next(stage.config.rollout.prompts_per_step)
+            return stage.collect(draws, self.stage_step, self.timing)
 
     def _score(self, stage: Stage, rollouts: list[Rollout]) -> tuple[Batch, dict[str, Any]]:
         with self.phases("score"):
@@ -178,9 +188,8 @@ class GRPOTrainer:
             torch.manual_seed(seed_of(self.seed, "update", self.step))  # for an adapter's dropout
             objective = stage.objective().at(self.stage_step, stage.steps)
             lr = learning_rate(stage.config.optim, self.stage_step, stage.steps)
-            metrics = self.learner.update(batch, objective, stage.config.optim, lr)
             self.version += 1
-        return metrics
+            return self.learner.update(batch, objective, stage.config.optim, lr)
 
     def _publish(self, stage: Stage) -> None:
         """Hand the weights to the engine, when the stage samples with it."""
@@ -188,8 +197,10 @@ class GRPOTrainer:
             if stage.samples:
                 self.engine.publish(self.version, self.backend.named_weights)
 
-    def _record(self, stage: Stage, batch: Batch, metrics: dict[str, Any]) -> None:
+    def _record(self, stage: Stage, rollouts: list[Rollout], batch: Batch, metrics: dict[str, Any]) -> None:
         """The step's line: what was measured and evaluated, and how long it took."""
+        _remember(self.history, rollouts)
+        metrics |= stage.scheduled(self.stage_step)
         self.step, self.stage_step, self.batch = self.step + 1, self.stage_step + 1, batch
         sampled_by = [int(r.policy_version[r.sampled].min()) for r in batch.rollouts if r.sampled.any()]
         metrics |= self._times(metrics) | {

@@ -331,7 +331,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(make_policy):
     state = PlainBackend(make_policy()).state_dict()
     for other in (make_policy(layers=3), make_policy(intermediate_size=80), make_policy(adapter={"r": 2})):
         with pytest.raises(CheckpointError, match=r"of another model: .*(layers|lora)"):
-            PlainBackend(other).load_weights(state)
+            PlainBackend(other).load_state_dict(state)
 
 
 def test_a_step_without_a_finite_norm_changes_nothing(make_policy):

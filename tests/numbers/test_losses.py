@@ -282,7 +282,8 @@ def test_at_fixes_schedules_and_drops_what_weighs_nothing():
 
 
 def test_every_component_of_a_stage_divides_by_the_same_constant(make_rollout):
-    from rlvr.config import load_config, stage_plans
+    from rlvr.config_loading import load_config
+    from rlvr.stage_plan import stage_plans
     from rlvr.stages.grpo import _objective
 
     loss = {"name": "clip", "average": "constant", "constant": 5}

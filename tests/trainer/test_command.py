@@ -15,7 +15,7 @@ import yaml
 from trainer_helpers import lines, task_rows, timeless
 
 from rlvr import train
-from rlvr.config import load_config
+from rlvr.config_loading import load_config
 from rlvr.monitor.rollout_log import read_rollouts
 
 KEYS = """step, reward/mean, reward/std, loss/policy, loss/total, grad_norm, lr, kl/ref, entropy, ratio/mean,

@@ -9,8 +9,11 @@ import yaml
 from pydantic import BaseModel
 from trainer_helpers import PIECES
 
-from rlvr.config import Config, Section, load_config, make_config, merge, stage_plans
+from rlvr.config import Config, Section
+from rlvr.config_loading import load_config, make_config
 from rlvr.errors import ConfigError
+from rlvr.stage_plan import stage_plans
+from rlvr.tree import merge
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("**/*.yaml"))
 

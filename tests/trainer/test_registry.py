@@ -115,4 +115,6 @@ def test_entry_points_of_installed_packages(monkeypatch, tmp_path):
 @pytest.mark.parametrize("kind", sorted(registry.ROOMS))
 def test_every_registered_piece_says_what_it_is(kind):
     for name in registry.names(kind):
-        assert (registry.find(kind, name).__doc__ or "").strip(), f"{kind} {name} has no docstring"
+        piece = registry.find(kind, name)
+        if piece.__module__.startswith("rlvr."):  # other tests may have registered pieces of theirs
+            assert (piece.__doc__ or "").strip(), f"{kind} {name} has no docstring"

@@ -56,7 +56,3 @@ class Backend(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         ...
-
-    def load_weights(self, state: Mapping[str, Any]) -> None:
-        """Take back the weights alone."""
-        ...

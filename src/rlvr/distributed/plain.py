@@ -83,12 +83,7 @@ class PlainBackend:
         return {"weights": weights, "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Weights and optimizer. CheckpointError names tensors that differ."""
-        self.load_weights(state)
-        self.optimizer.load_state_dict(state["optimizer"])
-
-    def load_weights(self, state: Mapping[str, Any]) -> None:
-        """The weights alone, for a stage that starts with a fresh optimizer. CheckpointError names tensors that differ."""
+        """Take back weights and optimizer. CheckpointError names tensors that differ."""
         saved = state["weights"]
         wrong = sorted(saved.keys() ^ self.parameters.keys()) or [
             name for name, p in self.parameters.items() if saved[name].shape != p.shape
@@ -98,3 +93,4 @@ class PlainBackend:
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(saved[name])
+        self.optimizer.load_state_dict(state["optimizer"])

@@ -41,11 +41,13 @@ class WandbTracker:
         self,
         mode: Mode = "auto",
         project: str = "rlvr",
+        entity: str | None = None,
         name: str | None = None,
         queue_size: int = 1000,
         finish_timeout: float = 20.0,
     ) -> None:
-        self.mode, self.project, self.name, self.finish_timeout = mode, project, name, finish_timeout
+        self.mode, self.project, self.entity, self.name = mode, project, entity, name
+        self.finish_timeout = finish_timeout
         self._queue: queue.Queue[dict[str, Any]] = queue.Queue(queue_size)
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
@@ -65,6 +67,7 @@ class WandbTracker:
         options = {
             "mode": mode,
             "project": self.project,
+            "entity": self.entity,
             "name": self.name or directory.resolve().name,
             "config": dict(run),
             "dir": str(directory),

@@ -92,6 +92,8 @@ class _PerCompletion:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.call = ByName(function)
+        if inspect.iscoroutinefunction(getattr(function, "func", function)):
+            raise ConfigError(f"reward {self.call.name!r} is asynchronous: make it a verifier, which may wait")
         self.complained = False
 
     def __call__(self, batch: Batch) -> np.ndarray:
@@ -100,6 +102,8 @@ class _PerCompletion:
     def _score(self, rollout: Any) -> float:
         try:
             value = self.call(rollout.task, rollout.text, rollout)
+            if isinstance(value, (str, bytes)):
+                raise TypeError(f"{value!r} is text, not a number")
             return np.nan if value is None else float(value)
         except ConfigError:
             raise

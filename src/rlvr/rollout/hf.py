@@ -123,7 +123,9 @@ class HFEngine:
     async def generate(self, request: Request) -> Completion:
         """Sample one completion. DataError when the prompt is empty or leaves no room in the context."""
         if request.model != "policy" or request.attachments:
-            raise DataError("rollout.engine hf samples text from the policy only: it has no other model and takes no attachments")
+            raise DataError(
+                "rollout.engine hf samples text from the policy only: it has no other model and takes no attachments"
+            )
         room = self.policy.context - len(request.token_ids)
         if not request.token_ids or room < 1:
             raise DataError(

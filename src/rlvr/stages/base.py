@@ -6,6 +6,7 @@ than a stage (policy, engine, history) is handed in as `Parts`.
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from rlvr import registry
-from rlvr.config import StagePlan
 from rlvr.data import Draw, History, Sampler, TaskPool
 from rlvr.errors import DataError
 from rlvr.losses import Objective
 from rlvr.policy import Policy
 from rlvr.records import Batch, Rollout, Task
 from rlvr.rollout import Sampling, Timing
-from rlvr.schedules import Controller, controllers, scalar_value
+from rlvr.schedules import Controller, Schedule, StepSchedule, controllers, scalar_value
+from rlvr.stage_plan import StagePlan
 
 
 @dataclass
@@ -103,6 +104,18 @@ class Stage(ABC):
         yield from controllers(*objective.components, *(c.loss for c in objective.components))
         if isinstance(self.config.rollout.temperature, Controller):
             yield self.config.rollout.temperature
+
+    def scheduled(self, step: int) -> dict[str, float]:
+        """The values at `step` of the scalars that are not constants, as `schedule/<component>.<option>`."""
+        written: dict[str, Any] = {"temperature": self.config.rollout.temperature}
+        for component in self.objective().components:
+            loss = component.loss
+            options: dict[str, Any] = vars(loss) if dataclasses.is_dataclass(loss) else {}
+            written |= {
+                f"{component.name}.{name}": value for name, value in (options | {"coef": component.coef}).items()
+            }
+        moving = {name: v for name, v in written.items() if isinstance(v, (Schedule, StepSchedule, Controller))}
+        return {f"schedule/{name}": scalar_value(v, step, self.steps) for name, v in moving.items()}
 
     def observe(self, metrics: Mapping[str, Any]) -> None:
         """Let the controllers move by what the step measured."""

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from rlvr import registry
-from rlvr.config import StagePlan
 from rlvr.data import Draw
 from rlvr.errors import ConfigError
 from rlvr.losses import Component, EntropyBonus, KLPenalty, Objective
@@ -21,6 +20,7 @@ from rlvr.records import Batch, Origin, Rollout, Task
 from rlvr.registry import register
 from rlvr.rewards import build_terms, score
 from rlvr.rollout import Timing
+from rlvr.stage_plan import StagePlan
 from rlvr.stages.base import Parts, Stage, sampling_of, token_weights
 
 
@@ -106,6 +106,12 @@ class GRPOStage(Stage):
 def _objective(plan: StagePlan) -> Objective:
     algorithm = plan.config.algorithm
     loss = registry.build("loss", algorithm.loss)
+    missing = [name for name in ("needs", "average") if not hasattr(loss, name)]
+    if missing:
+        raise ConfigError(
+            f"algorithm.loss {registry.split(algorithm.loss)[0]!r} does not say its `{missing[0]}`: a loss is a class with "
+            "`needs` (what it reads of a forward pass) and `average` (what it averages over)"
+        )
     skips = getattr(loss, "zero_without_advantage", False)
     components = [Component("policy", loss, "policy", zero_without_advantage=skips)]
     if algorithm.kl is not None and algorithm.kl.coef != 0.0:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from rlvr.config import StagePlan
 from rlvr.data import Draw, render_demonstration
 from rlvr.errors import DataError
 from rlvr.losses import Component, LikelihoodLoss, Objective
@@ -16,6 +15,7 @@ from rlvr.monitor.batch import batch_metrics
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
 from rlvr.registry import register
 from rlvr.rollout import Timing
+from rlvr.stage_plan import StagePlan
 from rlvr.stages.base import Parts, Stage, token_weights
 
 

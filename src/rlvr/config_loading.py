@@ -1,0 +1,119 @@
+"""From a YAML file and overrides to a checked Config, and what is wrong with one in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from rlvr.config import Config
+from rlvr.errors import ConfigError, nearest
+from rlvr.tree import as_tree, merge, read_yaml
+
+
+def load_config(source: str | Path | Mapping[str, Any] | None = None, overrides: Sequence[str] = ()) -> Config:
+    """The configuration in a YAML file (or a mapping), with `key.path=value` overrides.
+
+    Raises ConfigError that lists every wrong key and value, with the nearest name for an unknown key.
+    """
+    if source is None or isinstance(source, Mapping):
+        tree: Any = dict(source or {})
+    else:
+        path = Path(source)
+        if not path.is_file():
+            raise ConfigError(f"there is no config file {path} (looked in {Path.cwd()})")
+        try:
+            tree = read_yaml(path.read_text(encoding="utf-8")) or {}
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not YAML: {error}") from error
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{path}: a config is a mapping of sections, not {type(tree).__name__}")
+    for override in overrides:
+        tree = merge(tree, as_tree(override))
+    return make_config(tree)
+
+
+def make_config(tree: Mapping[str, Any], where: str = "") -> Config:
+    """Validate a tree; ConfigError lists what is wrong, each with its path."""
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        lines = "\n".join(f"  {where}{line}" for line in problems(error))
+        raise ConfigError(f"the configuration is wrong:\n{lines}") from error
+
+
+def problems(error: ValidationError, root: type[BaseModel] | None = None) -> Iterator[str]:
+    """Every problem once, as `key.path: what is wrong`.
+
+    A value that may be one of several types is told what the type says that comes nearest to it: one that knows its keys.
+    """
+    by_place: dict[tuple[str | int, ...], dict[str, list[tuple[tuple[bool, bool], str]]]] = {}
+    for problem in error.errors():
+        place = _place(problem["loc"], root or Config)
+        rank = (place.path == place.choice, problem["type"] == "extra_forbidden")
+        members = by_place.setdefault(place.path if place.choice is None else place.choice, {})
+        members.setdefault(place.member, []).append((rank, _in_words(problem, place)))
+    for members in by_place.values():
+        best = min(
+            members.values(),
+            key=lambda said: ([sum(r) for r in zip(*(rank for rank, _ in said), strict=True)], len(said)),
+        )
+        yield from dict.fromkeys(line for _, line in best)
+
+
+def _in_words(problem: Any, place: _Place) -> str:
+    where = ".".join(map(str, place.path))
+    if problem["type"] == "extra_forbidden":
+        return f"{where}: unknown key{nearest(str(place.path[-1]), place.known)}"
+    said = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] not in ("value_error", "missing"):
+        said += f", not {problem['input']!r}"
+    return f"{where}: {said}" if where else said
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a problem is, without the names of types that pydantic puts between the keys."""
+
+    path: tuple[str | int, ...]
+    known: list[str]
+    """The keys of the section that the last part of the path is in."""
+    choice: tuple[str | int, ...] | None = None
+    """The path of the value that may be one of several types, if there is one,"""
+    member: str = ""
+    """and the type that the problem is about."""
+
+
+def _place(location: Iterable[str | int], root: type[BaseModel]) -> _Place:
+    hint: Any = root
+    path: list[str | int] = []
+    known: list[str] = []
+    choice, member = None, ""
+    for part in location:
+        members = _members(hint)
+        if len(members) > 1:  # the part is the name of one of the types
+            named = [m for m in members if getattr(m, "__name__", "") == part]
+            hint, choice, member = (named or [None])[0], tuple(path), str(part)
+            continue
+        hint = members[0]
+        path.append(part)
+        if isinstance(hint, type) and issubclass(hint, BaseModel):
+            known = list(hint.model_fields)
+            hint = hint.model_fields[str(part)].annotation if part in hint.model_fields else None
+        else:
+            hint = (get_args(hint) or [None])[-1]
+    return _Place(tuple(path), known, choice, member)
+
+
+def _members(hint: Any) -> list[Any]:
+    """The types that a value may be of, None apart."""
+    if get_origin(hint) is Annotated:
+        return _members(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return [member for one in get_args(hint) if one is not type(None) for member in _members(one)]
+    return [hint]

@@ -1,0 +1,85 @@
+"""The stages of a run as planned: each with its kind, its share of the steps, and the whole tree as it stands during it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from rlvr import registry
+from rlvr.config import Config, Section
+from rlvr.config_loading import make_config, problems
+from rlvr.errors import ConfigError
+from rlvr.tree import merge
+
+STAGE_SECTIONS = ("data", "rollout", "verifier", "rewards", "algorithm", "optim", "evaluation")
+"""The parts of the tree that a stage may override."""
+
+
+class StagePlan(Section):
+    """One stage, resolved: its kind and options, its share of the steps, and the whole tree as it stands during it."""
+
+    kind: str
+    """The registered kind of stage."""
+    name: str
+    """How the stage is called in messages and metrics."""
+    steps: int | None = Field(ge=0)
+    """Its share of the steps, which its schedules go over; null: what `run.steps` leaves."""
+    allowed: int = 0
+    """How many of them `run.steps` lets it take."""
+    options: dict[str, Any]
+    """Options of the kind itself."""
+    config: Config
+    """The tree during this stage."""
+
+
+def stage_plans(config: Config) -> list[StagePlan]:
+    """The stages of a run in order, each checked; ConfigError names the stage and key."""
+    plans = []
+    for number, written in enumerate(config.stages or [{"kind": "grpo"}]):
+        if "kind" not in written:
+            raise ConfigError(f"stages[{number}]: a stage needs a `kind`: one of {', '.join(registry.names('stage'))}")
+        kind, overrides = written["kind"], {k: v for k, v in written.items() if k in STAGE_SECTIONS}
+        if not isinstance(kind, str):
+            raise ConfigError(f"stages[{number}].kind is a name, not {kind!r}")
+        options = {k: v for k, v in written.items() if k not in (*STAGE_SECTIONS, "kind", "name", "steps")}
+        for key in options:
+            if key in Config.model_fields:
+                raise ConfigError(
+                    f"stages[{number}].{key}: this section holds for the whole run; a stage cannot change it"
+                )
+        try:
+            registry.check_options("stage", {"name": kind, **options})
+        except ConfigError as error:
+            raise ConfigError(f"stages[{number}]: {error}{_known_sections(error)}") from error
+        tree = config.dump() | {"stages": []}
+        if isinstance(overrides.get("algorithm"), dict) and "preset" in overrides["algorithm"]:
+            replaced = {"preset", *registry.find("preset", config.algorithm.preset)()}
+            tree["algorithm"] = {k: v for k, v in tree["algorithm"].items() if k not in replaced}
+        resolved = make_config(merge(tree, overrides), where=f"stages[{number}].")
+        if resolved.rollout.engine != config.rollout.engine:
+            raise ConfigError(f"stages[{number}].rollout.engine: one engine serves the whole run; set rollout.engine")
+        name, steps = written.get("name", kind), written.get("steps")
+        try:
+            plan = StagePlan(kind=kind, name=name, steps=steps, options=options, config=resolved)
+        except ValidationError as error:
+            lines = "\n".join(f"  stages[{number}].{line}" for line in problems(error, StagePlan))
+            raise ConfigError(f"the configuration is wrong:\n{lines}") from error
+        plans.append(plan)
+    return _share_steps(plans, config.run.steps)
+
+
+def _known_sections(error: ConfigError) -> str:
+    return f" (sections that a stage may override: {', '.join(STAGE_SECTIONS)})" if "no option" in str(error) else ""
+
+
+def _share_steps(plans: list[StagePlan], cap: int | None) -> list[StagePlan]:
+    """Give every stage its share of the steps, its own or what the cap leaves, and how many of it the cap allows."""
+    left = cap
+    for plan in plans:
+        if plan.steps is None and left is None:
+            raise ConfigError(f"stage {plan.name!r} has no number of steps: set run.steps or the stage's `steps`")
+        plan.steps = left if plan.steps is None else plan.steps
+        plan.allowed = (plan.steps or 0) if left is None else min(plan.steps or 0, left)
+        left = None if left is None else left - plan.allowed
+    return plans

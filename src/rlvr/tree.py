@@ -1,0 +1,63 @@
+"""The configuration as a plain tree: reading YAML, dotted overrides, and laying one tree over another.
+
+Pure functions of dicts and lists; what the keys mean is rlvr.config's business.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from rlvr.errors import ConfigError
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader with two rules of YAML 1.2: `1e-6` is a number (not text), and `off` is text (not false)."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":bool")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+"), list("-+0123456789"))
+
+
+def read_yaml(text: str) -> Any:
+    """The value that `text` writes; yaml.YAMLError when it is none."""
+    return yaml.load(text, _Loader)
+
+
+def as_tree(override: str) -> dict[str, Any]:
+    """The tree that `key.path=value` writes, its value in YAML. ConfigError when it is not of that form."""
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"the override {override!r} is not of the form key.path=value")
+    try:
+        value = read_yaml(text) if text.strip() else ""
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the value in {override!r} is not YAML: {error}") from error
+    for part in reversed(key.strip().split(".")):
+        value = {part: value}
+    assert isinstance(value, dict)
+    return value
+
+
+def merge(base: Any, over: Any, path: tuple[str, ...] = ()) -> Any:
+    """`over` laid over `base`, both trees that stand at `path`: mappings key by key, everything else replaced.
+
+    A piece's mapping that names another piece replaces the old one whole, since its options belong to the old name;
+    a mapping of options over a bare name keeps that name.
+    """
+    is_piece = path != ("run",)  # the run has a name of its own; any other mapping with a name is a piece
+    if isinstance(base, str) and isinstance(over, Mapping) and over and "name" not in over:
+        base = {"name": base}
+    if not isinstance(base, Mapping) or not isinstance(over, Mapping):
+        return copy.deepcopy(over)
+    if is_piece and "name" in over and base.get("name", over["name"]) != over["name"]:
+        return copy.deepcopy(dict(over))
+    return {**base, **{key: merge(base.get(key), value, (*path, key)) for key, value in over.items()}}
