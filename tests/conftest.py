@@ -11,9 +11,16 @@ os.environ.setdefault("WANDB_MODE", "offline")
 from pathlib import Path
 
 import pytest
+import torch
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 """Data beside the checkout, which a user's clone does not have."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    """Tests of tiny models are faster on one thread, and rounding does not depend on the machine's cores."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""One torch thread, small recorded batches, and a backend that keeps the gradients that it was asked to step with."""
+"""Small recorded batches, and a backend that keeps the gradients that it was asked to step with."""
 
 from __future__ import annotations
 
@@ -9,14 +9,6 @@ from number_oracles import group_advantages
 
 from rlvr.distributed.plain import PlainBackend
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class RecordingBackend(PlainBackend):

@@ -1,9 +1,6 @@
 import pytest
-import torch
 
 from rlvr.rollout import Collector
-
-torch.set_num_threads(1)
 
 
 @pytest.fixture

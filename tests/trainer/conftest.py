@@ -1,4 +1,4 @@
-"""One torch thread, run folders under tmp_path, and a small run that trains in a fraction of a second."""
+"""Run folders under tmp_path, and a small run that trains in a fraction of a second."""
 
 from __future__ import annotations
 
@@ -7,18 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from trainer_helpers import PIECES, TREE, overlaid, task_rows
 
 from rlvr.trainer import GRPOTrainer
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

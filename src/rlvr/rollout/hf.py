@@ -37,7 +37,7 @@ COMPACT_AT = 1 / 16
 class HFEngineOptions:
     """Options of the embedded engine."""
 
-    max_rows: int = 512
+    max_rows: int = 1024
     """Most rows decoded at once."""
     prefill_tokens: int = 16384
     """Most prompt tokens (padded) in one prefill."""
