@@ -215,9 +215,8 @@ def test_a_prefill_keeps_to_its_budget(policy, monkeypatch):
 def test_no_more_rows_are_decoded_than_allowed(policy, monkeypatch):
     spy = Spy(monkeypatch, policy)
     engine = HFEngine(policy, HFEngineOptions(max_rows=5))
-    completions = ask(engine, some_requests(policy, 23, seed=8))
+    ask(engine, some_requests(policy, 23, seed=8))
     assert max(spy.decoded_rows) <= 5
-    assert engine.sampled_tokens == sum(len(c.token_ids) for c in completions)
 
 
 def test_finished_rows_are_not_decoded_on(policy, monkeypatch):

@@ -66,14 +66,20 @@ def _sampled_results(
         "eval/mean": _mean([_mean([r.verdict.score for r in members]) for members in by_task.values()])  # type: ignore[union-attr]
     }
     for k in ks:
-        passed, voted = [], []
-        for members in by_task.values():
-            if len(members) >= k:
-                right = [r.verdict is not None and r.verdict.score == 1.0 for r in members]
-                passed.append(pass_at_k(len(members), sum(right), k))
-                voted.append(majority_at_k([r.verdict.answer if r.verdict else None for r in members], right, k, same))
-        results[f"eval/pass@{k}"], results[f"eval/maj@{k}"] = _mean(passed), _mean(voted)
+        enough = [members for members in by_task.values() if len(members) >= k]
+        results[f"eval/pass@{k}"] = _mean([pass_at_k(len(members), sum(_right(members)), k) for members in enough])
+        if k > 1:  # a majority of one is a single sample
+            votes = [majority_at_k(_answers(members), _right(members), k, same) for members in enough]
+            results[f"eval/maj@{k}"] = _mean(votes)
     return results
+
+
+def _right(members: Sequence[Rollout]) -> list[bool]:
+    return [r.verdict is not None and r.verdict.score == 1.0 for r in members]
+
+
+def _answers(members: Sequence[Rollout]) -> list[str | None]:
+    return [r.verdict.answer if r.verdict else None for r in members]
 
 
 def _shares(rollouts: Sequence[Rollout]) -> dict[str, float | None]:

@@ -111,7 +111,6 @@ class HFEngine:
         self.options = options or HFEngineOptions()
         self.policy = _own_copy(policy) if self.options.copy_weights else policy
         self.version = 0
-        self.sampled_tokens = 0
         config = self.policy.causal_lm.config.get_text_config()
         check_cacheable(config)
         self._layers = int(config.num_hidden_layers)
@@ -284,7 +283,6 @@ class HFEngine:
         row, count = rows.rows[i], int(rows.count[i])
         ids = rows.tokens[i, :count].cpu().numpy().copy()
         rows.alive[i] = False
-        self.sampled_tokens += count
         if row.future.done():  # given up by whoever asked
             return
         row.future.set_result(
