@@ -102,7 +102,8 @@ def test_shards_of_a_split_are_joined_in_order(tmp_path):
 
 
 def test_strings_in_a_list_are_prompts_unless_they_read_as_paths():
-    assert [t.prompt for t in load_tasks(["What is 2+2?", "你好", "Say hi."])] == ["What is 2+2?", "你好", "Say hi."]
+    prompts = ["What is 2+2?", "你好", "Say hi.", "k=0:", "2+2=", "[[1,2]", "x/y=1"]
+    assert [t.prompt for t in load_tasks(prompts)] == prompts
     refused(["dta/train.jsonl"], "dta/train.jsonl", "no such file")
     refused(["arithmetc"], "'arithmetc'", "no such file")
 

@@ -282,6 +282,25 @@ def test_only_the_adapter_trains_and_is_saved(make_trainer, tmp_path):
         )
 
 
+def test_the_merged_checkpoint_and_the_merge_command_give_the_adapted_model(make_trainer, tmp_path, capsys):
+    from transformers import AutoModelForCausalLM
+
+    from rlvr.merge import main
+
+    trainer = make_trainer({"model": {"adapter": {"r": 2}}, "checkpoint": {"merged": True}})
+    trainer.train(3)
+    checkpoint = trainer.folder.path / "checkpoints" / "step-3"
+    assert main([str(checkpoint / "model"), str(tmp_path / "merged")]) == 0
+    ids = torch.tensor([[7, 8, 9]])
+    expected = trainer.policy.model(ids).logits
+    for folder in (checkpoint / "merged", tmp_path / "merged"):
+        assert not list(folder.glob("adapter*"))
+        plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        torch.testing.assert_close(plain(ids).logits, expected, atol=1e-5, rtol=1e-4)
+    assert main([str(tmp_path), str(tmp_path / "x")]) == 2
+    assert "there is no adapter" in capsys.readouterr().err
+
+
 # pieces of a user's own file
 
 
@@ -460,3 +479,35 @@ def test_it_learns_the_digit_that_is_asked_for(make_trainer):
     trainer.train()
     assert trainer.metrics[0]["reward/mean"] < 0.5
     assert np.mean([row["reward/mean"] for row in trainer.metrics[-5:]]) > 0.95
+
+
+# Seeing --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_tracked_with_every_wandb_setting(make_trainer):
+    pytest.importorskip("wandb")
+    settings = {"mode": "offline", "project": "tests", "entity": "nobody"}
+    trainer = make_trainer({"logging": {"wandb": settings}})
+    trainer.train(2)
+    trainer.close()
+    assert list((trainer.folder.path / "wandb").glob("offline-run-*/*.wandb"))
+
+
+def test_schedules_and_controllers_are_followed_and_reported(make_trainer):
+    trainer = make_trainer(
+        {
+            "rollout": {"temperature": {"schedule": "linear", "start": 1.0, "end": 0.5, "over": 2}},
+            "algorithm": {
+                "loss": {"clip_high": {"at": {0: 0.2, 2: 0.3}}},
+                "kl": {"coef": {"metric": "kl/ref", "target": 1e-6, "initial": 0.1, "gain": 0.5}},
+            },
+        }
+    )
+    rows = trainer.train(3)
+    assert [row["schedule/temperature"] for row in rows] == [1.0, 0.75, 0.5]
+    assert [row["schedule/policy.clip_high"] for row in rows] == [0.2, 0.2, 0.3]
+    coefs = [row["schedule/kl.coef"] for row in rows]
+    assert coefs[0] == 0.1
+    assert coefs[1] < 0.1  # the policy is the reference at first: the KL is 0, below its target
+    assert coefs[2] > coefs[1]
+    assert all(rollout.temperature == 0.5 for rollout in trainer.batch.rollouts)

@@ -7,7 +7,8 @@
 - `{name: SOURCE, option: value}`: a registered source, a function that returns an iterable of tasks
 - a `datasets.Dataset` (of a `DatasetDict`, the split)
 - a list of tasks (Task, row, or a string that is a prompt) or of several of the above, which are concatenated. A string
-  in a list is a prompt unless it is written only in the characters of a path (`{prompt: STRING}` is never in doubt).
+  in a list is a data set where it is a source, a hub name, a single word, ends like a file of tasks or begins like a path;
+  else it is a prompt (`{prompt: STRING}` is never in doubt)
 
 Invariants: ids are unique in what is returned, and a data set without tasks is refused. A source is registered with
 `register("source", NAME)`; its options are its keyword-only parameters.
@@ -33,8 +34,9 @@ from rlvr.records import Task
 
 log = logging.getLogger(__name__)
 
+_WORD = re.compile(r"[\w.-]+", re.ASCII)
+"""A word alone in a list is a name, so that a mistyped one is refused; a prompt of one word is written `{prompt: word}`."""
 _HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(/(?P<config>[\w.-]+))?(:(?P<split>.+))?")
-_NAME_LIKE = re.compile(r"[\w./:@~\\\[\]%+=-]+", re.ASCII)
 
 PlacedTask = tuple[str, Task]
 
@@ -124,7 +126,9 @@ def _open_list(items: Iterable[Any], split: str, fields: Mapping[str, Any] | Non
 def _is_spec(item: Any, fields: Mapping[str, Any] | None) -> bool:
     """Whether an item of a list is a data set (else it is one task)."""
     if isinstance(item, str):
-        return bool(_NAME_LIKE.fullmatch(item)) or item.endswith(SUFFIXES)
+        file = item.partition(":")[0]
+        named = file.endswith(SUFFIXES) or file.startswith(("./", "../", "~/", "/")) or _HUB_NAME.fullmatch(item)
+        return bool(named) or bool(_WORD.fullmatch(item)) or _is_registered(item)
     if isinstance(item, Mapping):
         asks = {"prompt", "question", "messages", (fields or {}).get("prompt")}
         return bool({"name", "path"} & set(item)) and not asks & set(item)
