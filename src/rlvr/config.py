@@ -134,8 +134,8 @@ class ModelConfig(Section):
     """cpu, cuda, cuda:1 ...; auto: the GPU when there is one."""
     adapter: LoraConfig | None = None
     """Train a LoRA adapter instead of the weights."""
-    attention: str = "sdpa"
-    """transformers' attention implementation: sdpa, eager, flash_attention_2 ..."""
+    attention: str | None = None
+    """transformers' attention implementation: sdpa, eager, flash_attention_2 ...; null: its own choice for the model."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     trust_remote_code: bool = False

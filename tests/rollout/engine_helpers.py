@@ -46,7 +46,7 @@ def small(architecture="qwen3", seed=0, adapter=None, sliding_window=None, **opt
         return policy
     config = copy.deepcopy(policy.causal_lm.config)
     config.sliding_window = sliding_window
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.load_state_dict(policy.causal_lm.state_dict())
     return Policy(model.eval(), policy.tokenizer)
 

@@ -47,7 +47,7 @@ def build_tokenizer(scratch: ScratchConfig) -> PreTrainedTokenizerFast:
 
 
 def build_model(
-    scratch: ScratchConfig, tokenizer: PreTrainedTokenizerFast, seed: int, attention: str
+    scratch: ScratchConfig, tokenizer: PreTrainedTokenizerFast, seed: int, attention: str | None
 ) -> PreTrainedModel:
     """A model with random float32 weights that depend on `seed` only."""
     if (scratch.head_dim is None and scratch.hidden_size % scratch.heads) or scratch.heads % scratch.kv_heads:
