@@ -36,7 +36,7 @@ from rlvr.monitor.wandb_tracker import WandbTracker
 from rlvr.policy import Snapshot, learning_rate, load_policy, make_policy
 from rlvr.policy.adapters import is_adapter, save_base
 from rlvr.records import Batch, Rollout, Task
-from rlvr.rollout import Collector, Interrupted, Means, Plan, Sampling, Timing
+from rlvr.rollout import Collector, Interrupted, Means, Plan, Sampling, Timing, probe
 from rlvr.run_folder import RunFolder
 from rlvr.seeding import seed_of
 from rlvr.signals import StopRequest
@@ -195,7 +195,13 @@ class GRPOTrainer:
         """Hand the weights to the engine, when the stage samples with it."""
         with self.phases("publish"):
             if stage.samples:
-                self.engine.publish(self.version, self.backend.named_weights)
+                self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Publish the weights, and prove that the engine has them. TrainingError when it has not."""
+        self.engine.publish(self.version, self.backend.named_weights)
+        if not self.engine.shares_weights:
+            probe(self.engine, self.policy, self.collector)
 
     def _record(self, stage: Stage, rollouts: list[Rollout], batch: Batch, metrics: dict[str, Any]) -> None:
         """The step's line: what was measured and evaluated, and how long it took."""
@@ -265,7 +271,7 @@ class GRPOTrainer:
             single_turn = registry.build("plan", "single_turn")
             return self.collector.collect(draws, single_turn, means, plan.config.rollout.deadline)
 
-        self.engine.publish(self.version, self.backend.named_weights)
+        self._hand_over()
         try:
             done = evaluate(chosen, plan.config, collect, verification.of(chosen[0]).same_answer)
         except Interrupted:

@@ -4,6 +4,7 @@ from rlvr.rollout.collector import Collector, Interrupted, Timing
 from rlvr.rollout.engine import Bucket, Completion, Engine, Request, Sampling
 from rlvr.rollout.hf import HFEngine, HFEngineOptions
 from rlvr.rollout.plans import Draw, Means, Plan, make_rollout, single_turn
+from rlvr.rollout.probe import probe
 
 __all__ = [
     "Bucket",
@@ -20,5 +21,6 @@ __all__ = [
     "Sampling",
     "Timing",
     "make_rollout",
+    "probe",
     "single_turn",
 ]

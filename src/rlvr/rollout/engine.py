@@ -66,6 +66,8 @@ class Engine(Protocol):
 
     version: int
     """The version of the weights that it serves."""
+    shares_weights: bool
+    """Whether it computes with the trainer's own tensors, so that publishing moves nothing."""
 
     async def generate(self, request: Request) -> Completion:
         """Sample one completion. Requests made together are batched; equal prompts are prefilled once."""

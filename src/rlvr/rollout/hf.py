@@ -111,6 +111,7 @@ class HFEngine:
         self.options = options or HFEngineOptions()
         self.policy = _own_copy(policy) if self.options.copy_weights else policy
         self.version = 0
+        self.shares_weights = not self.options.copy_weights
         config = self.policy.causal_lm.config.get_text_config()
         check_cacheable(config)
         self._layers = int(config.num_hidden_layers)

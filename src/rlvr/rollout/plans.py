@@ -10,20 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from rlvr.data import Draw
 from rlvr.records import Origin, Rollout, Segment, Task
 from rlvr.registry import register
 from rlvr.rollout.engine import Completion, Request, Sampling
-
-
-class Draw(Protocol):
-    """One draw of a task: its global number and the task."""
-
-    number: int
-    task: Task
 
 
 @dataclass(frozen=True)
