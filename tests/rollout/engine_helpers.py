@@ -104,16 +104,17 @@ def gap(policy, requests, completions):
 def kept(probabilities, top_k=0, top_p=1.0, min_p=0.0):
     """The tokens that truncation leaves, by the definitions, in Python floats."""
     order = sorted(range(len(probabilities)), key=lambda i: -probabilities[i])
-    chosen = set(order if top_k == 0 else order[:top_k])
-    if top_p < 1:
-        nucleus, total = [], 0.0
-        for i in order:
-            if total >= top_p:
-                break
-            nucleus.append(i)
-            total += probabilities[i]
-        chosen &= set(nucleus)
-    return (chosen & {i for i in order if probabilities[i] >= min_p * probabilities[order[0]]}) | {order[0]}
+    likely = [i for i in order if i == order[0] or probabilities[i] >= min_p * probabilities[order[0]]]
+    likely = likely[:top_k] if top_k else likely
+    if top_p >= 1:
+        return set(likely)
+    nucleus, total, of = set(), 0.0, sum(probabilities[i] for i in likely)
+    for i in likely:
+        if total >= top_p:
+            break
+        nucleus.add(i)
+        total += probabilities[i] / of
+    return nucleus
 
 
 def reference(policy, request):

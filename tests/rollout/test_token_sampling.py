@@ -62,9 +62,12 @@ def test_truncation_keeps_the_likeliest_tokens_that_the_definitions_keep(logits,
         ({"min_p": 0.35}, {1, 2, 3}),
         ({"min_p": 0.4}, {1, 3}),
         ({"min_p": 1.0}, {1}),
-        ({"top_k": 3, "top_p": 0.55}, {1, 3}),
+        ({"top_k": 3, "top_p": 0.55}, {1}),  # 0.5 / 0.9 is over 0.55
+        ({"top_k": 3, "top_p": 0.56}, {1, 3}),
         ({"top_k": 1, "top_p": 0.9, "min_p": 0.1}, {1}),
         ({"top_k": 3, "top_p": 0.95, "min_p": 0.4}, {1, 3}),
+        ({"top_k": 3, "top_p": 0.79}, {1, 3}),  # 0.72 / 0.9 is 0.8; over all four tokens it would take three
+        ({"min_p": 0.4, "top_p": 0.6}, {1}),  # 0.5 / 0.72
         ({}, {0, 1, 2, 3}),
     ],
 )

@@ -17,17 +17,19 @@ def uniforms(seed: int, count: int, device: torch.device) -> torch.Tensor:
 def truncate(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
     """Logits [R, V] with -inf for the tokens that top-k, top-p and min-p (each [R]) leave out; never all of a row.
 
-    top_k 0, top_p 1 and min_p 0 leave a row as it is. top-p keeps the smallest set of most likely tokens whose
-    probability reaches p (Holtzman et al. 2020); min-p keeps tokens at least p times as likely as the likeliest
-    (Nguyen et al. 2024).
+    top_k 0, top_p 1 and min_p 0 leave a row as it is. min-p keeps tokens at least p times as likely as the likeliest
+    (Nguyen et al. 2024); top-p keeps the smallest set of most likely tokens whose probability, among those that min-p
+    and top-k left, reaches p (Holtzman et al. 2020). The order is vLLM's.
     """
     ordered, order = logits.sort(dim=-1, descending=True)
     probabilities = ordered.softmax(-1)
     rank = torch.arange(logits.shape[-1], device=logits.device)
     keep = (rank < top_k[:, None]) | (top_k[:, None] == 0)
-    keep &= (probabilities.cumsum(-1) - probabilities < top_p[:, None]) | (top_p[:, None] >= 1)
     keep &= probabilities >= min_p[:, None] * probabilities[:, :1]
     keep[:, 0] = True
+    left = probabilities * keep
+    left = left / left.sum(-1, keepdim=True)
+    keep &= (left.cumsum(-1) - left < top_p[:, None]) | (top_p[:, None] >= 1)
     return torch.full_like(logits, -torch.inf).scatter(-1, order, ordered.masked_fill(~keep, -torch.inf))
 
 
