@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -43,73 +44,61 @@ class Learner:
 
         The batch needs the token columns `weight/<name>` of every component, and `advantage` where a component reads it.
         """
-        averages = Averages()
-        trains = objective.trains(batch)
+        averages, work, first = Averages(), _Work.of(batch, objective, config), True
         with self.policy.training():
-            if any(need.model == REFERENCE for need in objective.needs):
-                self._add_reference_logprobs(batch, objective, trains, config)
-            first = True
+            if objective.needs_reference:
+                self._add_reference_logprobs(work)
             for _ in range(config.epochs_per_batch):
                 for part in _by_whole_groups(batch, config.updates_per_batch):
-                    averages.update(self._optimizer_step(batch, part, trains, objective, config, lr, first))
+                    averages.update(self._optimizer_step(work, part, lr, first))
                     first = False
-        means = averages.means()
-        tokens = int(sum(mask.sum() for mask, on in zip(_trained_tokens(batch, objective), trains, strict=True) if on))
-        return {**means, "lr": lr, "tokens/trained": tokens}
+        tokens = sum(int(mask.sum()) for mask, on in zip(work.trained, work.trains, strict=True) if on)
+        return {**averages.means(), "lr": lr, "tokens/trained": tokens}
 
-    def _optimizer_step(
-        self,
-        batch: Batch,
-        part: np.ndarray,
-        trains: np.ndarray,
-        objective: Objective,
-        config: OptimConfig,
-        lr: float,
-        first: bool,
-    ) -> dict[str, tuple[float, float]]:
+    def _optimizer_step(self, work: _Work, part: np.ndarray, lr: float, first: bool) -> dict[str, tuple[float, float]]:
         """Gradients of the rollouts in `part` and one step; metrics as (sum, weight) pairs."""
-        over = self.backend.total(objective.denominators(batch.select(part)))
-        averages, losses = Averages(), {component.name: 0.0 for component in objective.components}
+        components = work.objective.components
+        over = self.backend.total(work.objective.denominators(work.batch.select(part)))
+        averages, losses = Averages(), {component.name: 0.0 for component in components}
         self.backend.zero()
-        for rows in self._micro_batches(batch, part[trains[part]], objective, config):
-            loss = self._backward(batch, rows, objective, over, first, averages, losses)
+        for rows in self._micro_batches(work, part[work.trains[part]]):
+            loss = self._backward(work, rows, over, first, averages, losses)
             if not math.isfinite(loss):
                 averages.add("skipped/nonfinite", 1.0)
                 return averages.pairs()
-        norm = self.backend.step(lr, config.max_grad_norm)
+        norm = self.backend.step(lr, work.config.max_grad_norm)
         if not math.isfinite(norm):
             averages.add("skipped/nonfinite", 1.0)
             return averages.pairs()
         averages.add("skipped/nonfinite", 0.0)
         averages.add("grad_norm", norm)
-        for component in objective.components:
+        for component in components:
             averages.add(f"loss/{component.name}", losses[component.name])
-        averages.add("loss/total", sum(c.factor * losses[c.name] for c in objective.components))
+        averages.add("loss/total", sum(c.factor * losses[c.name] for c in components))
         return averages.pairs()
 
     def _backward(
         self,
-        batch: Batch,
+        work: _Work,
         rows: MicroBatch,
-        objective: Objective,
         over: dict[str, Denominators],
         first: bool,
         averages: Averages,
         losses: dict[str, float],
     ) -> float:
         """Add one micro-batch's gradients, its metrics and its share of each loss; the share of the total."""
+        objective = work.objective
         statistics = forward(self.policy, rows, [*objective.needs, Need("entropy")])
-        if ("logprobs", REFERENCE) in {(n.statistic, n.model) for n in objective.needs}:
-            statistics["logprobs", REFERENCE] = rows.gather(batch.token_columns[f"logprobs/{REFERENCE}"])
+        if objective.needs_reference:
+            statistics["logprobs", REFERENCE] = rows.gather(work.reference)
         logprobs = statistics["logprobs", CURRENT]
-        behaviour = rows.gather([r.behaviour_logprobs for r in batch.rollouts])
+        behaviour = rows.gather(work.behaviour)
         proximal = logprobs.detach() if first else behaviour
-        has_advantage = "advantage" in batch.columns or "advantage" in batch.token_columns
-        advantage = rows.gather(batch.tokens("advantage")) if has_advantage else torch.zeros_like(behaviour)
+        advantage = torch.zeros_like(behaviour) if work.advantage is None else rows.gather(work.advantage)
 
         total = torch.zeros((), device=logprobs.device)
         for component in objective.components:
-            weight = rows.gather(batch.tokens(f"weight/{component.weights}"))
+            weight = rows.gather(work.weights[component.weights])
             on = weight != 0
             if not bool(on.any()):
                 continue
@@ -141,25 +130,53 @@ class Learner:
             self.backend.backward(total)
         return loss
 
-    def _micro_batches(
-        self, batch: Batch, index: np.ndarray, objective: Objective, config: OptimConfig
-    ) -> Iterator[MicroBatch]:
-        trained = _trained_tokens(batch, objective)
-        lengths = np.asarray([len(batch.rollouts[i]) for i in index], dtype=np.int64)
+    def _micro_batches(self, work: _Work, index: np.ndarray) -> Iterator[MicroBatch]:
+        lengths = np.asarray([len(work.batch.rollouts[i]) for i in index], dtype=np.int64)
         pad_id = int(self.policy.tokenizer.pad_token_id or 0)  # type: ignore[arg-type]
-        for part in cut(lengths, config.micro_batch_size, config.micro_batch_tokens):
-            yield rows_of(batch, index[part], trained, pad_id, self.policy.device)
+        for part in cut(lengths, work.config.micro_batch_size, work.config.micro_batch_tokens):
+            yield rows_of(work.batch, index[part], work.trained, pad_id, self.policy.device)
 
-    def _add_reference_logprobs(
-        self, batch: Batch, objective: Objective, trains: np.ndarray, config: OptimConfig
-    ) -> None:
+    def _add_reference_logprobs(self, work: _Work) -> None:
         """The token column `logprobs/reference`, NaN where nothing is trained; one pass for all optimizer steps."""
         assert self.reference is not None, "a component asks for the reference and the stage keeps none"
-        columns = [np.full(len(r), np.nan, dtype=np.float32) for r in batch.rollouts]
+        work.reference = [np.full(len(r), np.nan, dtype=np.float32) for r in work.batch.rollouts]
         with self.reference.in_place(), torch.no_grad():
-            for rows in self._micro_batches(batch, np.flatnonzero(trains), objective, config):
-                rows.scatter(forward(self.policy, rows, [Need("logprobs")])["logprobs", CURRENT], columns)
-        batch.token_columns[f"logprobs/{REFERENCE}"] = columns
+            for rows in self._micro_batches(work, np.flatnonzero(work.trains)):
+                rows.scatter(forward(self.policy, rows, [Need("logprobs")])["logprobs", CURRENT], work.reference)
+        work.batch.token_columns[f"logprobs/{REFERENCE}"] = work.reference
+
+
+@dataclass
+class _Work:
+    """A batch with what all its optimizer steps read of it, made once; one array [T_b] per rollout in each list."""
+
+    batch: Batch
+    objective: Objective
+    config: OptimConfig
+    trains: np.ndarray
+    """bool [B]: the rollouts that can have a gradient."""
+    weights: dict[str, list[np.ndarray]]
+    """The token weights of each name that a component uses."""
+    trained: list[np.ndarray]
+    """bool: the tokens that any component gives a weight."""
+    behaviour: list[np.ndarray]
+    advantage: list[np.ndarray] | None
+    reference: list[np.ndarray] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, batch: Batch, objective: Objective, config: OptimConfig) -> _Work:
+        """The work on `batch`."""
+        weights = {c.weights: batch.tokens(f"weight/{c.weights}") for c in objective.components}
+        return cls(
+            batch,
+            objective,
+            config,
+            trains=objective.trains(batch),
+            weights=weights,
+            trained=[np.any([w != 0 for w in of_one], axis=0) for of_one in zip(*weights.values(), strict=True)],
+            behaviour=[r.behaviour_logprobs for r in batch.rollouts],
+            advantage=batch.tokens("advantage") if batch.has("advantage") else None,
+        )
 
 
 def _by_whole_groups(batch: Batch, parts: int) -> list[np.ndarray]:
@@ -168,12 +185,6 @@ def _by_whole_groups(batch: Batch, parts: int) -> list[np.ndarray]:
     count = int(groups.max()) + 1 if len(groups) else 0
     chunks = np.array_split(np.arange(count), min(parts, count)) if count else []
     return [np.flatnonzero(np.isin(groups, chunk)) for chunk in chunks]
-
-
-def _trained_tokens(batch: Batch, objective: Objective) -> list[np.ndarray]:
-    """bool [T_b] per rollout: the tokens that any component gives a weight."""
-    columns = [batch.tokens(f"weight/{name}") for name in dict.fromkeys(c.weights for c in objective.components)]
-    return [np.any([weight != 0 for weight in weights], axis=0) for weights in zip(*columns, strict=True)]
 
 
 def _add_metrics(averages: Averages, metrics: dict[str, torch.Tensor], weight: torch.Tensor) -> None:

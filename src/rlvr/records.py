@@ -341,6 +341,10 @@ class Batch:
             raise KeyError(f"the batch has no column {name!r}{nearest(name, self.columns)}")
         return self.columns[name]
 
+    def has(self, name: str) -> bool:
+        """Whether there is a rollout column or token column of that name."""
+        return name in self.columns or name in self.token_columns
+
     def tokens(self, name: str) -> list[np.ndarray]:
         """The token column `name`; a rollout column of that name is spread over the tokens."""
         if name in self.token_columns:

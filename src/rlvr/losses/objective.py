@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
-from rlvr.needs import Need
+from rlvr.needs import REFERENCE, Need
 from rlvr.records import Batch
 from rlvr.schedules import Scalar, at, scalar_value
 
@@ -73,6 +73,11 @@ class Objective:
         """All statistics that the components ask for."""
         return frozenset().union(*(c.loss.needs for c in self.components))
 
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a component compares with the reference."""
+        return any(need.model == REFERENCE for need in self.needs)
+
     def denominators(self, batch: Batch) -> dict[str, Denominators]:
         """What each component averages over in `batch` (this rank's share of it)."""
         return {c.name: self._denominator(c, batch) for c in self.components}
@@ -85,9 +90,7 @@ class Objective:
     def trains(self, batch: Batch) -> np.ndarray:
         """bool [B]: the rollouts that can have a gradient, so that the others cost no forward and no backward."""
         needed = np.zeros(len(batch), dtype=bool)
-        advantages = (
-            batch.tokens("advantage") if "advantage" in batch.columns or "advantage" in batch.token_columns else None
-        )
+        advantages = batch.tokens("advantage") if batch.has("advantage") else None
         for component in self.components:
             for i, weight in enumerate(batch.tokens(f"weight/{component.weights}")):
                 live = weight != 0

@@ -86,7 +86,7 @@ class Stage(ABC):
     @property
     def keeps_reference(self) -> bool:
         """Whether a component of the objective asks for the reference."""
-        return any(need.model == "reference" for need in self.objective().needs)
+        return self.objective().needs_reference
 
     def too_long(self, task: Task) -> str | None:
         """Why the task does not fit: its prompt must be there and leave room for a response; None when it fits."""
