@@ -7,7 +7,7 @@ from engine_helpers import ask, some_requests
 
 from rlvr.config import LoraConfig, ModelConfig, ScratchConfig
 from rlvr.needs import Need
-from rlvr.policy import forward, load_policy, rows_of
+from rlvr.policy import forward, load_policy, make_policy, rows_of
 from rlvr.records import Batch, Task
 from rlvr.rollout import HFEngine, make_rollout
 
@@ -26,3 +26,12 @@ def test_the_gap_is_small_and_weights_that_train_stay_in_float32(adapter):
         ours = forward(policy, rows, [Need("logprobs")])["logprobs", "current"]
     gap = (ours - rows.gather([r.behaviour_logprobs for r in rollouts])).abs()
     assert 0 < float(gap.mean()) < 0.02
+
+
+def test_a_model_given_in_bfloat16_trains_in_float32():
+    given = load_policy(ModelConfig(scratch=ScratchConfig(hidden_size=32, layers=1), device="cpu"))
+    policy = make_policy(given.model.to(torch.bfloat16), given.tokenizer, ModelConfig(device="cpu"))
+    assert {p.dtype for p in policy.trainable().values()} == {torch.float32}
+    assert (
+        policy.causal_lm.get_output_embeddings().weight is policy.causal_lm.get_input_embeddings().weight
+    )  # still tied

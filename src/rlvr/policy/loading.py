@@ -35,11 +35,17 @@ def load_policy(config: ModelConfig, seed: int = 0) -> Policy:
 
 
 def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, config: ModelConfig, seed: int = 0) -> Policy:
-    """A Policy round a loaded model: adapter, gradient checkpointing, pad token and evaluation mode as `config` says."""
+    """A Policy round a loaded model: adapter, gradient checkpointing, pad token and evaluation mode as `config` says.
+
+    Weights that train are made float32 in place, whatever they were loaded in.
+    """
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if config.adapter is not None and not is_adapter(model):
         model = add_adapter(model, config.adapter, seed)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     train_mode = config.gradient_checkpointing or (config.adapter is not None and config.adapter.dropout > 0)
