@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rlvr import registry
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.verifiers import MathVerifier
-from rlvr.verifiers.latex import clean
-from rlvr.verifiers.numeric import read_number
+from rlvr.verifiers.math.latex import clean
+from rlvr.verifiers.math.numeric import read_number
 
 GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 

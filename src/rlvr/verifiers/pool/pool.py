@@ -23,8 +23,8 @@ from typing import Any
 
 from rlvr.records import Rollout, Task, Verdict, VerdictStatus
 from rlvr.verifiers.base import FunctionVerifier, Verifier, judged
-from rlvr.verifiers.process import WorkerError, WorkerProcess, job_for
-from rlvr.verifiers.threads import LoopThread, Threads
+from rlvr.verifiers.pool.process import WorkerError, WorkerProcess, job_for
+from rlvr.verifiers.pool.threads import LoopThread, Threads
 
 MAX_THREADS = 32
 MAX_ASYNC = 64

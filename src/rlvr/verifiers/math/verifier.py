@@ -18,11 +18,12 @@ from typing import Any, ClassVar
 
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.registry import register_verifier
-from rlvr.verifiers import extraction, symbolic
+from rlvr.verifiers import extraction
 from rlvr.verifiers.base import Needs, Verifier
 from rlvr.verifiers.extraction import METHODS, Fallback, Method
-from rlvr.verifiers.latex import balanced, clean, spelling
-from rlvr.verifiers.numeric import Number, read_number
+from rlvr.verifiers.math import symbolic
+from rlvr.verifiers.math.latex import balanced, clean, spelling
+from rlvr.verifiers.math.numeric import Number, read_number
 
 _WORDS = re.compile(r"[A-Za-z]{3,}(?: [A-Za-z]+)*")
 _HEDGE = re.compile(r"\b(?:or|maybe|perhaps|possibly|either|alternatively)\b", re.IGNORECASE)

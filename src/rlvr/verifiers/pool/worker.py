@@ -1,6 +1,6 @@
 """A worker process: verifies one answer at a time for the pool that started it.
 
-Started as `python -m rlvr.verifiers.worker MEMORY_MB PARENT_PID`; it speaks the frames of rlvr.verifiers.wire. In: a
+Started as `python -m rlvr.verifiers.pool.worker MEMORY_MB PARENT_PID`; it speaks the frames of rlvr.verifiers.pool.wire. In: a
 pickled `Job` per answer. Out, as JSON, which cannot run code in the trainer: `{}` when the verifier is loaded and the clock may start, then the verdict.
 
 Invariants: the pipes are private (what a verifier prints goes to stderr); the process dies with its parent and spends no
@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from rlvr.records import Verdict, VerdictStatus
 from rlvr.verifiers.base import Verifier, judged
-from rlvr.verifiers.wire import LENGTH
+from rlvr.verifiers.pool.wire import LENGTH
 
 PR_SET_PDEATHSIG = 1
 

@@ -17,7 +17,7 @@ import time
 
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.verifiers.base import Verifier
-from rlvr.verifiers.wire import LENGTH, Job
+from rlvr.verifiers.pool.wire import LENGTH, Job
 
 START_SECONDS = 120.0
 """Wall clock for a worker to start and load a verifier: our time, not the answer's."""
@@ -43,7 +43,7 @@ class WorkerProcess:
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         return cls(
             await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "rlvr.verifiers.worker", str(memory_mb), str(os.getpid())),
+                *(sys.executable, "-P", "-m", "rlvr.verifiers.pool.worker", str(memory_mb), str(os.getpid())),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env={**os.environ, **ONE_THREAD, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path},
