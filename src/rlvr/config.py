@@ -29,10 +29,12 @@ class OfKind:
     kind: str
 
 
-def _piece(kind: str) -> Any:
-    """The annotation of a config field that holds a piece of `kind`, checked against the registry."""
+def _piece(kind: str, *words: str) -> Any:
+    """The annotation of a config field that holds a piece of `kind`, checked against the registry, or one of `words`."""
 
     def check(spec: Piece) -> Piece:
+        if spec in words:
+            return spec
         plain = spec
         if kind == "reward" and isinstance(spec, dict):  # the weight of a term is the sum's, not the piece's
             plain = {key: value for key, value in spec.items() if key != "weight"}
@@ -236,6 +238,12 @@ class AlgorithmConfig(Section):
     """Penalty on the divergence from the reference; null: none, and no reference is kept."""
     entropy: Scalar = 0.0
     """Weight of an entropy bonus; 0: none (the entropy is logged all the same)."""
+    correction: _piece("correction", "auto") | None = "auto"  # type: ignore[valid-type]
+    """Weights for tokens that the engine sampled with other log-probs than the trainer's. auto: `truncate` where the engine
+    does not compute with the trainer's own weights; null: none (the gap is logged all the same)."""
+    decoupled: bool = False
+    """With several optimizer steps per batch, take the ratio to the policy as it was before the first of them (one extra
+    forward pass), and leave the gap to the sampling policy to the correction."""
     mask_truncated: bool = False
     """Leave truncated responses out of the policy loss (they still count in their group's baseline)."""
 

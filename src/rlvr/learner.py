@@ -4,7 +4,9 @@ The batch is cut by whole groups into optimizer steps, and each of those into mi
 - The gradient of an optimizer step does not depend on the micro-batches: denominators are counted once, over the whole
   step and all ranks, before the first forward pass (N1).
 - On a batch's first optimizer step the proximal log-probs are the detached current ones, so the ratio is exactly 1 and no
-  extra pass is made; later steps use the behaviour log-probs (N2).
+  extra pass is made; later steps use the behaviour log-probs, or, where the objective is decoupled, those of one pass
+  made before the first step (N2).
+- A correction weighs tokens by proximal over behaviour probability; it never counts in a denominator.
 - Rollouts that can have no gradient cost no forward and no backward, but count in every denominator.
 - A loss or gradient that is not finite skips its optimizer step and is counted.
 """
@@ -22,6 +24,7 @@ from rlvr.config import OptimConfig
 from rlvr.distributed import Backend
 from rlvr.errors import TrainingError
 from rlvr.losses import Denominators, Objective, TokenBatch
+from rlvr.losses.correction import Level, gaps, ratios
 from rlvr.monitor.averages import Averages, is_maximum
 from rlvr.needs import CURRENT, PROXIMAL, REFERENCE, Need
 from rlvr.policy import MicroBatch, Snapshot, cut, forward, rows_of
@@ -45,15 +48,17 @@ class Learner:
         The batch needs the token columns `weight/<name>` of every component, and `advantage` where a component reads it.
         """
         averages, work, first = Averages(), _Work.of(batch, objective, config), True
+        parts = _by_whole_groups(batch, config.updates_per_batch) * config.epochs_per_batch
         with self.policy.training():
             if objective.needs_reference:
                 self._add_reference_logprobs(work)
-            for _ in range(config.epochs_per_batch):
-                for part in _by_whole_groups(batch, config.updates_per_batch):
-                    averages.update(self._optimizer_step(work, part, lr, first))
-                    first = False
+            if objective.decoupled and len(parts) > 1:
+                self._add_proximal_logprobs(work, np.unique(np.concatenate(parts[1:])))
+            for part in parts:
+                averages.update(self._optimizer_step(work, part, lr, first))
+                first = False
         tokens = sum(int(mask.sum()) for mask, on in zip(work.trained, work.trains, strict=True) if on)
-        return {**averages.means(), "lr": lr, "tokens/trained": tokens}
+        return {**_with_effective_size(averages.means()), "lr": lr, "tokens/trained": tokens}
 
     def _optimizer_step(self, work: _Work, part: np.ndarray, lr: float, first: bool) -> dict[str, tuple[float, float]]:
         """Gradients of the rollouts in `part` and one step; metrics as (sum, weight) pairs."""
@@ -93,7 +98,7 @@ class Learner:
             statistics["logprobs", REFERENCE] = rows.gather(work.reference)
         logprobs = statistics["logprobs", CURRENT]
         behaviour = rows.gather(work.behaviour)
-        proximal = logprobs.detach() if first else behaviour
+        proximal = logprobs.detach() if first else rows.gather(work.proximal) if work.proximal else behaviour
         advantage = torch.zeros_like(behaviour) if work.advantage is None else rows.gather(work.advantage)
 
         total = torch.zeros((), device=logprobs.device)
@@ -102,12 +107,9 @@ class Learner:
             on = weight != 0
             if not bool(on.any()):
                 continue
+            correction = objective.correction if component.corrected else None
             has_ratio = Need("logprobs", PROXIMAL) in component.loss.needs
-            if has_ratio and not first and bool(proximal[on].isnan().any()):
-                raise TrainingError(
-                    "a ratio needs behaviour log-probs, and some trained tokens have none: train such rollouts with one "
-                    "optimizer step per batch (updates_per_batch and epochs_per_batch 1)"
-                )
+            _refuse_unknown(proximal[on] if has_ratio else None, behaviour[on] if correction else None)
             tokens = TokenBatch(
                 rows.row[on],
                 len(rows.index),
@@ -117,14 +119,15 @@ class Learner:
                 behaviour[on],
                 {key: values[on] for key, values in statistics.items()},
             )
+            tokens.importance = None if correction is None else correction(tokens)
             term = component.loss(tokens, over[component.name])
             losses[component.name] += float(term.value.detach())
             total = total + component.factor * term.value
             _add_metrics(averages, term.metrics, weight[on])
             if component is objective.components[0]:
                 _add_metrics(averages, {"entropy": tokens.entropy.detach()}, weight[on])
-                if first:
-                    _add_mismatch(averages, (tokens.logprobs - tokens.behaviour_logprobs).detach())
+                if first or work.proximal:
+                    _add_mismatch(averages, tokens, getattr(objective.correction, "level", "token"))
         loss = float(total.detach())
         if math.isfinite(loss) and total.requires_grad:
             self.backend.backward(total)
@@ -139,11 +142,22 @@ class Learner:
     def _add_reference_logprobs(self, work: _Work) -> None:
         """The token column `logprobs/reference`, NaN where nothing is trained; one pass for all optimizer steps."""
         assert self.reference is not None, "a component asks for the reference and the stage keeps none"
-        work.reference = [np.full(len(r), np.nan, dtype=np.float32) for r in work.batch.rollouts]
-        with self.reference.in_place(), torch.no_grad():
-            for rows in self._micro_batches(work, np.flatnonzero(work.trains)):
-                rows.scatter(forward(self.policy, rows, [Need("logprobs")])["logprobs", CURRENT], work.reference)
+        with self.reference.in_place():
+            work.reference = self._logprobs(work, np.flatnonzero(work.trains))
         work.batch.token_columns[f"logprobs/{REFERENCE}"] = work.reference
+
+    def _add_proximal_logprobs(self, work: _Work, index: np.ndarray) -> None:
+        """The token column `logprobs/proximal` of these rollouts, under the weights as they are now."""
+        work.proximal = self._logprobs(work, index[work.trains[index]])
+        work.batch.token_columns[f"logprobs/{PROXIMAL}"] = work.proximal
+
+    def _logprobs(self, work: _Work, index: np.ndarray) -> list[np.ndarray]:
+        """Log-probs of the trained tokens of these rollouts, NaN elsewhere; float32 [T_b] for every rollout of the batch."""
+        values = [np.full(len(r), np.nan, dtype=np.float32) for r in work.batch.rollouts]
+        with torch.no_grad():
+            for rows in self._micro_batches(work, index):
+                rows.scatter(forward(self.policy, rows, [Need("logprobs")])["logprobs", CURRENT], values)
+        return values
 
 
 @dataclass
@@ -162,6 +176,8 @@ class _Work:
     behaviour: list[np.ndarray]
     advantage: list[np.ndarray] | None
     reference: list[np.ndarray] = field(default_factory=list)
+    proximal: list[np.ndarray] = field(default_factory=list)
+    """Empty where the ratio is taken to the behaviour policy."""
 
     @classmethod
     def of(cls, batch: Batch, objective: Objective, config: OptimConfig) -> _Work:
@@ -195,12 +211,37 @@ def _add_metrics(averages: Averages, metrics: dict[str, torch.Tensor], weight: t
             averages.add(name, float((weight * values).sum()), float(weight.sum()))
 
 
-def _add_mismatch(averages: Averages, gap: torch.Tensor) -> None:
-    """The gap between proximal and behaviour log-probs [T], over the tokens whose behaviour log-prob is known."""
+def _refuse_unknown(*needed: torch.Tensor | None) -> None:
+    """TrainingError when a log-prob that a ratio needs is unknown (NaN)."""
+    if any(values is not None and bool(values.isnan().any()) for values in needed):
+        raise TrainingError(
+            "a ratio needs behaviour log-probs, and some trained tokens have none: train such rollouts with one optimizer "
+            "step per batch (updates_per_batch and epochs_per_batch 1) and algorithm.correction null"
+        )
+
+
+def _add_mismatch(averages: Averages, tokens: TokenBatch, level: Level) -> None:
+    """The gap between proximal and behaviour log-probs, over the tokens whose behaviour log-prob is known.
+
+    `level` is that of the ratios which the correction bounds.
+    """
+    gap = gaps(tokens)
     known = ~gap.isnan()
     if not bool(known.any()):
         return
-    size, count = gap[known].abs(), float(known.sum())
+    size, ratio, count = gap[known].abs(), gap[known].exp(), float(known.sum())
     averages.add("mismatch/mean", float(size.sum()), count)
     averages.add("mismatch/max", float(size.max()))
     averages.add("mismatch/share_over", float((size > GATE).sum()), count)
+    averages.add("mismatch/kl", float((ratio - 1 - gap[known]).sum()), count)
+    averages.add("ratio_to_behaviour", float(ratio.sum()), count)
+    averages.add("ratio_to_behaviour_squared", float(ratio.square().sum()), count)
+    if tokens.importance is not None:
+        averages.add("correction/weight", float(tokens.importance.sum()), count)
+        averages.add("correction/touched", float((tokens.importance != ratios(tokens, level)).sum()), count)
+
+
+def _with_effective_size(means: dict[str, float | None]) -> dict[str, float | None]:
+    """The step's metrics with the share of tokens that the importance weights leave effective (Kish 1965)."""
+    first, second = means.pop("ratio_to_behaviour", None), means.pop("ratio_to_behaviour_squared", None)
+    return means | {"mismatch/effective": first * first / second if first and second else None}

@@ -8,8 +8,8 @@ from typing import Literal
 CURRENT = "current"
 """The policy as it is now."""
 PROXIMAL = "proximal"
-"""The policy that the ratio is taken to: the current one, detached, on a batch's first optimizer step, and the one that
-sampled on later steps."""
+"""The policy that the ratio is taken to: the current one, detached, on a batch's first optimizer step; on later steps the
+one that sampled, or, where the objective is decoupled, the one that the update began with."""
 REFERENCE = "reference"
 """The snapshot of the policy at the start of the stage."""
 

@@ -36,6 +36,7 @@ ROOMS = {
     "advantage": "rlvr.advantages",
     "loss": "rlvr.losses",
     "kl": "rlvr.losses",
+    "correction": "rlvr.losses",
     "source": "rlvr.data",
     "sampler": "rlvr.data",
     "plan": "rlvr.rollout",

@@ -332,7 +332,7 @@ class GRPOTrainer:
             means = self._means(self.verifications[number], prompts, sampling, group_size, "rollout", number)
             return self.collector.collect(draws, rollout_plan, means, deadline, timing)
 
-        parts = Parts(self.policy, self.history, prompts, collect)
+        parts = Parts(self.policy, self.history, prompts, collect, self.engine.shares_weights)
         make = registry.find("stage", plan.kind)
         stage: Stage = make(plan, parts, tasks, seed_of(self.seed, number, "sampler"), **plan.options)
         if stage.left_out:

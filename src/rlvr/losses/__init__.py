@@ -1,6 +1,7 @@
 """Losses: pure functions of the statistics that they declare; they never see logits, models or batches."""
 
 from rlvr.losses.clip import ClippedPolicyLoss
+from rlvr.losses.correction import Correction, Mask, Reject, Truncate
 from rlvr.losses.entropy import EntropyBonus
 from rlvr.losses.kl import KLPenalty, k1, k2, k3
 from rlvr.losses.likelihood import LikelihoodLoss
@@ -11,14 +12,18 @@ __all__ = [
     "Average",
     "ClippedPolicyLoss",
     "Component",
+    "Correction",
     "Denominators",
     "EntropyBonus",
     "KLPenalty",
     "LikelihoodLoss",
     "Loss",
     "LossTerm",
+    "Mask",
     "Objective",
+    "Reject",
     "TokenBatch",
+    "Truncate",
     "k1",
     "k2",
     "k3",

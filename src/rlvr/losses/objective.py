@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from rlvr.losses.correction import Correction
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
 from rlvr.needs import REFERENCE, Need
 from rlvr.records import Batch
@@ -45,6 +46,8 @@ class Component:
     weights: str
     coef: Scalar = 1.0
     zero_without_advantage: bool = False
+    corrected: bool = False
+    """Whether the objective's correction weighs its tokens."""
 
     @property
     def factor(self) -> float:
@@ -59,6 +62,11 @@ class Objective:
 
     components: tuple[Component, ...]
     constant: float = 1.0
+    correction: Correction | None = None
+    """Weights for the gap between proximal and behaviour policy."""
+    decoupled: bool = False
+    """Whether later optimizer steps of a batch take their ratio to the policy as it was when the update began (Hilton et
+    al. 2021, "Batch size-invariance for policy optimization"), not to the one that sampled."""
 
     def at(self, step: int, steps: int) -> Objective:
         """The objective with plain numbers for every scheduled scalar, without the components that weigh nothing."""

@@ -50,6 +50,8 @@ class TokenBatch:
     """Log-probs of the distribution that sampled; NaN where unknown."""
     statistics: dict[tuple[str, str], torch.Tensor] = field(default_factory=dict)
     """(statistic, model) -> [T]"""
+    importance: torch.Tensor | None = None
+    """What a correction multiplies each token's loss by, without counting in any denominator; None: 1."""
 
     @property
     def logprobs(self) -> torch.Tensor:
@@ -74,7 +76,7 @@ class TokenBatch:
         tokens: sum of values over the number of tokens. sequences: the mean over sequences of each one's mean.
         constant: sum of values over sequences x a constant length.
         """
-        weighted = self.weight * values
+        weighted = self.weight * (values if self.importance is None else self.importance * values)
         if by == "tokens":
             return weighted.sum() / over.tokens
         if by == "sequences":

@@ -84,6 +84,10 @@ _ALL = [
     Metric("mismatch/mean", "nats", "Mean gap |proximal - behaviour| of log-probs.", "below 0.01"),
     Metric("mismatch/max", "nats", "Largest gap of a token.", "below 1"),
     Metric("mismatch/share_over", "share", "Share of tokens whose gap is over the gate.", "below 0.01"),
+    Metric("mismatch/kl", "nats", "Estimate of KL(behaviour || proximal) per token.", "below 0.01"),
+    Metric("mismatch/effective", "share", "Effective sample size of the tokens, over their number.", "above 0.9"),
+    Metric("correction/weight", "ratio", "Mean weight that the correction gives a token.", "near 1"),
+    Metric("correction/touched", "share", "Share of tokens whose weight is cut or masked.", "below 0.05"),
     Metric(
         "skipped/nonfinite", "share", "Share of optimizer steps skipped for a NaN or infinite loss or gradient.", "0"
     ),

@@ -35,6 +35,8 @@ class Parts:
     """The token ids of a task's prompt under the stage's template."""
     collect: Callable[..., list[Rollout]]
     """(draws, plan, sampling, group_size, deadline) -> verified rollouts; raises Interrupted when the run is to stop."""
+    shares_weights: bool
+    """Whether the engine computes with the trainer's own weights."""
 
 
 class Stage(ABC):

@@ -34,7 +34,7 @@ class GRPOStage(Stage):
         self.selectors = [registry.build("selector", spec) for spec in algorithm.select]
         self.terms = build_terms(plan.config.rewards)
         self.rollout_plan = registry.build("plan", rollout.plan)
-        self._objective = _objective(plan)
+        self._objective = _objective(plan, parts.shares_weights)
         smallest = getattr(self.advantage, "smallest_group", 1)
         if rollout.group_size < smallest:
             raise ConfigError(
@@ -103,7 +103,7 @@ class GRPOStage(Stage):
         return self._objective
 
 
-def _objective(plan: StagePlan) -> Objective:
+def _objective(plan: StagePlan, shares_weights: bool) -> Objective:
     algorithm = plan.config.algorithm
     loss = registry.build("loss", algorithm.loss)
     missing = [name for name in ("needs", "average") if not hasattr(loss, name)]
@@ -113,11 +113,15 @@ def _objective(plan: StagePlan) -> Objective:
             "`needs` (what it reads of a forward pass) and `average` (what it averages over)"
         )
     skips = getattr(loss, "zero_without_advantage", False)
-    components = [Component("policy", loss, "policy", zero_without_advantage=skips)]
+    components = [Component("policy", loss, "policy", zero_without_advantage=skips, corrected=True)]
     if algorithm.kl is not None and algorithm.kl.coef != 0.0:
         estimator = registry.build("kl", algorithm.kl.estimator)
         components.append(Component("kl", KLPenalty(estimator, loss.average), "policy", algorithm.kl.coef))
     if algorithm.entropy != 0.0:
         components.append(Component("entropy", EntropyBonus(loss.average), "policy", algorithm.entropy))
     constant = getattr(loss, "constant", None) or plan.config.rollout.max_new_tokens
-    return Objective(tuple(components), constant=float(constant))
+    correction = algorithm.correction
+    if correction == "auto":
+        correction = None if shares_weights else "truncate"
+    weigh = None if correction is None else registry.build("correction", correction)
+    return Objective(tuple(components), float(constant), weigh, algorithm.decoupled)

@@ -1,0 +1,246 @@
+"""Off-policy corrections: their weights against worked cases, and the gradients that they make against float64."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from number_oracles import double, gap, gradient_of, token_statistics, torch_averaged
+
+from rlvr import registry
+from rlvr.config import OptimConfig
+from rlvr.errors import ConfigError, TrainingError
+from rlvr.learner import Learner
+from rlvr.losses import ClippedPolicyLoss, Component, Mask, Objective, Reject, TokenBatch, Truncate
+
+
+def tokens_of(gaps, sequence=None):
+    """A micro-batch whose proximal log-probs are `gaps` above the behaviour's."""
+    behaviour = torch.linspace(-3.0, -0.5, len(gaps), dtype=torch.float64)
+    sequence = [0] * len(gaps) if sequence is None else sequence
+    ones = torch.ones(len(gaps), dtype=torch.float64)
+    return TokenBatch(
+        torch.tensor(sequence),
+        max(sequence) + 1,
+        ones,
+        ones,
+        behaviour + torch.tensor(gaps, dtype=torch.float64),
+        behaviour,
+    )
+
+
+def weights(correction, gaps, sequence=None):
+    return correction(tokens_of(gaps, sequence)).tolist()
+
+
+def test_truncation_by_hand():
+    assert weights(Truncate(2.0), [0.0, math.log(1.5), math.log(3.0), math.log(0.1)]) == pytest.approx([1, 1.5, 2, 0.1])
+
+
+def test_truncation_of_whole_responses_by_hand():
+    # geometric means: sqrt(4 * 1) = 2, bounded by 1.5; and 1 / 3 of the lone token
+    got = weights(Truncate(1.5, "sequence"), [math.log(4.0), 0.0, math.log(1 / 3)], [0, 0, 1])
+    assert got == pytest.approx([1.5, 1.5, 1 / 3])
+
+
+def test_the_mask_by_hand():
+    got = weights(Mask(0.5, 5.0), [math.log(x) for x in (0.49, 0.51, 1.0, 4.9, 5.1)])
+    assert got == pytest.approx([0, 0.51, 1, 4.9, 0])
+
+
+def test_rejection_by_hand():
+    # divergences: mean of 2 - 1 - log 2 = 0.307 and 0 -> 0.153; opposite gaps of 0.5: mean of e^.5 - 1.5, e^-.5 - .5 = 0.128
+    gaps, sequence = [math.log(2.0), 0.0, 0.5, -0.5, 0.01], [0, 0, 1, 1, 2]
+    assert weights(Reject(0.14, 3.0), gaps, sequence) == pytest.approx(
+        [0, 0, math.exp(0.5), math.exp(-0.5), math.exp(0.01)]
+    )
+    assert weights(Reject(0.2, 1.2), gaps, sequence)[:2] == pytest.approx([1.2, 1.0])
+    assert weights(Reject(0.1), gaps, sequence)[:4] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("name", registry.names("correction"))
+@given(gaps=st.lists(st.floats(-60, 60), min_size=1, max_size=12), data=st.data())
+def test_every_correction(name, gaps, data):
+    """Weights are bounded, need no other response, and are 1 where the policies agree."""
+    correction = registry.build("correction", name)
+    sequence = sorted(data.draw(st.lists(st.integers(0, 2), min_size=len(gaps), max_size=len(gaps))))
+    together = correction(tokens_of(gaps, sequence))
+    assert bool((together >= 0).all()) and bool((together <= 5.0 + 1e-9).all())
+    for number in set(sequence):
+        mine = [i for i, s in enumerate(sequence) if s == number]
+        alone = correction(tokens_of([gaps[i] for i in mine]))
+        assert torch.allclose(together[mine], alone)
+    assert weights(correction, [0.0] * len(gaps), sequence) == [1.0] * len(gaps)
+
+
+@pytest.mark.parametrize(
+    ("piece", "options"), [("truncate", {"cap": 0.5}), ("mask", {"low": 1.1}), ("reject", {"max_kl": 0})]
+)
+def test_bounds_that_would_touch_honest_tokens_are_refused(piece, options):
+    with pytest.raises(ConfigError, match=r"1|above 0"):
+        registry.build("correction", {"name": piece, **options})
+
+
+# In the learner ------------------------------------------------------------------------------------------------------
+
+
+class Recorded:
+    """Behaviour log-probs of a batch that a moved policy would have given, as a float64 oracle reads them."""
+
+    def __init__(self, policy, batch, seed=0, size=0.6):
+        rng, self.model, self.batch = np.random.default_rng(seed), double(policy), batch
+        self.now = [token_statistics(self.model, r)[0] for r in batch.rollouts]
+        for rollout, now in zip(batch.rollouts, self.now, strict=True):
+            trained = rollout.sampled
+            noise = rng.normal(0, size, int(trained.sum()))
+            rollout.behaviour_logprobs[trained] = now.detach().numpy()[trained[1:]] + noise
+
+    def loss(self, average, weight_of, constant=11.0):
+        """-mean of w A log pi, the weights from `weight_of(ratios of one response)`."""
+        values, weights = [], []
+        for i, (rollout, now) in enumerate(zip(self.batch.rollouts, self.now, strict=True)):
+            weight = torch.as_tensor(self.batch.token_columns["weight/policy"][i][1:]).double()
+            ratios = (now.detach() - torch.as_tensor(rollout.behaviour_logprobs[1:]).double()).exp()
+            on = weight > 0
+            importance = torch.zeros_like(ratios)
+            if bool(on.any()):
+                importance[on] = torch.tensor(weight_of(ratios[on].tolist()), dtype=torch.float64)
+            values.append(-importance * float(self.batch.columns["advantage"][i]) * now)
+            weights.append(weight)
+        return torch_averaged(values, weights, average, constant)
+
+
+def geometric(ratios):
+    return math.prod(ratios) ** (1 / len(ratios))
+
+
+ORACLES = {
+    "none": (None, lambda ratios: [1.0] * len(ratios)),
+    "truncate": (Truncate(1.3), lambda ratios: [min(r, 1.3) for r in ratios]),
+    "whole": (Truncate(1.1, "sequence"), lambda ratios: [min(geometric(ratios), 1.1)] * len(ratios)),
+    "mask": (Mask(0.7, 1.6), lambda ratios: [r if 0.7 <= r <= 1.6 else 0.0 for r in ratios]),
+    "reject": (
+        Reject(0.2, 1.5),
+        lambda ratios: [
+            min(r, 1.5) if sum(x - 1 - math.log(x) for x in ratios) / len(ratios) <= 0.2 else 0.0 for r in ratios
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("average", ["tokens", "sequences", "constant"])
+@pytest.mark.parametrize("name", ORACLES)
+def test_the_corrected_gradient_is_that_of_float64_however_it_is_cut(policy, make_batch, recording, name, average):
+    batch = make_batch(policy)
+    recorded = Recorded(policy, batch)
+    correction, weight_of = ORACLES[name]
+    want = gradient_of(recorded.model, recorded.loss(average, weight_of))
+    component = Component(
+        "policy", ClippedPolicyLoss(average=average), "policy", zero_without_advantage=True, corrected=True
+    )
+    for cut in ({}, {"micro_batch_size": 1}, {"micro_batch_tokens": 40}):
+        backend = recording(policy, moves=False)
+        options = OptimConfig(optimizer="sgd", lr=1.0, max_grad_norm=1e9, **cut)
+        metrics = Learner(backend).update(batch, Objective((component,), 11.0, correction), options, 1.0)
+        assert gap(backend.gradients[0], want) < 1e-5
+        assert metrics["ratio/mean"] == pytest.approx(1.0)
+        assert (metrics.get("correction/weight") is None) == (correction is None)
+
+
+def test_the_effective_sample_size_and_the_touched_share_by_hand(policy, make_batch, recording):
+    batch = make_batch(policy)
+    recorded = Recorded(policy, batch)
+    component = Component("policy", ClippedPolicyLoss(), "policy", corrected=True)
+    metrics = Learner(recording(policy, moves=False)).update(
+        batch, Objective((component,), 1.0, Truncate(1.3)), OptimConfig(optimizer="sgd", lr=1.0), 1.0
+    )
+    ratios = [
+        math.exp(float(now[t].detach()) - float(rollout.behaviour_logprobs[t + 1]))
+        for i, (rollout, now) in enumerate(zip(batch.rollouts, recorded.now, strict=True))
+        for t in range(len(now))
+        if batch.token_columns["weight/policy"][i][t + 1] > 0
+    ]
+    n = len(ratios)
+    assert metrics["mismatch/effective"] == pytest.approx(sum(ratios) ** 2 / (n * sum(r * r for r in ratios)), rel=1e-4)
+    assert metrics["mismatch/kl"] == pytest.approx(sum(r - 1 - math.log(r) for r in ratios) / n, rel=1e-3)
+    assert metrics["correction/touched"] == pytest.approx(sum(r > 1.3 for r in ratios) / n)
+    assert metrics["correction/weight"] == pytest.approx(sum(min(r, 1.3) for r in ratios) / n, rel=1e-4)
+
+
+def test_unknown_behaviour_log_probs_cannot_be_corrected(policy, make_batch, recording):
+    batch = make_batch(policy)
+    trained = next(r for i, r in enumerate(batch.rollouts) if batch.token_columns["weight/policy"][i].any())
+    trained.behaviour_logprobs[:] = np.nan
+    component = Component("policy", ClippedPolicyLoss(), "policy", corrected=True)
+    learner, options = Learner(recording(policy)), OptimConfig(optimizer="sgd", lr=1.0)
+    with pytest.raises(TrainingError, match="correction null"):
+        learner.update(batch, Objective((component,), 1.0, Truncate()), options, 1.0)
+    learner.update(batch, Objective((component,), 1.0), options, 1.0)
+
+
+# The decoupled objective ---------------------------------------------------------------------------------------------
+
+
+def second_gradient(policy, batch, recording, decoupled, correction=None):
+    """(gradient of the second of two epochs, its float64 model, the first model)"""
+    backend = recording(policy)
+    before = double(policy)
+    component = Component("policy", ClippedPolicyLoss(10.0, 10.0, "tokens"), "policy", corrected=True)
+    options = OptimConfig(optimizer="sgd", lr=0.02, max_grad_norm=1e9, epochs_per_batch=2)
+    after = {}
+    step = backend.step
+
+    def stepping(lr, norm):
+        result = step(lr, norm)
+        after.setdefault("model", double(policy))
+        return result
+
+    backend.step = stepping
+    metrics = Learner(backend).update(batch, Objective((component,), 1.0, correction, decoupled), options, 0.02)
+    return backend.gradients[1], after["model"], before, metrics
+
+
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_later_steps_take_their_ratio_to_the_proximal_policy_when_decoupled(policy, make_batch, recording, decoupled):
+    """-min(cap, prox / behaviour) A pi / prox, with prox the weights before the first step; else -A pi / behaviour."""
+    batch = make_batch(policy)
+    Recorded(policy, batch, size=0.4)
+    got, model, first, metrics = second_gradient(policy, batch, recording, decoupled, Truncate(1.3))
+    values, weights = [], []
+    for i, rollout in enumerate(batch.rollouts):
+        weight = torch.as_tensor(batch.token_columns["weight/policy"][i][1:]).double()
+        now, _ = token_statistics(model, rollout)
+        behaviour = torch.where(weight > 0, torch.as_tensor(rollout.behaviour_logprobs[1:]).double(), now.detach())
+        prox = token_statistics(first, rollout)[0].detach() if decoupled else behaviour
+        importance = (prox - behaviour).exp().clamp(max=1.3)
+        values.append(-importance * (now - prox).exp() * float(batch.columns["advantage"][i]))
+        weights.append(weight)
+    assert gap(got, gradient_of(model, torch_averaged(values, weights, "tokens", 1.0))) < 1e-4
+    assert ("logprobs/proximal" in batch.token_columns) == decoupled
+    assert metrics["ratio/mean"] != pytest.approx(1.0, abs=1e-7)
+
+
+def test_one_optimizer_step_needs_no_extra_pass(policy, make_batch, recording):
+    batch = make_batch(policy)
+    component = Component("policy", ClippedPolicyLoss(), "policy", corrected=True)
+    options = OptimConfig(optimizer="sgd", lr=1.0)
+    Learner(recording(policy)).update(batch, Objective((component,), 1.0, None, decoupled=True), options, 1.0)
+    assert "logprobs/proximal" not in batch.token_columns
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_only_the_rollouts_of_later_steps_are_passed_again(policy, make_batch, recording, parts):
+    batch = make_batch(policy)
+    component = Component("policy", ClippedPolicyLoss(), "policy", corrected=True)
+    options = OptimConfig(optimizer="sgd", lr=1e-3, updates_per_batch=parts)
+    Learner(recording(policy)).update(batch, Objective((component,), 1.0, None, decoupled=True), options, 1e-3)
+    known = [bool(np.isfinite(values).any()) for values in batch.token_columns["logprobs/proximal"]]
+    first_part = np.array_split(np.arange(batch.group_index().max() + 1), parts)[0]
+    for index, is_known in enumerate(known):
+        if batch.group_index()[index] in first_part:
+            assert not is_known
+    assert any(known)
