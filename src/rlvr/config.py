@@ -172,6 +172,16 @@ class DataConfig(Section):
     """Leave out the tasks that are too long (in an sft stage with their demonstrations), and say how many."""
 
 
+class RefillConfig(Section):
+    """Dynamic sampling (DAPO, Yu et al. 2025, section 3.2): groups whose rewards are all the same are replaced."""
+
+    attempts: int = Field(default=3, ge=1)
+    """A step samples at most this many times `prompts_per_step` groups; then it trains with what there is."""
+    oversample: float = Field(default=1.0, ge=1, le=2)
+    """Keep this many times the missing groups open, and stop when enough are complete. Above 1, complete groups that were
+    not needed train in the next step, and which ones train depends on what finishes first."""
+
+
 class RolloutConfig(Section):
     """How groups of responses are sampled."""
 
@@ -197,6 +207,14 @@ class RolloutConfig(Section):
     """Strings that end a response (they stay in it)."""
     ignore_eos: bool = False
     """Go on past the end-of-sequence token, to `max_new_tokens`."""
+    staleness: int = Field(default=0, ge=0)
+    """Sample so many steps ahead of the one that trains: the weights that sampled a token are at most this many versions
+    old. 0: sample, then train."""
+    in_flight: Literal["finish", "continue"] = "finish"
+    """With `staleness`, what happens to responses under way when new weights come: they finish on the old ones first, or go
+    on with the new ones (each token knows its version)."""
+    refill: RefillConfig | None = None
+    """Replace groups that teach nothing; null: train on what was drawn."""
     deadline: float = Field(default=1800.0, gt=0)
     """Seconds that one step's collection may take; past it the run stops and says what it waited for."""
 
@@ -204,12 +222,15 @@ class RolloutConfig(Section):
 class VerificationConfig(Section):
     """How verifiers are run."""
 
-    workers: int = Field(default=2, ge=1)
-    """Worker processes for verifiers that compute; each is started when first needed."""
+    workers: int = Field(default=32, ge=1)
+    """Worker processes for plain functions, which mostly wait; each is forked when first needed. Verifiers that compute
+    (`needs.process`) get one per core, but no more than this."""
+    concurrent: int = Field(default=64, ge=1)
+    """Asynchronous verifications that wait at the same time."""
     time_limit: float | None = Field(default=None, gt=0)
-    """Seconds for one verdict; null: what the verifier says itself."""
+    """Seconds for one call of a verifier; null: what the verifier says itself."""
     memory_mb: int = Field(default=2048, ge=64)
-    """Memory limit of a worker process, in MiB."""
+    """Address space that one worker process may take, in MiB, on top of what its loaded verifier takes."""
 
 
 class KLConfig(Section):

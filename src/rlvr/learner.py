@@ -108,7 +108,7 @@ class Learner:
             if not bool(on.any()):
                 continue
             correction = objective.correction if component.corrected else None
-            has_ratio = Need("logprobs", PROXIMAL) in component.loss.needs
+            has_ratio = Need("logprobs", PROXIMAL) in component.loss.needs and not first
             _refuse_unknown(proximal[on] if has_ratio else None, behaviour[on] if correction else None)
             tokens = TokenBatch(
                 rows.row[on],

@@ -26,7 +26,7 @@ from rlvr.dry_run import plan_lines
 from rlvr.errors import ConfigError, DataError, TrainingError
 from rlvr.evaluation import evaluate
 from rlvr.learner import Learner
-from rlvr.monitor.batch import sample_rows
+from rlvr.monitor.batch import sample_rows, staleness_metrics
 from rlvr.monitor.console import Console
 from rlvr.monitor.metrics import record
 from rlvr.monitor.phases import Phases
@@ -36,7 +36,7 @@ from rlvr.monitor.wandb_tracker import WandbTracker
 from rlvr.policy import Snapshot, learning_rate, load_policy, make_policy
 from rlvr.policy.adapters import is_adapter, save_base
 from rlvr.records import Batch, Rollout, Task
-from rlvr.rollout import Collector, Interrupted, Means, Plan, Sampling, Timing, probe
+from rlvr.rollout import Collected, Collector, Completion, IdleClock, Interrupted, Means, Published, Request, Sampling, probe
 from rlvr.run_folder import RunFolder
 from rlvr.seeding import seed_of
 from rlvr.signals import StopRequest
@@ -85,16 +85,19 @@ class GRPOTrainer:
         self.trackers = [*trackers, *_trackers(self.config)]
         self.folder = RunFolder(self.config)
         self.rollout_log = RolloutLog(self.folder.path, self.config.logging.rollouts)
-        self.phases, self.timing = Phases(), Timing()
+        self.phases, self.idle = Phases(), IdleClock()
         self.stop = StopRequest()
 
         self.history = History()
         checks = self.config.verification
-        self.pool = VerifierPool(checks.workers, checks.time_limit, checks.memory_mb)
+        self.pool = VerifierPool(checks.workers, checks.time_limit, checks.memory_mb, checks.concurrent)
         self.verifications = [
             Verification(verifier if verifier is not None else plan.config.verifier, self.pool) for plan in self.plans
         ]
-        self.engine = registry.build("engine", self.config.rollout.engine).open(self.policy)
+        ahead = any(plan.config.rollout.staleness for plan in self.plans)
+        self.engine = registry.build("engine", self.config.rollout.engine).open(
+            self.policy, self.config.rollout.in_flight if ahead else None
+        )
         self.collector = Collector(lambda: bool(self.stop))
 
         self.step = 0
@@ -106,6 +109,7 @@ class GRPOTrainer:
         self.evaluations: list[dict[str, Any]] = []
         self.batch: Batch | None = None
         self._nonfinite = 0
+        self._published: Published | None = None
         self._begun = False
         self._owes_evaluation = False
         """Whether a stop cut off the evaluation of the last step; it is made up for when training goes on."""
@@ -142,23 +146,23 @@ class GRPOTrainer:
         self._ready(stage)
         while self.stage_step < stage.steps and self.step < until and not self.stop:
             with self._whole_step(stage):
-                rollouts = self._collect(stage)
-                batch, metrics = self._score(stage, rollouts)
+                collected = self._collect(stage)
+                batch, metrics = self._score(stage, collected)
                 metrics |= self._update(stage, batch)
                 self._publish(stage)
-                self._record(stage, rollouts, batch, metrics)
+                self._record(stage, collected, batch, metrics)
                 self._maybe_checkpoint()
 
     @contextlib.contextmanager
     def _whole_step(self, stage: Stage) -> Iterator[None]:
         """A step that is stopped or fails before its update gives its draws back, and the steps before it are saved."""
-        before, version = stage.sampler.state_dict(), self.version
+        version = self.version
         self.phases.start()
         try:
             yield
         except BaseException as error:
             if self.version == version:
-                stage.sampler.load_state_dict(before)
+                stage.give_back()
             if isinstance(error, Interrupted):
                 return
             if self.version == version:
@@ -171,16 +175,14 @@ class GRPOTrainer:
             self._enter(self.stage_number + 1)
         return self.stages[self.stage_number]
 
-    def _collect(self, stage: Stage) -> list[Rollout]:
+    def _collect(self, stage: Stage) -> Collected:
         """The step's rollouts. Raises Interrupted when the run is to stop."""
-        self.timing = Timing()
         with self.phases("rollout"):
-            draws = stage.sampler.next(stage.config.rollout.prompts_per_step)
-            return stage.collect(draws, self.stage_step, self.timing)
+            return stage.collect(self.stage_step)
 
-    def _score(self, stage: Stage, rollouts: list[Rollout]) -> tuple[Batch, dict[str, Any]]:
+    def _score(self, stage: Stage, collected: Collected) -> tuple[Batch, dict[str, Any]]:
         with self.phases("score"):
-            return stage.score(rollouts)
+            return stage.score(collected)
 
     def _update(self, stage: Stage, batch: Batch) -> dict[str, Any]:
         device = self.policy.device
@@ -189,6 +191,7 @@ class GRPOTrainer:
             objective = stage.objective().at(self.stage_step, stage.steps)
             lr = learning_rate(stage.config.optim, self.stage_step, stage.steps)
             self.version += 1
+            self.engine.release()
             return self.learner.update(batch, objective, stage.config.optim, lr)
 
     def _publish(self, stage: Stage) -> None:
@@ -199,23 +202,28 @@ class GRPOTrainer:
 
     def _hand_over(self) -> None:
         """Publish the weights, and prove that the engine has them. TrainingError when it has not."""
-        self.engine.publish(self.version, self.backend.named_weights)
+        self._published = self.engine.publish(self.version, self.backend.named_weights)
         if not self.engine.shares_weights:
-            probe(self.engine, self.policy, self.collector)
+            probe(self.engine, self.policy, self.collector, self.backend.named_weights)
 
-    def _record(self, stage: Stage, rollouts: list[Rollout], batch: Batch, metrics: dict[str, Any]) -> None:
+    def _record(self, stage: Stage, collected: Collected, batch: Batch, metrics: dict[str, Any]) -> None:
         """The step's line: what was measured and evaluated, and how long it took."""
-        _remember(self.history, rollouts)
+        _remember(self.history, [*collected.rollouts, *collected.dropped])
         metrics |= stage.scheduled(self.stage_step)
         self.step, self.stage_step, self.batch = self.step + 1, self.stage_step + 1, batch
-        sampled_by = [int(r.policy_version[r.sampled].min()) for r in batch.rollouts if r.sampled.any()]
-        metrics |= self._times(metrics) | {
-            "step": self.step,
-            "run/stage": stage.plan.name,
-            "run/epoch": stage.sampler.epoch,
-            "policy/version": self.version,
-            "policy/staleness_max": self.version - 1 - min(sampled_by, default=self.version - 1),
-        }
+        metrics |= (
+            self._times(collected, metrics)
+            | staleness_metrics(batch, self.version - 1)
+            | {
+                "step": self.step,
+                "run/stage": stage.plan.name,
+                "run/epoch": stage.sampler.epoch,
+                "policy/version": self.version,
+                **(self._published.metrics() if self._published and stage.samples else {}),
+                "rollout/ready": collected.ready if stage.samples else None,
+                "rollout/dropped": len(collected.dropped) if stage.samples else None,
+            }
+        )
         stage.observe(metrics)
         if self._evaluation_is_due(stage):
             results = self.evaluate()
@@ -231,14 +239,15 @@ class GRPOTrainer:
         self.console.step(row, batch)
         self._stop_when_hopeless(row)
 
-    def _times(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    def _times(self, collected: Collected, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Seconds by phase; what verification took beyond sampling counts as verification."""
-        times = self.phases.finish()
-        waited = min(self.timing.verifying, times["time/rollout"])
+        times, idle = self.phases.finish(), self.idle.take()
+        waited = min(collected.verifying, times["time/rollout"])
         times["time/rollout"] -= waited
         times["time/verify"] += waited
         sampled = metrics.get("tokens/sampled")
-        return {**times, "time/tokens_per_second": sampled / times["time/step"] if sampled else None}
+        per_second = sampled / times["time/step"] if sampled else None
+        return {**times, "time/tokens_per_second": per_second, "time/engine_idle": min(idle, times["time/step"])}
 
     def _stop_when_hopeless(self, row: Mapping[str, Any]) -> None:
         """TrainingError, after a checkpoint, when too many steps in a row had to be skipped."""
@@ -321,18 +330,11 @@ class GRPOTrainer:
         tasks = self._load(spec, "train", plan.config)[: plan.config.data.limit]
         prompts = Prompts(self.policy.tokenizer, plan.config.data.template)
 
-        def collect(
-            draws: Sequence[Draw],
-            rollout_plan: Plan,
-            sampling: Sampling,
-            group_size: int,
-            deadline: float,
-            timing: Timing,
-        ) -> list[Rollout]:
-            means = self._means(self.verifications[number], prompts, sampling, group_size, "rollout", number)
-            return self.collector.collect(draws, rollout_plan, means, deadline, timing)
+        def means(sampling: Sampling) -> Means:
+            group_size = plan.config.rollout.group_size
+            return self._means(self.verifications[number], prompts, sampling, group_size, "rollout", number)
 
-        parts = Parts(self.policy, self.history, prompts, collect, self.engine.shares_weights)
+        parts = Parts(self.policy, self.history, prompts, self.collector, means, self.engine.shares_weights)
         make = registry.find("stage", plan.kind)
         stage: Stage = make(plan, parts, tasks, seed_of(self.seed, number, "sampler"), **plan.options)
         if stage.left_out:
@@ -353,14 +355,20 @@ class GRPOTrainer:
     ) -> Means:
         """What a plan works with. Seeds follow a path, so that nothing depends on the order of events (N7)."""
         return Means(
-            generate=self.engine.generate,
+            generate=self._generate,
             verify=verification.verify,
             prompt=prompts,
             seed=lambda *more: seed_of(self.seed, *path, *more),
             sampling=sampling,
             group_size=group_size,
             history=self.history,
+            verify_group=verification.verify_group,
+            by_group=verification.by_group,
         )
+
+    async def _generate(self, request: Request) -> Completion:
+        with self.idle.request():
+            return await self.engine.generate(request)
 
     def _enter(self, number: int) -> None:
         """Come to the start of a stage: a fresh optimizer, and a snapshot of the policy where a reference is kept."""

@@ -250,14 +250,14 @@ def test_a_collection_that_fails_gives_its_draws_back(make_trainer):
     whole, cut = make_trainer({"run": {"steps": 4}}), make_trainer({"run": {"steps": 4}}, "cut")
     whole.train()
     cut.train(1)
-    collect = cut.stages[0].collect
+    wait = cut.collector.wait
 
     def fail(*arguments):
-        cut.stages[0].collect = collect
+        cut.collector.wait = wait
         raise WaitTimeout("waited 1 s for rollouts")
 
     cut.train(1)
-    cut.stages[0].collect = fail
+    cut.collector.wait = fail
     shutil.rmtree(cut.folder.checkpoints)
     with pytest.raises(WaitTimeout):
         cut.train()

@@ -105,6 +105,15 @@ def _completions(batch: Batch) -> dict[str, float | None]:
     }
 
 
+def staleness_metrics(batch: Batch, version: int) -> dict[str, float | None]:
+    """How many versions older than `version`, which trains, the weights were that sampled each token."""
+    ages = version - np.concatenate([r.policy_version[r.sampled] for r in batch.rollouts] or [np.empty(0)])
+    return {
+        "policy/staleness_mean": float(ages.mean()) if len(ages) else None,
+        "policy/staleness_max": int(ages.max()) if len(ages) else 0,
+    }
+
+
 def sample_rows(batch: Batch, limit: int = 32) -> list[dict[str, Any]]:
     """At most `limit` rollouts as flat rows of text and numbers, whole groups first to last, for a tracker's table."""
     reward = batch.columns.get("reward", np.full(len(batch), np.nan))

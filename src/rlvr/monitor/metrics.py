@@ -93,11 +93,18 @@ _ALL = [
     ),
     # Whose weights
     Metric("policy/version", "version", "Version of the weights after this step's update.", "grows by 1"),
+    Metric("policy/staleness_mean", "versions", "Mean age of the weights that sampled a token.", "0 if synchronous"),
     Metric("policy/staleness_max", "versions", "Age of the oldest weights that sampled a token.", "0 if synchronous"),
+    Metric("rollout/ready", "groups", "Groups of later steps that were complete when this one was taken.", "-"),
+    Metric("rollout/dropped", "rollouts", "Rollouts of groups that were replaced because they teach nothing.", "-"),
+    Metric("publish/bytes", "bytes", "What was sent to the engine; null where it shares the weights.", "steady"),
+    Metric("publish/seconds", "seconds", "Time that sending took, without the probe.", "far below time/rollout"),
+    Metric("publish/gb_per_second", "GB/s", "publish/bytes over publish/seconds.", "steady"),
     # Where the time went
     *(Metric(f"time/{p}", "seconds", f"Time spent {text}.", "-") for p, text in _PHASES.items()),
     Metric("time/step", "seconds", "Wall clock of the step, evaluation and checkpoint apart.", "steady"),
     Metric("time/evaluate", "seconds", "Wall clock of the step's evaluation.", "-"),
+    Metric("time/engine_idle", "seconds", "Time in which the engine had no request.", "near 0 when sampling ahead"),
     Metric("time/unaccounted", "seconds", "Wall clock of the step in none of the phases.", "below 5 % of time/step"),
 ]
 

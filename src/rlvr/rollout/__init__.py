@@ -1,25 +1,33 @@
 """Rollouts: engines that sample, plans that say what a group is made of, and the collector that runs them."""
 
-from rlvr.rollout.collector import Collector, Interrupted, Timing
-from rlvr.rollout.engine import Bucket, Completion, Engine, Request, Sampling
+from rlvr.rollout.collector import Collector, Interrupted
+from rlvr.rollout.engine import Bucket, Completion, Engine, Published, Request, Sampling
 from rlvr.rollout.hf import HFEngine, HFEngineOptions
+from rlvr.rollout.idle import IdleClock
 from rlvr.rollout.plans import Draw, Means, Plan, make_rollout, single_turn
 from rlvr.rollout.probe import probe
+from rlvr.rollout.supply import Collected, Supply
+from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions
 
 __all__ = [
     "Bucket",
+    "Collected",
     "Collector",
     "Completion",
     "Draw",
     "Engine",
     "HFEngine",
     "HFEngineOptions",
+    "IdleClock",
     "Interrupted",
     "Means",
     "Plan",
+    "Published",
     "Request",
     "Sampling",
-    "Timing",
+    "Supply",
+    "VLLMOptions",
+    "VLLMServerOptions",
     "make_rollout",
     "probe",
     "single_turn",

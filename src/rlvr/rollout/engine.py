@@ -6,9 +6,9 @@ on what else is in the batch, up to rounding (N7); log-probs are those of the di
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -42,6 +42,9 @@ class Request:
     seed: int
     model: str = "policy"
     attachments: tuple[Attachment, ...] = ()
+    constraint: Mapping[str, Any] | None = None
+    """What the completion must match, as vLLM's structured outputs take it: `{"regex": ...}`, `{"json": schema}`,
+    `{"choice": [...]}`, `{"grammar": ...}`. Its log-probs are those of the constrained distribution."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,22 @@ class Completion:
     """From the request to the last token."""
 
 
+InFlight = Literal["finish", "continue"]
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a publish moved."""
+
+    bytes: int
+    seconds: float
+
+    def metrics(self) -> dict[str, float]:
+        """As a step's record has it."""
+        speed = self.bytes / 1e9 / self.seconds if self.seconds else 0.0
+        return {"publish/bytes": self.bytes, "publish/seconds": self.seconds, "publish/gb_per_second": speed}
+
+
 class Engine(Protocol):
     """Samples completions with weights of a known version."""
 
@@ -73,11 +92,23 @@ class Engine(Protocol):
         """Sample one completion. Requests made together are batched; equal prompts are prefilled once."""
         ...
 
-    def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> None:
-        """Take new weights; `weights()` streams them in buckets and is not called when memory is shared.
+    def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> Published | None:
+        """Take new weights; `weights()` streams them in buckets and is not called when memory is shared: None then.
 
-        Only while no request is open.
+        Until `release`, `weights` may be called again from another thread, for a server that had to be restarted.
+
+        Called from another thread than `generate`. Requests are open only where the engine was opened with an `in_flight`:
+        they finish on the old weights first (`finish`), or go on with the new ones (`continue`).
         """
+        ...
+
+    def release(self) -> None:
+        """The trainer is about to change its weights: the `weights` of the last publish are not called any more, and device
+        memory that only sampling needs is given back until the next publish where no request is open."""
+        ...
+
+    def differing(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
+        """Names of the tensors that the engine holds otherwise than `weights`, as far as it can tell."""
         ...
 
     def close(self) -> None:

@@ -4,7 +4,8 @@ A prompt is prefilled once for all its requests, finished rows are dropped from 
 admitted between steps. It runs on the event loop of whoever calls it and gives way to it after every step, so that
 verification overlaps sampling.
 
-Invariant: a request's tokens depend on its prompt, options, seed and the weights only (N7).
+Invariants: a request's tokens depend on its prompt, options, seed and the weights only (N7); weights are taken between two
+steps, never within one, and every token keeps the version that sampled it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import copy
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,17 +21,19 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rlvr.errors import DataError
+from rlvr.errors import DataError, WaitTimeout
 from rlvr.policy import Policy
 from rlvr.policy.adapters import is_adapter
 from rlvr.records import StopReason
 from rlvr.registry import register
-from rlvr.rollout.engine import Bucket, Completion, Request
+from rlvr.rollout.engine import Bucket, Completion, InFlight, Request
 from rlvr.rollout.kv_cache import RowCache, check_cacheable
 from rlvr.rollout.sampling import draw, truncate, uniforms
 
 COMPACT_AT = 1 / 16
 """Finished rows are dropped when they are at least this share of the batch: dropping copies the cache."""
+PUBLISH_SECONDS = 1800.0
+"""How long responses under way may take to finish on the old weights."""
 
 
 @register("engine", "hf")
@@ -42,11 +46,12 @@ class HFEngineOptions:
     prefill_tokens: int = 16384
     """Most prompt tokens (padded) in one prefill."""
     copy_weights: bool = False
-    """Keep a copy of the weights and take new ones by `publish`, instead of sharing the trainer's."""
+    """Keep a copy of the weights and take new ones by `publish`, instead of sharing the trainer's. Always so where
+    `rollout.staleness` has it sample while the trainer updates."""
 
-    def open(self, policy: Policy) -> HFEngine:
-        """The engine for `policy`."""
-        return HFEngine(policy, self)
+    def open(self, policy: Policy, in_flight: InFlight | None = None) -> HFEngine:
+        """The engine for `policy`; `in_flight` says what becomes of open requests when weights are published."""
+        return HFEngine(policy, self, in_flight)
 
 
 @dataclass
@@ -78,6 +83,8 @@ class _Rows:
     """int64 [R, N], sampled so far"""
     logprobs: torch.Tensor
     """float32 [R, N]"""
+    versions: torch.Tensor
+    """int32 [R, N], the weights that sampled each token"""
     count: torch.Tensor
     """int64 [R], how many were sampled"""
     limit: torch.Tensor
@@ -96,6 +103,7 @@ class _Rows:
         "uniform",
         "tokens",
         "logprobs",
+        "versions",
         "count",
         "limit",
         "options",
@@ -107,11 +115,17 @@ class _Rows:
 class HFEngine:
     """Samples with a Hugging Face model in this process. Not for two event loops at once."""
 
-    def __init__(self, policy: Policy, options: HFEngineOptions | None = None) -> None:
+    def __init__(
+        self, policy: Policy, options: HFEngineOptions | None = None, in_flight: InFlight | None = None
+    ) -> None:
         self.options = options or HFEngineOptions()
-        self.policy = _own_copy(policy) if self.options.copy_weights else policy
+        self.shares_weights = not self.options.copy_weights and in_flight is None
+        self.policy = policy if self.shares_weights else _own_copy(policy)
         self.version = 0
-        self.shares_weights = not self.options.copy_weights
+        self._in_flight = in_flight
+        self._stepping = threading.Lock()
+        """Held during a step, and while weights are copied."""
+        self._publishing = False
         config = self.policy.causal_lm.config.get_text_config()
         check_cacheable(config)
         self._layers = int(config.num_hidden_layers)
@@ -122,9 +136,9 @@ class HFEngine:
 
     async def generate(self, request: Request) -> Completion:
         """Sample one completion. DataError when the prompt is empty or leaves no room in the context."""
-        if request.model != "policy" or request.attachments:
+        if request.model != "policy" or request.attachments or request.constraint:
             raise DataError(
-                "rollout.engine hf samples text from the policy only: it has no other model and takes no attachments"
+                "rollout.engine hf samples text from the policy only: it has no other model, takes no attachments and no constraint"
             )
         room = self.policy.context - len(request.token_ids)
         if not request.token_ids or room < 1:
@@ -136,17 +150,49 @@ class HFEngine:
         self._waiting.append(row)
         if self._driver is None or self._driver.done():
             self._driver = loop.create_task(self._drive())
-        return await row.future
+        try:
+            return await row.future
+        except asyncio.CancelledError:
+            if self._active is not None and all(row.future.done() for row in self._active.rows):
+                self._active = None  # at once, so that nothing is decoded for nobody
+            raise
 
     def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> None:
-        """Take version `version` of the weights; with shared weights they are there already."""
-        if self.options.copy_weights:
+        """Take version `version` of the weights; with shared weights they are there already.
+
+        WaitTimeout when the responses that are to finish on the old weights do not within `PUBLISH_SECONDS`.
+        """
+        if self.shares_weights:
+            self.version = version
+            return
+        deadline, self._publishing = time.monotonic() + PUBLISH_SECONDS, True
+        try:
+            while not self._take(version, weights):
+                if time.monotonic() > deadline:
+                    raise WaitTimeout(f"waited {PUBLISH_SECONDS:g} s for responses to finish on the old weights")
+                time.sleep(0.0005)
+        finally:
+            self._publishing = False
+
+    def _take(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> bool:
+        """Copy the weights between two steps; False where responses must finish first."""
+        with self._stepping, torch.no_grad():
+            if self._in_flight == "finish" and self._active is not None:
+                return False
             mine = dict(self.policy.causal_lm.named_parameters(remove_duplicate=False))
-            with torch.no_grad():
-                for bucket in weights():
-                    for name, tensor in bucket:
-                        mine[name].copy_(tensor)
-        self.version = version
+            for bucket in weights():
+                for name, tensor in bucket:
+                    mine[name].copy_(tensor)
+            self.version = version
+            return True
+
+    def release(self) -> None:
+        """Nothing is held that the trainer needs."""
+
+    def differing(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
+        """Names of the tensors of a copy that are not those of `weights`."""
+        mine = dict(self.policy.causal_lm.named_parameters(remove_duplicate=False))
+        return [name for bucket in weights() for name, tensor in bucket if not torch.equal(mine[name], tensor.to(mine[name].dtype))]
 
     def close(self) -> None:
         """Drop what is being decoded."""
@@ -160,8 +206,11 @@ class HFEngine:
             while seen != len(self._waiting):  # requests made together are prefilled together
                 seen = len(self._waiting)
                 await asyncio.sleep(0)
+            if self._publishing and (self._in_flight == "continue" or self._active is None):
+                await asyncio.sleep(0.0005)  # the weights are about to change
+                continue
             try:
-                with torch.inference_mode(), self.policy.evaluating():
+                with self._stepping, torch.inference_mode(), self.policy.evaluating():
                     self._step()
             except Exception as error:  # a failed step fails the requests that were in it, each with the reason
                 rows = [*self._waiting, *(self._active.rows if self._active else ())]
@@ -174,7 +223,7 @@ class HFEngine:
         """Admit what waits, as far as there is room, and sample one token for every row."""
         self._waiting = collections.deque(row for row in self._waiting if not row.future.done())  # given up meanwhile
         room = self.options.max_rows - (len(self._active.rows) if self._active else 0)
-        if self._waiting and room > 0:
+        if self._waiting and room > 0 and not self._publishing:
             arrivals = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
             try:
                 self._admit(arrivals)
@@ -234,6 +283,7 @@ class HFEngine:
             uniform=uniform,
             tokens=torch.zeros(len(rows), width, dtype=torch.long, device=device),
             logprobs=torch.zeros(len(rows), width, device=device),
+            versions=torch.zeros(len(rows), width, dtype=torch.int32, device=device),
             count=torch.zeros(len(rows), dtype=torch.long, device=device),
             limit=torch.tensor([row.limit for row in rows], device=device),
             options=torch.tensor(options, dtype=torch.float32, device=device),
@@ -253,6 +303,7 @@ class HFEngine:
         place = rows.count.clamp_max(rows.tokens.shape[1] - 1)
         tokens, logprobs = draw(logits, temperature, rows.uniform[every, place])
         rows.tokens[every, place], rows.logprobs[every, place] = tokens, logprobs
+        rows.versions[every, place] = self.version
         rows.count = rows.count + 1
         rows.last = tokens
         ended = torch.isin(tokens, self._end_ids) & rows.ends
@@ -290,7 +341,7 @@ class HFEngine:
             Completion(
                 token_ids=ids,
                 logprobs=rows.logprobs[i, :count].cpu().numpy().copy(),
-                versions=np.full(count, self.version, dtype=np.int32),
+                versions=rows.versions[i, :count].cpu().numpy().copy(),
                 stop=reason,
                 text=str(self.policy.tokenizer.decode(ids.tolist(), skip_special_tokens=True)),
                 seconds=time.perf_counter() - row.start,

@@ -8,7 +8,7 @@ nothing else knows how many calls were made. It names its groups by the draw's n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,10 @@ class Means:
     group_size: int
     history: Any
     """Per-prompt history: `history[task id]`."""
+    verify_group: Callable[[Sequence[Rollout]], Awaitable[list[Rollout]]] | None = None
+    """Put the verdicts on rollouts of one task, judged together."""
+    by_group: Callable[[Task], bool] = lambda task: False
+    """Whether the verifier of a task wants a group together (`verify` then judges a rollout as a group of one)."""
 
 
 Plan = Callable[[Draw, Means], AsyncIterator[Rollout]]
@@ -44,16 +48,22 @@ Plan = Callable[[Draw, Means], AsyncIterator[Rollout]]
 @register("plan", "single_turn")
 async def single_turn(draw: Draw, means: Means) -> AsyncIterator[Rollout]:
     """`group_size` independent responses to the prompt."""
-    prompt = means.prompt(draw.task)
+    prompt, by_group = means.prompt(draw.task), means.by_group(draw.task)
 
     async def member(number: int) -> Rollout:
         request = Request(prompt, means.sampling, means.seed(draw.number, number, 0))
-        return await means.verify(make_rollout(draw, number, request, await means.generate(request)))
+        rollout = make_rollout(draw, number, request, await means.generate(request))
+        return rollout if by_group else await means.verify(rollout)
 
     members = [asyncio.ensure_future(member(number)) for number in range(means.group_size)]
     try:
-        for done in asyncio.as_completed(members):
-            yield await done
+        if by_group:
+            assert means.verify_group is not None
+            for rollout in await means.verify_group(await asyncio.gather(*members)):
+                yield rollout
+        else:
+            for done in asyncio.as_completed(members):
+                yield await done
     finally:
         for task in members:
             task.cancel()

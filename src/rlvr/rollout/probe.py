@@ -6,6 +6,8 @@ between the two log-probs. An engine that shares the trainer's weights needs non
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
 import torch
 
@@ -15,7 +17,7 @@ from rlvr.needs import CURRENT, Need
 from rlvr.policy import Policy, forward, rows_of
 from rlvr.records import Batch, Task
 from rlvr.rollout.collector import Collector
-from rlvr.rollout.engine import Engine, Request, Sampling
+from rlvr.rollout.engine import Bucket, Engine, Request, Sampling
 from rlvr.rollout.plans import make_rollout
 
 TOKENS = 8
@@ -24,10 +26,13 @@ SECONDS = 300.0
 """Deadline of the probe."""
 
 
-def probe(engine: Engine, policy: Policy, collector: Collector) -> float:
+def probe(
+    engine: Engine, policy: Policy, collector: Collector, weights: Callable[[], Iterable[Bucket]] = tuple
+) -> float:
     """The mean gap of log-probs, in nats, between engine and policy on a fixed prompt.
 
-    TrainingError when it is over what rounding explains: 1e-3 in float32, 0.1 in bfloat16.
+    TrainingError when it is over what rounding explains (1e-3 in float32, 0.1 in bfloat16), with the names of the tensors
+    of `weights` that the engine holds otherwise, where it can tell.
     """
     vocabulary = min(len(policy.tokenizer), policy.causal_lm.config.get_text_config().vocab_size)
     prompt = tuple(i * 7919 % vocabulary for i in range(1, 1 + min(TOKENS, policy.context // 2)))
@@ -39,8 +44,10 @@ def probe(engine: Engine, policy: Policy, collector: Collector) -> float:
         ours = forward(policy, rows, [Need("logprobs")])["logprobs", CURRENT]
     gap = float((ours.cpu() - torch.from_numpy(completion.logprobs)).abs().mean())
     if not gap <= (1e-3 if policy.dtype == torch.float32 else 0.1):
+        names = engine.differing(weights)
+        known = f"these tensors differ: {', '.join(names)}" if names else "no tensor that can be compared differs"
         raise TrainingError(
             f"the engine does not sample with the weights that were published as version {engine.version}: its log-probs "
-            f"are {gap:.3g} nats off on a fixed prompt"
+            f"are {gap:.3g} nats off on a fixed prompt; {known}"
         )
     return gap

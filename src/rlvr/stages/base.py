@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from rlvr import registry
-from rlvr.data import Draw, History, Sampler, TaskPool
+from rlvr.data import History, Sampler, TaskPool
 from rlvr.errors import DataError
 from rlvr.losses import Objective
 from rlvr.policy import Policy
 from rlvr.records import Batch, Rollout, Task
-from rlvr.rollout import Sampling, Timing
+from rlvr.rollout import Collected, Collector, Means, Sampling
 from rlvr.schedules import Controller, Schedule, StepSchedule, controllers, scalar_value
 from rlvr.stage_plan import StagePlan
 
@@ -33,8 +33,9 @@ class Parts:
     history: History
     prompt: Callable[[Task], tuple[int, ...]]
     """The token ids of a task's prompt under the stage's template."""
-    collect: Callable[..., list[Rollout]]
-    """(draws, plan, sampling, group_size, deadline) -> verified rollouts; raises Interrupted when the run is to stop."""
+    collector: Collector
+    means: Callable[[Sampling], Means]
+    """What a plan works with, under this sampling."""
     shares_weights: bool
     """Whether the engine computes with the trainer's own weights."""
 
@@ -74,11 +75,15 @@ class Stage(ABC):
         return int(self.plan.steps or 0)
 
     @abstractmethod
-    def collect(self, draws: Sequence[Draw], step: int, timing: Timing) -> list[Rollout]:
-        """The rollouts of these draws at `step` of the stage."""
+    def collect(self, step: int) -> Collected:
+        """The rollouts of `step` of the stage. Raises Interrupted when the run is to stop."""
 
     @abstractmethod
-    def score(self, rollouts: Sequence[Rollout]) -> tuple[Batch, dict[str, Any]]:
+    def give_back(self) -> None:
+        """Take the draws of the step last collected for not trained, and end what is being collected."""
+
+    @abstractmethod
+    def score(self, collected: Collected) -> tuple[Batch, dict[str, Any]]:
         """The batch that trains, with its columns, and metrics of all that was collected."""
 
     @abstractmethod
@@ -124,16 +129,24 @@ class Stage(ABC):
         for controller in self.controllers():
             controller.observe(metrics)
 
+    def draws_state(self) -> dict[str, Any]:
+        """Where drawing stands."""
+        return self.sampler.state_dict()
+
+    def load_draws_state(self, state: dict[str, Any]) -> None:
+        """Go on drawing where the state was taken."""
+        self.sampler.load_state_dict(state)
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "pool": self.pool.state_dict(),
-            "sampler": self.sampler.state_dict(),
+            "draws": self.draws_state(),
             "controllers": [c.state_dict() for c in self.controllers()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.pool.load_state_dict(state["pool"])
-        self.sampler.load_state_dict(state["sampler"])
+        self.load_draws_state(state["draws"])
         for controller, saved in zip(self.controllers(), state["controllers"], strict=True):
             controller.load_state_dict(saved)
 

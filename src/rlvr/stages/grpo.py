@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from rlvr import registry
-from rlvr.data import Draw
 from rlvr.errors import ConfigError
 from rlvr.losses import Component, EntropyBonus, KLPenalty, Objective
 from rlvr.monitor.batch import advantage_metrics, batch_metrics
 from rlvr.records import Batch, Origin, Rollout, Task
 from rlvr.registry import register
 from rlvr.rewards import build_terms, score
-from rlvr.rollout import Timing
+from rlvr.rollout import Collected, Supply
+from rlvr.selection import mixed_groups
 from rlvr.stage_plan import StagePlan
 from rlvr.stages.base import Parts, Stage, sampling_of, token_weights
 
@@ -33,7 +33,6 @@ class GRPOStage(Stage):
         self.advantage = registry.build("advantage", algorithm.advantage)
         self.selectors = [registry.build("selector", spec) for spec in algorithm.select]
         self.terms = build_terms(plan.config.rewards)
-        self.rollout_plan = registry.build("plan", rollout.plan)
         self._objective = _objective(plan, parts.shares_weights)
         smallest = getattr(self.advantage, "smallest_group", 1)
         if rollout.group_size < smallest:
@@ -51,18 +50,42 @@ class GRPOStage(Stage):
         if rollout.temperature == 0:
             raise ConfigError("rollout.temperature 0 gives a group of equal responses: set it above 0")
         super().__init__(plan, parts, tasks, seed)
-
-    def collect(self, draws: Sequence[Draw], step: int, timing: Timing) -> list[Rollout]:
-        """A group of verified responses for each draw."""
-        rollout = self.config.rollout
-        return self.parts.collect(
-            draws, self.rollout_plan, sampling_of(self, step), rollout.group_size, rollout.deadline, timing
+        self.supply = Supply(
+            self.sampler,
+            parts.collector,
+            registry.build("plan", rollout.plan),
+            lambda step: parts.means(sampling_of(self, step)),
+            rollout,
+            plan.allowed,
+            self.teaches,
         )
 
-    def score(self, rollouts: Sequence[Rollout]) -> tuple[Batch, dict[str, Any]]:
-        """Rewards, selection, advantages and weights."""
-        batch = score(Batch([rollout.as_trained() for rollout in rollouts]), self.terms)
-        metrics = batch_metrics(batch)
+    def collect(self, step: int) -> Collected:
+        """Groups of verified responses."""
+        return self.supply.next(step)
+
+    def give_back(self) -> None:
+        """The draws of the step last collected, and of those being collected, are the next to be drawn."""
+        self.supply.give_back()
+
+    def draws_state(self) -> dict[str, Any]:
+        """The sampler, and what was drawn ahead of training."""
+        return self.supply.state_dict()
+
+    def load_draws_state(self, state: dict[str, Any]) -> None:
+        """Go on drawing where the state was taken."""
+        self.supply.load_state_dict(state)
+
+    def teaches(self, rollouts: list[Rollout]) -> bool:
+        """Whether the rewards of any group among the rollouts of one draw differ."""
+        return len(mixed_groups(score(Batch([r.as_trained() for r in rollouts]), self.terms))) > 0
+
+    def score(self, collected: Collected) -> tuple[Batch, dict[str, Any]]:
+        """Rewards, selection, advantages and weights; the metrics are of all that was sampled."""
+        sampled = [rollout.as_trained() for rollout in (*collected.rollouts, *collected.dropped)]
+        everything = score(Batch(sampled), self.terms)
+        metrics = batch_metrics(everything)
+        batch = everything.select(np.arange(len(collected.rollouts))) if collected.dropped else everything
         if self.config.algorithm.select_after:
             self._add_advantages(batch)
         for select in self.selectors:

@@ -14,7 +14,7 @@ from rlvr.losses.tokens import Average
 from rlvr.monitor.batch import batch_metrics
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
 from rlvr.registry import register
-from rlvr.rollout import Timing
+from rlvr.rollout import Collected
 from rlvr.stage_plan import StagePlan
 from rlvr.stages.base import Parts, Stage, token_weights
 
@@ -44,13 +44,19 @@ class SFTStage(Stage):
             if not task.demonstration:
                 raise DataError(f"stage {self.plan.name!r}: task {task.id!r} has no demonstration to learn from")
 
-    def collect(self, draws: Sequence[Draw], step: int, timing: Timing) -> list[Rollout]:
-        """The demonstrations of these draws, as rollouts that nobody sampled."""
-        return [self._demonstration(draw) for draw in draws]
+    def collect(self, step: int) -> Collected:
+        """The demonstrations of the next tasks, as rollouts that nobody sampled."""
+        self._before = self.sampler.state_dict()
+        draws = self.sampler.next(self.config.rollout.prompts_per_step)
+        return Collected([self._demonstration(draw) for draw in draws])
 
-    def score(self, rollouts: Sequence[Rollout]) -> tuple[Batch, dict[str, Any]]:
+    def give_back(self) -> None:
+        """Draw the same tasks again."""
+        self.sampler.load_state_dict(self._before)
+
+    def score(self, collected: Collected) -> tuple[Batch, dict[str, Any]]:
         """Weight 1 on every token of a demonstration."""
-        batch = Batch(list(rollouts))
+        batch = Batch(collected.rollouts)
         everyone = np.ones(len(batch), dtype=bool)
         batch.token_columns["weight/likelihood"] = token_weights(batch.rollouts, Origin.DEMONSTRATION, everyone)
         return batch, batch_metrics(batch)

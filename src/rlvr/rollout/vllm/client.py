@@ -1,0 +1,98 @@
+"""One server over HTTP: its health, its answers, its methods. Every request has the key and a time limit.
+
+What a server cannot be blamed for (a request that it refuses) is a DataError; everything that makes it unusable (no
+connection, no answer in time, an error of its own) is ServerTrouble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import aiohttp
+
+from rlvr.errors import DataError
+from rlvr.rollout.vllm.requests import Answer
+
+RPC = ("reload_weights", "rlvr_weights")
+"""Methods of vLLM's workers without an endpoint of their own."""
+
+
+class ServerTrouble(Exception):
+    """The server cannot be used for now; the text says why."""
+
+
+class Client:
+    """Speaks to the server at `url`; belongs to one event loop."""
+
+    def __init__(self, url: str, key: str | None, model: str) -> None:
+        self.url, self.model = url.rstrip("/"), model
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._session = aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=0))
+
+    async def healthy(self, timeout: float) -> bool:
+        """Whether the server says that it is well."""
+        try:
+            await self.ask("GET", "/health", timeout)
+        except (ServerTrouble, DataError):
+            return False
+        return True
+
+    async def generate(
+        self, token_ids: Sequence[int], fields: Mapping[str, Any], adapter: str | None, timeout: float
+    ) -> Answer:
+        """The answer to one request."""
+        body = {"model": adapter or self.model, "token_ids": list(token_ids), "sampling_params": dict(fields)}
+        reply = await self.ask("POST", "/inference/v1/generate", timeout, body)
+        try:
+            choice = reply["choices"][0]
+            return Answer(
+                token_ids=choice["token_ids"],
+                logprobs=[token["logprob"] for token in choice["logprobs"]["content"]],
+                finish_reason=choice["finish_reason"],
+                stop_reason=choice["stop_reason"],
+                versions=[(span["version"], span["start"], span["end"]) for span in choice["weight_versions"] or ()],
+            )
+        except (KeyError, IndexError, TypeError) as error:
+            raise ServerTrouble(f"{self.url} answers in a form that is not known: {str(reply)[:300]}") from error
+
+    async def call(self, method: str, timeout: float, **arguments: Any) -> Any:
+        """A method of the engine, by the names that the engine process has too."""
+        if method in RPC:
+            body = {"method": method, "kwargs": arguments, "timeout": timeout}
+            return (await self.ask("POST", "/collective_rpc", timeout, body) or {}).get("results")
+        if method == "commit":
+            await self.ask("POST", "/reset_prefix_cache?reset_running_requests=true", timeout)
+            return await self.ask("POST", "/update_weight_version", timeout, {"new_version": arguments["version"]})
+        if method == "pause":
+            return await self.ask("POST", f"/pause?mode={arguments['mode']}", timeout)
+        if method == "load_lora_adapter":
+            body = {name: arguments[name] for name in ("lora_name", "lora_path")}
+            return await self.ask("POST", "/v1/load_lora_adapter", timeout, body)
+        return await self.ask("POST", f"/{method}", timeout, arguments)
+
+    async def ask(self, verb: str, path: str, timeout: float, body: Mapping[str, Any] | None = None) -> Any:
+        """The JSON that a path answers with, None when it is empty."""
+        limit = aiohttp.ClientTimeout(total=timeout)
+        try:
+            async with self._session.request(verb, self.url + path, json=body, timeout=limit) as response:
+                content = await response.read()
+                if response.status in (400, 404, 422):
+                    raise DataError(f"{self.url}{path} refuses: {_text(content)}")
+                if response.status in (401, 403):
+                    raise DataError(f"{self.url}{path} is closed to us ({response.status}): {_text(content)}")
+                if response.status >= 300:
+                    raise ServerTrouble(f"{path} answers {response.status}: {_text(content)}")
+                return (await response.json()) if content and response.content_type == "application/json" else None
+        except TimeoutError as error:
+            raise ServerTrouble(f"{path} did not answer within {timeout:g} s") from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise ServerTrouble(f"{path}: {type(error).__name__}: {error}") from error
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._session.close()
+
+
+def _text(content: bytes) -> str:
+    return content.decode(errors="replace")[:500]

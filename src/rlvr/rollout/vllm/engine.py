@@ -1,0 +1,118 @@
+"""The engine `vllm`: vLLM in a process of its own, started by the run and on the trainer's device.
+
+Of its own, because vLLM binds threads to cores and sets torch's number of threads for its whole process, and because a
+process can be killed. Weights go through shared memory on a CPU and through CUDA IPC on a GPU, where the engine's memory is
+given back while the trainer updates. Invariant: what it samples is labelled by vLLM with the version that sampled it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rlvr.policy import Policy
+from rlvr.rollout.engine import Bucket, Completion, InFlight, Published, Request
+from rlvr.rollout.vllm import launch, requests
+from rlvr.rollout.vllm.adapter import AdapterFiles, base_weights
+from rlvr.rollout.vllm.gate import Gate
+from rlvr.rollout.vllm.host import EngineHost
+from rlvr.rollout.vllm.model_folder import describe, scratch_folder
+from rlvr.rollout.vllm.options import VLLMOptions
+from rlvr.rollout.vllm.transfer import SHARED_MEMORY, SharedMemoryTransfer, Transfer, differing
+
+
+class VLLMEngine:
+    """See rlvr.rollout.engine.Engine. Requests may come from any event loop."""
+
+    shares_weights = False
+
+    def __init__(self, policy: Policy, options: VLLMOptions, in_flight: InFlight | None = None) -> None:
+        self.policy, self.options = policy, options
+        self.version = 0
+        launch.check_device(policy)
+        on_gpu = policy.device.type != "cpu"
+        self._gate = Gate() if in_flight == "finish" else None
+        self._sleeps = on_gpu and options.sleep and in_flight is None
+        self._asleep = False
+        self._end_ids = sorted(policy.end_ids)
+        self._folder = scratch_folder()
+        describe(policy, self._folder / "model")
+        arguments = launch.engine_arguments(policy, self._folder / "model", options, "ipc" if on_gpu else SHARED_MEMORY)
+        if self._sleeps:
+            arguments["enable_sleep_mode"] = True
+        environment = launch.environment(policy, options, self._folder)
+        self._adapter = AdapterFiles(policy, self._folder) if launch.sends_adapter(policy, options) else None
+        self._transfer: Transfer | None = None
+        try:
+            self._host = EngineHost(arguments, environment, self._folder, options.start_timeout)
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        self.context = min(policy.context, int(self._host.facts["max_model_len"]))
+
+    async def generate(self, request: Request) -> Completion:
+        """Sample one completion. DataError when the prompt is empty or leaves no room in the context."""
+        item = requests.opened(request, self.context)
+        fields = requests.parameters(item, self._end_ids, self.options.structured_outputs)
+        async with self._gate.inside() if self._gate else contextlib.nullcontext():
+            adapter = self._adapter.current if self._adapter else None
+            answer = await self._host.generate(request.token_ids, fields, adapter)
+        return requests.completion(item, answer, self.policy)
+
+    def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> Published:
+        """Take new weights, after requests under way are done or, with `continue`, between two of their tokens: what is in
+        their caches is then computed anew. An adapter's requests end with the adapter that they began with."""
+        with self._gate.emptied(self.options.publish_timeout) if self._gate else contextlib.nullcontext():
+            return self._publish(version, weights)
+
+    def _publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> Published:
+        self._wake()
+        if self._adapter is None:
+            published = self._sent(weights)
+        else:
+            base = None if self._adapter.current else self._sent(lambda: base_weights(self.policy))
+            published = self._adapter.write(version, base)
+        self._call("commit", version=str(version))
+        self.version = version
+        return published
+
+    def release(self) -> None:
+        """Give the engine's device memory back until the next publish, where that is set."""
+        if self._sleeps and not self._asleep:
+            self._call("sleep", level=2)  # weights are not kept: they come anew
+            self._asleep = True
+
+    def differing(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
+        """Names of tensors that the engine does not hold as they were sent, as far as it can tell."""
+        return differing(weights, lambda shapes: self._call("rlvr_weights", shapes=shapes), self.policy.dtype)
+
+    def close(self) -> None:
+        """End the process and remove what was written for it."""
+        self._host.close()
+        if self._transfer is not None:
+            self._transfer.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _sent(self, weights: Callable[[], Iterable[Bucket]]) -> Published:
+        if self._transfer is None:
+            self._transfer = self._make_transfer()
+        return self._transfer.send(weights, self._call)
+
+    def _make_transfer(self) -> Transfer:
+        if self.policy.device.type == "cpu":
+            return SharedMemoryTransfer()
+        from rlvr.rollout.vllm.gpu_transfer import ipc_transfer
+
+        return ipc_transfer(self._call)
+
+    def _wake(self) -> None:
+        if self._asleep:
+            self._call("wake_up", tags=["weights"])
+            self._call("wake_up", tags=["kv_cache"])
+            self._asleep = False
+
+    def _call(self, method: str, **arguments: Any) -> Any:
+        what = f"the vLLM engine to do {method}"
+        return self._host.call(method, what, self.options.publish_timeout, **arguments)

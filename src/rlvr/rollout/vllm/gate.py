@@ -1,0 +1,68 @@
+"""A gate before an engine: shut, it lets nobody in and waits until everybody who is inside has left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+
+from rlvr.errors import WaitTimeout
+
+
+class Gate:
+    """`inside()` round each request, on any event loop; `emptied()` round what needs the engine to itself, on any thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._shut = False
+        self._held: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+
+    @contextlib.asynccontextmanager
+    async def inside(self) -> AsyncIterator[None]:
+        """Waits while the gate is shut."""
+        while not self._let_in():
+            loop = asyncio.get_running_loop()
+            turn: asyncio.Future[None] = loop.create_future()
+            with self._changed:
+                self._held.append((loop, turn))
+                if not self._shut:
+                    turn.set_result(None)
+            await turn
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def emptied(self, seconds: float) -> Iterator[None]:
+        """Nobody is inside. WaitTimeout when they do not leave within `seconds`."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            self._shut = True
+        try:
+            with self._changed:
+                if not self._changed.wait_for(lambda: self._inside == 0, deadline - time.monotonic()):
+                    raise WaitTimeout(f"waited {seconds:g} s for {self._inside} responses to finish on the old weights")
+            yield
+        finally:
+            with self._changed:
+                self._shut, held, self._held = False, self._held, []
+            for loop, turn in held:
+                with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
+                    loop.call_soon_threadsafe(_release, turn)
+
+    def _let_in(self) -> bool:
+        with self._changed:
+            if not self._shut:
+                self._inside += 1
+            return not self._shut
+
+
+def _release(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_result(None)

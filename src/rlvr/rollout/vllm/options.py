@@ -1,0 +1,102 @@
+"""What can be set for the vLLM engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from rlvr.policy import Policy
+from rlvr.registry import register
+from rlvr.rollout.engine import InFlight
+from rlvr.rollout.vllm import installed
+
+if TYPE_CHECKING:
+    from rlvr.rollout.vllm.engine import VLLMEngine
+    from rlvr.rollout.vllm.server_engine import VLLMServerEngine
+
+
+@dataclass(frozen=True)
+class Common:
+    """What both engines can be told."""
+
+    max_model_len: int | None = None
+    """Longest sequence in tokens, prompt and response together; null: the model's own context."""
+    max_num_seqs: int = 256
+    """Most sequences sampled at once."""
+    tensor_parallel_size: int = 1
+    """Devices that one copy of the model is split over."""
+    kv_cache_gib: float | None = None
+    """Memory for keys and values, in GiB; null: on a GPU what `gpu_memory_utilization` leaves, on a CPU 1."""
+    gpu_memory_utilization: float = 0.9
+    """Share of a GPU's memory that vLLM may take."""
+    threads: int | None = None
+    """On a CPU, threads that the engine computes with, not bound to cores; null: vLLM's own choice, bound to cores."""
+    merge_adapter: bool = False
+    """Where a LoRA adapter is trained, send the weights with the adapter merged in instead of the adapter alone: more to send
+    at each publish, and faster to sample with."""
+    structured_outputs: Mapping[str, Any] | None = None
+    """A constraint on every completion, as vLLM takes it (`regex`, `json`, `choice`, `grammar` ...). Training does not apply
+    it, so the behaviour log-probs differ from the trainer's: see `mismatch/*`."""
+    trust_remote_code: bool = False
+    """Let vLLM run code that comes with the model. Only for sources that you trust."""
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+    """Further engine arguments of vLLM by their names (`enforce_eager`, `enable_chunked_prefill` ...)."""
+    start_timeout: float = 600.0
+    """Seconds for an engine or server to start."""
+    publish_timeout: float = 600.0
+    """Seconds for each answer during a publish, and for responses to finish on the old weights."""
+
+
+@register("engine", "vllm")
+@dataclass(frozen=True)
+class VLLMOptions(Common):
+    """A vLLM engine owned by the run, in a process of its own on the same device."""
+
+    gpu_memory_utilization: float = 0.4
+    """Share of a GPU's memory that vLLM may take beside the trainer."""
+    sleep: bool = True
+    """On a GPU, give the engine's memory back while the trainer updates. Not on a CPU, where vLLM cannot."""
+
+    def open(self, policy: Policy, in_flight: InFlight | None = None) -> VLLMEngine:
+        """The engine for `policy`, started. ConfigError when vLLM is missing or refuses the options."""
+        from rlvr.rollout.vllm.engine import VLLMEngine
+
+        installed.version()
+        return VLLMEngine(policy, self, in_flight)
+
+
+@register("engine", "vllm-server")
+@dataclass(frozen=True)
+class VLLMServerOptions(Common):
+    """One or many vLLM servers, started by the run on this machine or given by URL."""
+
+    servers: int = 1
+    """Servers to start, each on loopback with a free port and a key of its own."""
+    port: int | None = None
+    """First port of the started servers, one more for each; null: free ones."""
+    data_parallel_size: int = 1
+    """Copies of the model in each started server."""
+    urls: tuple[str, ...] = ()
+    """Servers that run already, started with `python -m rlvr.rollout.vllm.serve`; none is started then."""
+    api_key_env: str = "VLLM_API_KEY"
+    """Environment variable with the key of the servers in `urls`."""
+    transfer: Literal["auto", "shared_memory", "files", "nccl"] = "auto"
+    """How weights get there. auto: nccl from a GPU; else shared memory to servers that the run starts, files to those in
+    `urls`. The servers in `urls` have to be started for it."""
+    weights_dir: str | None = None
+    """For `files`: a folder that the trainer writes and every server reads; null: a temporary one on this machine."""
+    restarts: int = 3
+    """How often a lost server is brought back before it is given up."""
+    request_timeout: float = 1800.0
+    """Seconds for one answer; past it the server counts as hanging."""
+    health_every: float = 5.0
+    """Seconds between health checks."""
+    health_timeout: float = 30.0
+    """Seconds that a health check may take."""
+
+    def open(self, policy: Policy, in_flight: InFlight | None = None) -> VLLMServerEngine:
+        """The engine for `policy`, with its servers up. ConfigError when one cannot be used."""
+        from rlvr.rollout.vllm.server_engine import VLLMServerEngine
+
+        return VLLMServerEngine(policy, self, in_flight)

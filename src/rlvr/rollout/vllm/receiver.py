@@ -1,0 +1,129 @@
+"""Inside vLLM's workers: weights that arrive through shared memory, and proof of what arrived.
+
+Imported by vLLM as its `worker_extension_cls`, which is also how the transfer `shared_memory` gets into vLLM's registry,
+beside its own `nccl` and `ipc`, and how every worker process is tied to the life of the trainer.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from rlvr import lifeline
+from rlvr.rollout.vllm.transfer import SHARED_MEMORY, checksum
+
+
+@dataclass
+class Nothing(WeightTransferInitInfo):
+    """There is nothing to agree on beforehand."""
+
+
+@dataclass
+class SharedBucket(WeightTransferUpdateInfo):
+    """Tensors in a file in memory: `path` can be opened by processes of the same user on the same machine."""
+
+    path: str
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    offsets: list[int]
+
+    def tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """Copies by name: vLLM keeps what it is given until the layer is whole, and the memory is used again."""
+        found = []
+        with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as memory:
+            for name, dtype, shape, offset in zip(self.names, self.dtypes, self.shapes, self.offsets, strict=True):
+                kind = getattr(torch, dtype)
+                count = torch.Size(shape).numel()
+                view = torch.frombuffer(memory, dtype=kind, count=count, offset=offset)
+                found.append((name, view.view(shape).clone()))
+                del view
+        return found
+
+
+class SharedMemoryEngine(WeightTransferEngine[Nothing, SharedBucket]):
+    """Takes checkpoint-format weights bucket by bucket, through vLLM's layer-wise reload."""
+
+    init_info_cls = Nothing
+    update_info_cls = SharedBucket
+    loaded: set[str] | None = None
+    """The model's own parameters that the last update reached; None before one, and where the model does not say."""
+
+    def init_transfer_engine(self, init_info: Nothing) -> None:
+        """See the base class."""
+
+    def start_weight_update(self) -> None:
+        """See the base class."""
+        initialize_layerwise_reload(self.model)
+        self.loaded = set()
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """See the base class, whose own waits for an accelerator."""
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: SharedBucket) -> None:
+        """See the base class."""
+        loaded = self.model.load_weights(update_info.tensors())
+        self.loaded = None if self.loaded is None or loaded is None else self.loaded | loaded
+
+    def finish_weight_update(self) -> None:
+        """See the base class."""
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        """See the base class."""
+
+
+class WorkerExtension:
+    """Methods that workers get beside vLLM's own; called by `collective_rpc`."""
+
+    model_runner: Any
+    weight_transfer_engine: Any
+
+    def rlvr_weights(self, shapes: dict[str, list[int]]) -> dict[str, Any]:
+        """What this worker holds: `checksums` by Hugging Face name, None where it cannot be told (a weight that was packed
+        for its kernel, split over workers or quantised); `unreached`: parameters that the last update left as they were."""
+        model = self.model_runner.get_model()
+        mine = dict(model.named_parameters(remove_duplicate=False))
+        packed = getattr(model, "packed_modules_mapping", {})
+        found = {name: _checksum(name, shapes, mine, packed) for name in shapes}
+        loaded = getattr(self.weight_transfer_engine, "loaded", None)
+        unreached = [] if loaded is None else sorted(plain for name in mine if (plain := name.replace(".base_layer.", ".")) not in loaded)
+        return {"checksums": found, "unreached": [name for name in unreached if ".lora_" not in name]}
+
+
+def _checksum(
+    name: str, shapes: dict[str, list[int]], mine: dict[str, torch.Tensor], packed: dict[str, list[str]]
+) -> str | None:
+    """Checksum of one Hugging Face weight in the model's parameters, or of its rows in a fused one."""
+    owner, _, leaf = name.rpartition(".")
+    parent, _, module = owner.rpartition(".")
+    for fused, parts in packed.items():
+        if module in parts:
+            rows = [shapes.get(f"{parent}.{part}.{leaf}", [0])[0] for part in parts]
+            first = sum(rows[: parts.index(module)])
+            whole = mine.get(f"{parent}.{fused}.{leaf}")
+            if whole is None or whole.shape[0] != sum(rows):
+                return None
+            return checksum(whole[first : first + rows[parts.index(module)]])
+    held = mine.get(name)
+    if held is None or held.ndim != len(shapes[name]) or held.shape[0] < shapes[name][0]:
+        return None
+    held = held[: shapes[name][0]]  # a vocabulary is padded at its end
+    return checksum(held) if list(held.shape) == shapes[name] else None
+
+
+WeightTransferEngineFactory.register_engine(SHARED_MEMORY, SharedMemoryEngine)
+if os.environ.get(lifeline.OWNER):
+    lifeline.tie()

@@ -1,0 +1,111 @@
+"""Requests and completions between this library's words and vLLM's, the same for an engine and a server.
+
+Semantics are those of the hf engine: the end token is part of the completion, stop strings stay in it, what is decoded for
+verifiers has no special tokens, and a completion that fills the context is told from one that reaches `max_new_tokens`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlvr.errors import DataError
+from rlvr.policy import Policy
+from rlvr.records import StopReason
+from rlvr.rollout.engine import Completion, Request
+
+COLDEST = 0.01
+"""vLLM raises temperatures below this to it, except 0."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What vLLM says of one request."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    finish_reason: str
+    stop_reason: int | str | None
+    versions: Sequence[tuple[str, int, int]]
+    """(version, first token, past the last)"""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A request on its way: what is needed to make its completion."""
+
+    request: Request
+    limit: int
+    """Tokens that may be sampled: max_new_tokens, or what the context leaves."""
+    start: float
+
+
+def opened(request: Request, context: int) -> Opened:
+    """Check a request. DataError when it is not for vLLM, or leaves no room in the context."""
+    if request.model != "policy" or request.attachments:
+        raise DataError("the vLLM engines sample text from the policy only: no other model, and no attachments")
+    room = context - len(request.token_ids)
+    if not request.token_ids or room < 1:
+        raise DataError(
+            f"a prompt of {len(request.token_ids)} tokens cannot be continued: the engine's context is {context} tokens "
+            "(the model's, or rollout.engine's max_model_len)"
+        )
+    if 0 < request.sampling.temperature < COLDEST:
+        raise DataError(
+            f"rollout.temperature {request.sampling.temperature} is below {COLDEST}, which vLLM does not sample at: use 0 "
+            f"(greedy), at least {COLDEST}, or rollout.engine hf"
+        )
+    return Opened(request, min(request.sampling.max_new_tokens, room), time.perf_counter())
+
+
+def parameters(item: Opened, end_ids: Sequence[int], constraint: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The fields of vLLM's SamplingParams."""
+    sampling, constraint = item.request.sampling, item.request.constraint or constraint
+    fields: dict[str, Any] = {
+        "max_tokens": item.limit,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "seed": item.request.seed,
+        "logprobs": 0,  # of the sampled token alone
+        "ignore_eos": sampling.ignore_eos,
+        "stop_token_ids": [] if sampling.ignore_eos else list(end_ids),
+        "detokenize": bool(sampling.stop),
+        "skip_special_tokens": False,
+    }
+    if sampling.stop:
+        fields |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
+    if constraint:
+        fields["structured_outputs"] = dict(constraint)
+    return fields
+
+
+def completion(item: Opened, answer: Answer, policy: Policy) -> Completion:
+    """The completion of a request. DataError when vLLM ended it for an error of its own."""
+    ids = np.asarray(answer.token_ids, dtype=np.int64)
+    versions = np.full(len(ids), -1, dtype=np.int32)
+    for version, first, end in answer.versions:
+        versions[first:end] = int(version)
+    return Completion(
+        token_ids=ids,
+        logprobs=np.asarray(answer.logprobs, dtype=np.float32),
+        versions=versions,
+        stop=_reason(item, answer),
+        text=str(policy.tokenizer.decode(ids.tolist(), skip_special_tokens=True)),
+        seconds=time.perf_counter() - item.start,
+    )
+
+
+def _reason(item: Opened, answer: Answer) -> StopReason:
+    if answer.finish_reason == "length":
+        return StopReason.LENGTH if item.limit == item.request.sampling.max_new_tokens else StopReason.CONTEXT
+    if answer.finish_reason == "stop":
+        return StopReason.STOP_STRING if isinstance(answer.stop_reason, str) else StopReason.END
+    if answer.finish_reason == "abort":
+        return StopReason.ABORTED
+    raise DataError(f"vLLM ended a request for {answer.finish_reason!r}")

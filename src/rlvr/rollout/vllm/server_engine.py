@@ -1,0 +1,256 @@
+"""The engine `vllm-server`: one or many vLLM servers, started by the run or given by URL.
+
+Requests go to the server with the least to do. One that dies, hangs or answers with other weights than the current ones is
+stale: what was open there is asked again elsewhere, with the same seeds, so no rollout is lost and none is of wrong
+weights; it is used again once it has the current ones. All HTTP is on a thread of its own, so any event loop may ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rlvr.errors import ConfigError, DataError, TrainingError
+from rlvr.policy import Policy
+from rlvr.rollout.engine import Bucket, Completion, InFlight, Published, Request
+from rlvr.rollout.vllm import installed, launch, requests
+from rlvr.rollout.vllm.adapter import AdapterFiles, base_weights
+from rlvr.rollout.vllm.checks import check_server
+from rlvr.rollout.vllm.client import Client, ServerTrouble
+from rlvr.rollout.vllm.gate import Gate
+from rlvr.rollout.vllm.members import Member, Members, State
+from rlvr.rollout.vllm.model_folder import describe, scratch_folder
+from rlvr.rollout.vllm.options import VLLMServerOptions
+from rlvr.rollout.vllm.requests import Answer
+from rlvr.rollout.vllm.started import StartedServer
+from rlvr.rollout.vllm.transfer import SHARED_MEMORY, Call, FileTransfer, SharedMemoryTransfer, Transfer, differing
+
+T = TypeVar("T")
+MODEL = "policy"
+"""What started servers call the policy."""
+
+
+class VLLMServerEngine:
+    """See rlvr.rollout.engine.Engine. Requests may come from any event loop."""
+
+    shares_weights = False
+
+    def __init__(self, policy: Policy, options: VLLMServerOptions, in_flight: InFlight | None = None) -> None:
+        self.policy, self.options = policy, options
+        self.version = 0
+        self._gate = Gate() if in_flight == "finish" else None
+        self._end_ids = sorted(policy.end_ids)
+        self._folder = scratch_folder()
+        self._weights: Callable[[], Iterable[Bucket]] | None = None
+        self._weights_lock = threading.Lock()
+        """Held while weights are sent, and while the trainer takes the right to send them back."""
+        self._transfer: Transfer | None = None
+        self._adapter = AdapterFiles(policy, self._folder) if launch.sends_adapter(policy, options) else None
+        self._with_base: set[Member] = set()
+        """Servers that have the weights under the adapter."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rlvr-vllm-servers", daemon=True)
+        self._thread.start()
+        try:
+            self.context = policy.context
+            self._members = self._run(self._open())
+        except BaseException:
+            self.close()
+            raise
+
+    async def generate(self, request: Request) -> Completion:
+        """Sample one completion. DataError when the prompt is empty or leaves no room in the context."""
+        item = requests.opened(request, self.context)
+        fields = requests.parameters(item, self._end_ids, self.options.structured_outputs)
+        timeout = self.options.request_timeout
+
+        def ask(client: Client) -> Coroutine[Any, Any, Answer]:
+            adapter = self._adapter.current["lora_name"] if self._adapter and self._adapter.current else None
+            return client.generate(request.token_ids, fields, adapter, timeout)
+
+        async with self._gate.inside() if self._gate else contextlib.nullcontext():
+            cost = len(request.token_ids) + item.limit
+            answer = await asyncio.wrap_future(self._submit(self._members.run(cost, ask)))
+        return requests.completion(item, answer, self.policy)
+
+    def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> Published:
+        """Give every server that answers the new weights, after requests under way are done or, with `continue`, between two
+        of their tokens. TrainingError when no server takes them."""
+        with self._gate.emptied(self.options.publish_timeout) if self._gate else contextlib.nullcontext(), self._weights_lock:
+            self._weights = None
+            sound = [member for member in self._members.all if self._is_up(member)]
+            published = self._give(sound, version, weights)
+            self.version, self._weights = version, weights
+        return published
+
+    def release(self) -> None:
+        """From now on the weights may change: a server that was lost stays stale until the next publish."""
+        with self._weights_lock:
+            self._weights = None
+
+    def differing(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
+        """Names of tensors that a server does not hold as they were sent, as far as they can tell."""
+
+        def ask(shapes: dict[str, list[int]]) -> list[dict[str, Any]]:
+            ready = [member for member in self._members.all if member.state == State.READY]
+            return [worker for found in self._all(ready, "rlvr_weights", {"shapes": shapes}) for worker in found]
+
+        return differing(weights, ask, self.policy.dtype)
+
+    def close(self) -> None:
+        """End the servers that the run started, and the thread."""
+        if self._loop.is_closed():
+            return
+        with contextlib.suppress(Exception):
+            self._run(self._shut(), 30)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        if not self._thread.is_alive():
+            self._loop.close()
+        if self._transfer is not None:
+            self._transfer.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # opening and shutting, on the loop
+
+    async def _open(self) -> Members:
+        self._opened: list[Member] = []
+        options, count = self.options, self.options.servers
+        if options.urls:
+            key = os.environ.get(options.api_key_env)
+            for url in options.urls:
+                client = Client(url, key, "")
+                self._opened.append(Member(url, client, None))
+                self.context = min(self.context, await check_server(client, self.policy, options, self._transfer_name()))
+        else:
+            installed.version()
+            launch.check_device(self.policy)
+            describe(self.policy, self._folder / "model")
+            await asyncio.gather(*(self._start(number) for number in range(count)))
+            self.context = min(self.context, options.max_model_len or self.context)
+        health = (options.health_every, options.health_timeout)
+        members = Members(self._opened, self._catch_up, self._is_current, options.restarts, options.start_timeout, health)
+        members.watch()
+        return members
+
+    async def _start(self, number: int) -> None:
+        options = self.options
+        arguments = launch.engine_arguments(self.policy, self._folder / "model", options, self._transfer_name())
+        arguments["data_parallel_size"] = options.data_parallel_size
+        environment = launch.environment(self.policy, options, self._folder)
+        if self._adapter is not None:
+            environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+        port = None if options.port is None else options.port + number
+        started = StartedServer(f"vLLM server {number}", arguments, environment, self._folder, port, MODEL)
+        member = Member(started.name, await started.start(options.start_timeout), started)
+        self._opened.append(member)
+
+    async def _shut(self) -> None:
+        if hasattr(self, "_members"):
+            await self._members.close()
+        opened = getattr(self, "_opened", [])
+        await asyncio.gather(*(member.client.close() for member in opened), return_exceptions=True)
+        await asyncio.gather(*(asyncio.to_thread(m.started.end) for m in opened if m.started), return_exceptions=True)
+
+    # weights
+
+    def _transfer_name(self) -> str:
+        if self.options.transfer != "auto":
+            return self.options.transfer
+        if self.policy.device.type != "cpu":
+            return "nccl"
+        return "files" if self.options.urls else SHARED_MEMORY
+
+    def _make_transfer(self, members: list[Member]) -> Transfer:
+        name = self._transfer_name()
+        if name == "nccl":
+            from rlvr.rollout.vllm.gpu_transfer import nccl_transfer
+
+            return nccl_transfer(lambda method, **arguments: self._all(members, method, arguments), len(members))
+        if name == "files":
+            return FileTransfer(Path(self.options.weights_dir) / f"rlvr-weights-{os.getpid()}" if self.options.weights_dir else self._folder / "weights")
+        return SharedMemoryTransfer()
+
+    def _give(self, members: list[Member], version: int, weights: Callable[[], Iterable[Bucket]]) -> Published:
+        """Weights, or the adapter, to these servers; those that fail are dropped and brought back."""
+        sound = list(members)
+
+        def call(method: str, **arguments: Any) -> Any:
+            return self._all(sound, method, arguments)
+
+        busy = any(member.tasks for member in sound)
+        if busy:  # they wait where they are, and go on with the new weights
+            call("pause", mode="keep")
+        if self._transfer is None:
+            self._transfer = self._make_transfer(sound)
+        published = self._give_adapter(sound, version, call) if self._adapter else self._transfer.send(weights, call)
+        call("commit", version=str(version))
+        if busy:
+            call("resume")
+        for member in sound:
+            self._run(self._members.ready(member))
+        return published
+
+    def _give_adapter(self, sound: list[Member], version: int, call: Call) -> Published:
+        """The adapter of this version, after the weights under it where a server has none."""
+        assert self._adapter is not None and self._transfer is not None
+        base, without = None, [member for member in sound if member not in self._with_base]
+        if without:
+            base = self._transfer.send(lambda: base_weights(self.policy), lambda method, **given: self._all(without, method, given))
+            self._with_base |= set(without)
+        published = self._adapter.write(version, base)
+        call("load_lora_adapter", **self._adapter.current or {})
+        return published
+
+    def _catch_up(self, member: Member) -> bool:
+        """Give a server that came back the current weights; False when the trainer is about to change them."""
+        with self._weights_lock:
+            if self._weights is None:
+                return False
+            self._with_base.discard(member)
+            self._give([member], self.version, self._weights)
+            return True
+
+    def _all(self, members: list[Member], method: str, arguments: dict[str, Any]) -> list[Any]:
+        """A method on these servers at once; those that fail are lost and leave the list. TrainingError when none is left."""
+
+        async def one(member: Member) -> Any:
+            try:
+                return await member.client.call(method, self.options.publish_timeout, **arguments)
+            except (ServerTrouble, DataError) as error:
+                return error
+
+        async def every() -> list[Any]:
+            return await asyncio.gather(*(one(member) for member in members))
+
+        results = self._run(every())
+        for member, result in list(zip(members, results, strict=True)):
+            if isinstance(result, Exception):
+                members.remove(member)
+                self._run(self._members.lose(member, f"{method}: {result}"))
+        if not members:
+            raise TrainingError(f"no vLLM server took {method}: {'; '.join(map(str, results))}")
+        return [result for result in results if not isinstance(result, Exception)]
+
+    def _is_current(self, answer: Answer) -> bool:
+        """Whether an answer's tokens are all of versions that were published, up to the newest."""
+        labels = [version for version, _, _ in answer.versions]
+        return bool(labels) and all(label.isdigit() and int(label) <= self.version for label in labels)
+
+    def _is_up(self, member: Member) -> bool:
+        return member.state == State.READY or (member.state == State.STALE and not member.returning)
+
+    # the loop's thread
+
+    def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def _run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        return self._submit(coroutine).result(timeout)
