@@ -1,0 +1,113 @@
+"""Whole runs that sample ahead of training, refill their batches, and correct what other weights sampled."""
+
+from __future__ import annotations
+
+import pytest
+from trainer_helpers import changed, timeless, weights
+
+from rlvr.errors import ConfigError
+from rlvr.trainer import GRPOTrainer
+
+
+def groups_trained(trainer):
+    """Draw numbers, as `batch` is seen after every step."""
+    seen = []
+    record = trainer._record
+
+    def spy(stage, collected, batch, metrics):
+        seen.append(sorted({int(r.group) for r in collected.rollouts}))
+        record(stage, collected, batch, metrics)
+
+    trainer._record = spy
+    return seen
+
+
+@pytest.mark.parametrize("in_flight", ["finish", "continue"])
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_a_run_that_samples_ahead_trains_every_draw_once(make_trainer, staleness, in_flight):
+    trainer = make_trainer({"run": {"steps": 6}, "rollout": {"staleness": staleness, "in_flight": in_flight}})
+    seen, before = groups_trained(trainer), weights(trainer)
+    rows = trainer.train()
+    assert seen == [[2 * step, 2 * step + 1] for step in range(6)]
+    assert changed(before, weights(trainer))
+    assert all(row["policy/staleness_max"] <= min(staleness, step) for step, row in enumerate(rows))
+    assert rows[-1]["policy/staleness_mean"] > 0
+    assert all(row["correction/weight"] is not None for row in rows)  # auto: the engine has weights of its own
+    assert all(row["mismatch/max"] < (1e-4 if step == 0 else 10) for step, row in enumerate(rows))
+    assert not trainer.engine.shares_weights
+
+
+def test_staleness_0_is_the_synchronous_run(make_trainer):
+    """Bit for bit where the engine has a copy of the weights too."""
+    shared = make_trainer({"algorithm": {"correction": None}}, "shared")
+    engine = {"name": "hf", "copy_weights": True}
+    copied = make_trainer({"rollout": {"engine": engine, "staleness": 0}, "algorithm": {"correction": None}}, "copied")
+    shared.train()
+    copied.train()
+    assert changed(weights(shared), weights(copied)) == []
+    skip = {"time/", "publish/"}
+    for one, other in zip(timeless(shared.metrics), timeless(copied.metrics), strict=True):
+        assert {k: v for k, v in one.items() if not k.startswith(tuple(skip))} == {
+            k: v for k, v in other.items() if not k.startswith(tuple(skip))
+        }
+
+
+def test_without_staleness_no_correction_touches_the_run(make_trainer):
+    row = make_trainer().train()[-1]
+    assert row["correction/weight"] is None
+    assert row["mismatch/effective"] == pytest.approx(1.0, abs=1e-6)
+    assert row["policy/staleness_mean"] == 0
+
+
+@pytest.mark.parametrize("correction", ["truncate", "mask", "reject", {"name": "truncate", "level": "sequence"}])
+def test_every_correction_in_a_run(make_trainer, correction):
+    over = {"rollout": {"staleness": 1}, "algorithm": {"correction": correction}, "run": {"steps": 3}}
+    rows = make_trainer(over).train()
+    assert all(0 <= row["correction/touched"] <= 1 for row in rows)
+
+
+def test_the_decoupled_objective_in_a_run(make_trainer):
+    over = {"rollout": {"staleness": 1}, "algorithm": {"decoupled": True}, "optim": {"updates_per_batch": 2}}
+    trainer = make_trainer(over)
+    trainer.train()
+    assert "logprobs/proximal" in trainer.batch.token_columns
+
+
+def test_a_stopped_run_that_samples_ahead_goes_on(make_trainer, make_tree):
+    """In the same trainer and in another: no draw is lost, none is trained twice."""
+    over = {"run": {"steps": 6}, "rollout": {"staleness": 2}}
+    first = make_trainer(over)
+    seen = groups_trained(first)
+    first.train(2)
+    assert first.step == 2
+    first.close()
+    with GRPOTrainer(config=make_tree(over)) as second:
+        more = groups_trained(second)
+        second.train(resume="auto")
+    assert [*seen, *more] == [[2 * step, 2 * step + 1] for step in range(6)]
+
+
+def test_refilling_in_a_run(make_trainer):
+    """Groups of equal rewards are replaced, and are still in the metrics and the history."""
+    over = {"run": {"steps": 4}, "rollout": {"refill": {"attempts": 4}, "max_new_tokens": 1, "group_size": 2}}
+    trainer = make_trainer(over)
+    batches = []
+    record = trainer._record
+    trainer._record = lambda stage, collected, batch, metrics: (
+        batches.append(batch),
+        record(stage, collected, batch, metrics),
+    )
+    rows = trainer.train()
+    assert any(row["rollout/dropped"] for row in rows)
+    for batch, row in zip(batches, rows, strict=True):
+        assert len(batch) == 4
+        assert row["group/count"] == 2 + row["rollout/dropped"] / 2
+    mixed = [len(set(batch.column("reward")[g.index])) > 1 for batch in batches for g in batch.groups()]
+    assert sum(mixed) > len(mixed) / 2
+    sampled = sum(4 + row["rollout/dropped"] for row in rows)
+    assert sum(trainer.history[task].attempts for task in trainer.history) == sampled
+
+
+def test_a_correction_that_does_not_exist_is_named(make_trainer):
+    with pytest.raises(ConfigError, match="truncate"):
+        make_trainer({"algorithm": {"correction": "trunkate"}})
