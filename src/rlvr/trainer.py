@@ -36,7 +36,19 @@ from rlvr.monitor.wandb_tracker import WandbTracker
 from rlvr.policy import Snapshot, learning_rate, load_policy, make_policy
 from rlvr.policy.adapters import is_adapter, save_base
 from rlvr.records import Batch, Rollout, Task
-from rlvr.rollout import Collected, Collector, Completion, IdleClock, Interrupted, Means, Published, Request, Sampling, probe
+from rlvr.rollout import (
+    Collected,
+    Collector,
+    Completion,
+    IdleClock,
+    Interrupted,
+    Means,
+    Published,
+    Request,
+    Sampling,
+    evaluation_plan,
+    probe,
+)
 from rlvr.run_folder import RunFolder
 from rlvr.seeding import seed_of
 from rlvr.signals import StopRequest
@@ -277,8 +289,8 @@ class GRPOTrainer:
         def collect(of: Sequence[Task], sampling: Sampling, samples: int) -> list[Rollout]:
             draws = [Draw(number, task) for number, task in enumerate(of)]
             means = self._means(verification, prompts, sampling, samples, "evaluation")
-            single_turn = registry.build("plan", "single_turn")
-            return self.collector.collect(draws, single_turn, means, plan.config.rollout.deadline)
+            samples_with = evaluation_plan(plan.config.rollout.plan)
+            return self.collector.collect(draws, samples_with, means, plan.config.rollout.deadline)
 
         self._hand_over()
         try:
@@ -358,6 +370,8 @@ class GRPOTrainer:
             generate=self._generate,
             verify=verification.verify,
             prompt=prompts,
+            reply=prompts.reply,
+            context=self.policy.context,
             seed=lambda *more: seed_of(self.seed, *path, *more),
             sampling=sampling,
             group_size=group_size,

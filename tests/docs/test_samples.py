@@ -47,7 +47,7 @@ def test_the_page_has_the_samples_that_it_promises():
     headings = re.findall(
         r"^### (.*)", PAGE.read_text(encoding="utf-8").split("## How to add a piece")[1], re.MULTILINE
     )
-    assert len(headings) == len(SAMPLES) == 6
+    assert len(headings) == len(SAMPLES) == 7
     assert set(BLOCKS) == {(kind, name) for kind in ("python", "yaml") for name in SAMPLES}
     assert set(SAMPLES) == set(CHECKS)
 
@@ -116,6 +116,20 @@ def second_chance(trainer, batch):
     assert 6 in sizes
 
 
+def higher_lower(trainer, batch):
+    told = 0
+    for rollout in batch.rollouts:
+        turns = [rollout.token_ids[s.start : s.end] for s in rollout.segments if s.kind == "turn"]
+        replies = [rollout.token_ids[s.start : s.end] for s in rollout.segments if s.kind == "tool"]
+        decode = trainer.policy.tokenizer.decode
+        for turn, reply in zip(turns, replies, strict=False):
+            guess = decode(turn, skip_special_tokens=True)
+            assert decode(reply) == str(int((int(guess) if guess else -1) < int(rollout.task.prompt)))
+        assert len(replies) in (len(turns) - 1, len(turns)) and len(turns) <= 2
+        told += len(replies)
+    assert told
+
+
 CHECKS = {
     "digit_sum.py": digit_sum,
     "batch_mean.py": batch_mean,
@@ -123,4 +137,5 @@ CHECKS = {
     "brevity.py": brevity,
     "at_most.py": at_most,
     "second_chance.py": second_chance,
+    "higher_lower.py": higher_lower,
 }

@@ -51,6 +51,8 @@ def means_of(generate=numbered, verify=marked, policy=None, sampling=None, group
         generate=generate,
         verify=verify,
         prompt=lambda task: ids_of(policy, task.prompt) if policy else (1, 2, 3),
+        reply=lambda task, text, role, end: ids_of(policy, text) if policy else (7,),
+        context=policy.context if policy else 64,
         seed=lambda *path: seed_of(run_seed, "rollout", *path),
         sampling=sampling or Sampling(12),
         group_size=group_size,

@@ -51,6 +51,8 @@ def make_supply(collector, generate, last=100, useful=lambda task: True, score=N
             generate=generate,
             verify=verify,
             prompt=lambda task: (5, 6),
+            reply=lambda task, text, role, end: (7,),
+            context=64,
             seed=lambda *path: seed_of(0, *path),
             sampling=Sampling(4),
             group_size=group_size,

@@ -168,6 +168,7 @@ def wired():
                 "kl": {"estimator": name, "coef": 0.1},
                 "selector": [name],
                 "reward": [name, f"{'verdict' if name != 'verdict' else 'length'}"],
+                "plan": {"name": name, "environment": "calculator"} if name == "turns" else name,
             }.get(kind, name)
             yield pytest.param(kind, key, value, id=f"{kind}-{name}")
 

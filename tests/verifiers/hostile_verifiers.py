@@ -51,13 +51,66 @@ class InProcess(Verifier):
                 if not Path(path).exists():
                     Path(path).touch()
                     os.kill(os.getpid(), signal.SIGKILL)
+            case ["die", number]:
+                os.kill(os.getpid(), int(number))
             case ["child", path]:
-                pid = os.fork()
+                worker, pid = os.getpid(), os.fork()
                 if pid:
-                    Path(f"{path}.part").write_text(str(pid))
+                    Path(f"{path}.part").write_text(f"{worker} {pid}")
                     Path(f"{path}.part").rename(path)
                 time.sleep(1000)
+            case ["daemon", path]:
+                if os.fork() == 0:
+                    os.setsid()
+                    Path(f"{path}.part").write_text(str(os.getpid()))
+                    Path(f"{path}.part").rename(path)
+                    time.sleep(1000)
+                time.sleep(1000)
         return Verdict.from_score(1, answer=completion)
+
+
+@dataclass
+class Cached(Verifier):
+    """Counts its calls in a file; the same last character is the same answer."""
+
+    path: str = ""
+    needs: ClassVar[Needs] = Needs(process=True)
+
+    def cache_key(self, task, completion):
+        return task.answer, completion[-1:]
+
+    def verify(self, task, completion):
+        with open(self.path, "a") as file:
+            file.write("x")
+        if completion.endswith("?"):
+            return Verdict.undecided("?")
+        return Verdict.from_score(completion[-1:] == task.answer)
+
+
+class Ranks(Verifier):
+    """The longest completion of a group wins; says what its first completion tells it to."""
+
+    needs: ClassVar[Needs] = Needs(process=True)
+
+    def verify(self, task, completion):
+        return 1.0
+
+    def verify_group(self, task, completions):
+        match completions[0]:
+            case "raise":
+                raise ValueError("no such group")
+            case "short":
+                return [1.0]
+            case "dict":
+                return {"a": 1.0}
+            case "odd":
+                return [1.0, "x", None, object()][: len(completions)]
+            case "sleep":
+                time.sleep(1000)
+            case "exit":
+                os._exit(3)
+        best = max(len(c) for c in completions)
+        return [Verdict.from_score(len(c) == best, answer=str(os.getpid())) for c in completions]
 
 
 class AwaitsInProcess(Verifier):

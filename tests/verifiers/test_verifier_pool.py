@@ -35,13 +35,21 @@ def gone(pid):
     return False
 
 
-def children():
-    """The processes that this one started, on any thread."""
+def below(pid="self"):
+    """The processes below one, on any thread, zombies too."""
     found = set()
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
-            found |= {int(pid) for pid in (task / "children").read_text().split()}
-    return found
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
+                found |= {int(child) for child in (task / "children").read_text().split()}
+    return found.union(*(below(child) for child in found))
+
+
+def wait_until(condition):
+    until = time.monotonic() + BOUND
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -93,28 +101,95 @@ def test_a_worker_is_used_again_and_a_worker_killed_between_jobs_costs_nothing()
         assert verdict.answer != pid
 
 
-def test_a_worker_killed_from_outside_is_tried_again_then_undecided(tmp_path):
-    others = children()
-    with VerifierPool(workers=1) as pool:
-        assert run(pool, InProcess(), f"die once:{tmp_path / 'died'}").score == 1
+def test_a_worker_killed_from_outside_is_tried_again_then_undecided(pool, tmp_path):
+    assert run(pool, InProcess(), f"die once:{tmp_path / 'died'}").score == 1
+    verdict = run(pool, InProcess(), f"die:{signal.SIGKILL}")
+    assert (verdict.status, verdict.score) == (VerdictStatus.ERROR, None)
+    assert "died twice" in verdict.reason
+    assert run(pool, InProcess(), "good").score == 1
 
-        def kill_what_works():
-            for _ in range(2):
-                while not (alive := children() - others):
-                    time.sleep(0.05)
-                time.sleep(0.5)
-                for pid in alive:
-                    os.kill(pid, signal.SIGKILL)
-                while alive & children():
-                    time.sleep(0.05)
 
-        killer = threading.Thread(target=kill_what_works)
-        killer.start()
-        verdict = run(pool, InProcess(), "sleep")
-        killer.join()
-        assert (verdict.status, verdict.score) == (VerdictStatus.ERROR, None)
-        assert "died twice" in verdict.reason
+def test_an_answer_that_crashes_its_worker_twice_scores_0(pool):
+    verdict = run(pool, InProcess(), f"die:{signal.SIGSEGV}")
+    assert (verdict.status, verdict.score) == (VerdictStatus.ERROR, 0.0)
+    assert "SIGSEGV" in verdict.reason
+
+
+@pytest.mark.parametrize("kills", [30, pytest.param(1000, marks=pytest.mark.slow)])
+def test_kills_leave_no_process_and_no_file_descriptor(kills):
+    with VerifierPool(workers=4) as pool:
         assert run(pool, InProcess(), "good").score == 1
+
+        def left():
+            return len(below()), len(os.listdir("/proc/self/fd"))
+
+        before = left()
+        verdicts = pool.verify_many(InProcess(time_limit=0.02), [(TASK, "sleep")] * kills)
+        assert {(v.status, v.score) for v in verdicts} == {(VerdictStatus.TIMEOUT, 0.0)}
+        pool.verify_many(InProcess(), [(TASK, "good")] * 4)
+        wait_until(
+            lambda: left() <= (before[0] + 4 + 1, before[1] + 2 * 4 + 1)
+        )  # 4 warm workers, the late one's template
+        zombies = [p for p in below() if ") Z " in Path(f"/proc/{p}/stat").read_text()]
+        assert not zombies
+
+
+def test_hostile_answers_among_ordinary_ones():
+    with VerifierPool(workers=2) as pool:
+        pool.verify_many(InProcess(time_limit=0.2), [(TASK, "good")] * 2)
+        answers = ["good"] * 100
+        answers[::10] = ["sleep", "hang"] * 5
+        verdicts = pool.verify_many(InProcess(time_limit=0.2), [(TASK, a) for a in answers])
+        assert [v.score for v in verdicts] == [float(a == "good") for a in answers]
+
+
+def test_the_server_may_be_killed(pool):
+    assert run(pool, InProcess(), "good").score == 1
+    for pid in below():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert run(pool, InProcess(), "good").score == 1
+
+
+def test_what_a_verifier_detaches_dies_with_its_worker(pool, tmp_path):
+    run(pool, InProcess(time_limit=1.0), f"daemon:{tmp_path / 'pid'}")
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("os._exit(7)", "ended with code 7"),
+        ("os.kill(os.getpid(), 11)", "ended with code -11"),
+        ("time.sleep(1000)", "did not load within"),
+        ("raise SystemExit", "SystemExit"),
+    ],
+)
+def test_a_verifier_that_cannot_be_loaded_costs_its_verdicts_only(pool, tmp_path, monkeypatch, line, reason):
+    monkeypatch.setattr("rlvr.verifiers.pool.process.START_SECONDS", 1.5)
+    file = tmp_path / "bad.py"
+    file.write_text(
+        f"import os, time\nfrom rlvr.verifiers import Needs, Verifier\nif os.getpid() != {os.getpid()}:\n    {line}\n"
+        "class Bad(Verifier):\n    needs = Needs(process=True)\n    def verify(self, task, completion):\n        return 1.0\n"
+    )
+    bad = as_verifier(f"{file}:Bad")
+    verdicts = pool.verify_many(bad, [(TASK, "x")] * 8)
+    assert {v.score for v in verdicts} == {None}
+    assert all(reason in v.reason for v in verdicts), verdicts
+    assert run(pool, InProcess(), "good").score == 1
+
+
+def test_a_verifier_that_starts_threads_is_not_forked(pool, tmp_path):
+    file = tmp_path / "threaded.py"
+    file.write_text(
+        "import os, threading\nfrom rlvr.records import Verdict\nfrom rlvr.verifiers import Needs, Verifier\n"
+        "class Threaded(Verifier):\n    needs = Needs(process=True)\n"
+        "    def prepare(self):\n        threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "    def verify(self, task, completion):\n"
+        "        return Verdict.from_score(threading.active_count() - 1, answer=str(os.getpid()))\n"
+    )
+    verdicts = pool.verify_many(as_verifier(f"{file}:Threaded"), [(TASK, "x")] * 8)
+    assert [v.score for v in verdicts] == [1] * 8
 
 
 def test_an_async_verifier_works_in_a_worker(pool):
@@ -273,7 +348,7 @@ def test_impossible_options_are_refused(options):
 
 
 def test_close_ends_everything_and_what_was_under_way_is_undecided(tmp_path):
-    before = children()
+    before = below()
     pool = VerifierPool(workers=2)
     verdicts = []
 
@@ -292,16 +367,14 @@ def test_close_ends_everything_and_what_was_under_way_is_undecided(tmp_path):
     for name in "01":
         while not (tmp_path / name).exists():
             time.sleep(0.05)
-    workers = children() - before
-    assert len(workers) == 2
     start = time.perf_counter()
     pool.close()
     pool.close()
     assert time.perf_counter() - start < BOUND
     thread.join(BOUND)
     assert [v.score for v in verdicts] == [None] * 4
-    assert not children() - before
-    assert all(gone(pid) for pid in [*workers, *(int((tmp_path / name).read_text()) for name in "01")])
+    assert not below() - before
+    assert all(gone(int(pid)) for name in "01" for pid in (tmp_path / name).read_text().split())
     assert run(pool, InProcess(), "good").score is None
 
 

@@ -7,6 +7,7 @@ from rlvr.data.adapters import to_task
 from rlvr.data.arithmetic import arithmetic
 from rlvr.data.history import History, TaskHistory
 from rlvr.data.pool import TaskPool
+from rlvr.data.products import products
 from rlvr.data.prompts import Prompts
 from rlvr.data.samplers import Draw, Sampler, Sequential, Shuffle
 from rlvr.data.sources import load_tasks
@@ -26,6 +27,7 @@ __all__ = [
     "arithmetic",
     "in_split",
     "load_tasks",
+    "products",
     "render_demonstration",
     "render_prompt",
     "to_task",

@@ -1,9 +1,10 @@
-"""Prompts as token ids, rendered once per task."""
+"""Prompts as token ids, rendered once per task, and the replies that follow a turn of the policy's."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from rlvr.data.replies import Frame, frame_of, reply_ids
 from rlvr.data.templates import Template, render_prompt
 from rlvr.records import Task
 
@@ -15,9 +16,22 @@ class Prompts:
         self._tokenizer = tokenizer
         self._template = Template.parse(template)
         self._ids: dict[str, tuple[int, ...]] = {}
+        self._frames: dict[str, Frame] = {}
 
     def __call__(self, task: Task) -> tuple[int, ...]:
         key = repr(task.prompt)  # not the id: training and evaluation tasks may share one, and a task may be rewritten
         if key not in self._ids:
             self._ids[key] = tuple(render_prompt(task, self._tokenizer, self._template))
         return self._ids[key]
+
+    def reply(self, task: Task, text: str, role: str, end: int | None) -> tuple[int, ...]:
+        """The token ids that put `text`, said by `role`, behind a turn of the policy's in the task's context.
+
+        `end` is the end-of-turn token that the policy sampled, None where a stop string ended the turn. ConfigError where the
+        prompt is a chat and its template takes no such message.
+        """
+        if isinstance(self._template.apply(task.prompt), str):
+            return tuple(reply_ids(text, self._tokenizer, None, end))
+        if role not in self._frames:
+            self._frames[role] = frame_of(self._tokenizer, role, self._template.options)
+        return tuple(reply_ids(text, self._tokenizer, self._frames[role], end))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rlvr import registry
-from rlvr.calling import ByName, name_of
+from rlvr.calling import ByName, name_of, sampled_ids
 from rlvr.errors import ConfigError
 from rlvr.records import Batch
 from rlvr.registry import register
@@ -101,7 +101,7 @@ class _PerCompletion:
 
     def _score(self, rollout: Any) -> float:
         try:
-            value = self.call(rollout.task, rollout.text, rollout)
+            value = self.call(rollout.task, rollout.text, sampled_ids(rollout))
             if isinstance(value, (str, bytes)):
                 raise TypeError(f"{value!r} is text, not a number")
             return np.nan if value is None else float(value)

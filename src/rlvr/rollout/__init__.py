@@ -4,9 +4,10 @@ from rlvr.rollout.collector import Collector, Interrupted
 from rlvr.rollout.engine import Bucket, Completion, Engine, Published, Request, Sampling
 from rlvr.rollout.hf import HFEngine, HFEngineOptions
 from rlvr.rollout.idle import IdleClock
-from rlvr.rollout.plans import Draw, Means, Plan, make_rollout, single_turn
+from rlvr.rollout.plans import Draw, Means, Plan, evaluation_plan, make_rollout, side_by_side, single_turn
 from rlvr.rollout.probe import probe
 from rlvr.rollout.supply import Collected, Supply
+from rlvr.rollout.turns import Turns
 from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions
 
 __all__ = [
@@ -26,9 +27,12 @@ __all__ = [
     "Request",
     "Sampling",
     "Supply",
+    "Turns",
     "VLLMOptions",
     "VLLMServerOptions",
+    "evaluation_plan",
     "make_rollout",
     "probe",
+    "side_by_side",
     "single_turn",
 ]

@@ -8,15 +8,15 @@ nothing else knows how many calls were made. It names its groups by the draw's n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from rlvr import registry
 from rlvr.data import Draw
-from rlvr.records import Origin, Rollout, Segment, Task
+from rlvr.records import Rollout, Task
 from rlvr.registry import register
+from rlvr.rollout.context import Context
 from rlvr.rollout.engine import Completion, Request, Sampling
 
 
@@ -30,6 +30,11 @@ class Means:
     """Put the verdicts on a rollout; never raises for the verifier's trouble."""
     prompt: Callable[[Task], tuple[int, ...]]
     """The token ids of a task's prompt."""
+    reply: Callable[[Task, str, str, int | None], tuple[int, ...]]
+    """The token ids that put a text into the context after a turn of the policy's: (task, text, role of who says it, the
+    end token that the policy sampled or None)."""
+    context: int
+    """Most tokens of a context."""
     seed: Callable[..., int]
     """A seed for (draw number, member, call)."""
     sampling: Sampling
@@ -46,16 +51,31 @@ Plan = Callable[[Draw, Means], AsyncIterator[Rollout]]
 
 
 @register("plan", "single_turn")
-async def single_turn(draw: Draw, means: Means) -> AsyncIterator[Rollout]:
+def single_turn(draw: Draw, means: Means) -> AsyncIterator[Rollout]:
     """`group_size` independent responses to the prompt."""
-    prompt, by_group = means.prompt(draw.task), means.by_group(draw.task)
+    prompt = means.prompt(draw.task)
 
     async def member(number: int) -> Rollout:
         request = Request(prompt, means.sampling, means.seed(draw.number, number, 0))
-        rollout = make_rollout(draw, number, request, await means.generate(request))
+        return make_rollout(draw, number, request, await means.generate(request))
+
+    return side_by_side(draw, means, member)
+
+
+async def side_by_side(
+    draw: Draw, means: Means, member: Callable[[int], Coroutine[Any, Any, Rollout]]
+) -> AsyncIterator[Rollout]:
+    """`group_size` rollouts, each made by a coroutine `member(number)` of its own, verified and given as they finish.
+
+    Where the task's verifier judges a group together, all are made first. However it ends, no member is left running.
+    """
+    by_group = means.by_group(draw.task)
+
+    async def judged(number: int) -> Rollout:
+        rollout = await member(number)
         return rollout if by_group else await means.verify(rollout)
 
-    members = [asyncio.ensure_future(member(number)) for number in range(means.group_size)]
+    members = [asyncio.ensure_future(judged(number)) for number in range(means.group_size)]
     try:
         if by_group:
             assert means.verify_group is not None
@@ -67,27 +87,18 @@ async def single_turn(draw: Draw, means: Means) -> AsyncIterator[Rollout]:
     finally:
         for task in members:
             task.cancel()
+        await asyncio.gather(*members, return_exceptions=True)
 
 
 def make_rollout(draw: Draw, member: int, request: Request, completion: Completion) -> Rollout:
     """The record of one completion after its prompt."""
-    prompt, sampled = len(request.token_ids), len(completion.token_ids)
+    context = Context(request.token_ids)
+    context.turn(completion)
+    return context.rollout(draw, member, completion.stop, request.sampling.temperature)
 
-    def column(head: Any, tail: Any, dtype: Any) -> np.ndarray:
-        return np.concatenate([np.full(prompt, head, dtype=dtype), np.asarray(tail, dtype=dtype)])
 
-    return Rollout(
-        id=f"{draw.number}/{member}",
-        task=draw.task,
-        group=str(draw.number),
-        member=member,
-        token_ids=np.concatenate([np.asarray(request.token_ids, dtype=np.int64), completion.token_ids]),
-        origin=column(Origin.PROMPT, np.full(sampled, Origin.POLICY), np.int8),
-        behaviour_logprobs=column(np.nan, completion.logprobs, np.float32),
-        policy_version=column(-1, completion.versions, np.int32),
-        stop=completion.stop,
-        text=completion.text,
-        temperature=request.sampling.temperature or 1.0,
-        segments=[Segment("turn", prompt, prompt + sampled)],
-        timings={"generate": completion.seconds},
-    )
+def evaluation_plan(spec: str | Mapping[str, Any]) -> Plan:
+    """What evaluation samples with where a stage samples with the plan `spec`: that plan itself where it says that it is
+    `independent`, which means `group_size` independent rollouts of every draw; otherwise `single_turn`."""
+    plan: Plan = registry.build("plan", spec)
+    return plan if getattr(plan, "independent", False) else single_turn

@@ -50,10 +50,13 @@ class GRPOStage(Stage):
         if rollout.temperature == 0:
             raise ConfigError("rollout.temperature 0 gives a group of equal responses: set it above 0")
         super().__init__(plan, parts, tasks, seed)
+        asked = registry.build("plan", rollout.plan)
+        if hasattr(asked, "check"):
+            asked.check(parts.means(sampling_of(self, 0)), self.pool.at(0))
         self.supply = Supply(
             self.sampler,
             parts.collector,
-            registry.build("plan", rollout.plan),
+            asked,
             lambda step: parts.means(sampling_of(self, step)),
             rollout,
             plan.allowed,

@@ -9,17 +9,24 @@ never into an exception of the run.
 
 from __future__ import annotations
 
+import functools
 import inspect
+import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import PurePath
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, ClassVar
 
 from rlvr import registry
-from rlvr.calling import ByName
+from rlvr.calling import ByColumns, ByName, by_signature
 from rlvr.errors import ConfigError
-from rlvr.records import Rollout, Task, Verdict
+from rlvr.records import Task, Verdict
+
+_CONSTANT = (*(bool, int, float, str, bytes, re.Pattern, Enum, PurePath, type), ModuleType, BuiltinFunctionType)
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,9 @@ class Needs:
     process: bool = False
     """It computes long enough, or may hang or crash, so it runs in a worker process that can be killed."""
     remote: bool = False
-    """It waits for a service elsewhere."""
+    """It waits for a service elsewhere: many run at once, and a verdict that comes too late is nobody's answer's fault."""
+    sandbox: bool = False
+    """It runs code that a model wrote: its worker process has no network, no environment, and no files to write."""
 
 
 class Verifier(ABC):
@@ -40,11 +49,18 @@ class Verifier(ABC):
                 return Verdict.from_score(completion.strip()[-1:] in "02468")
 
     Options are the parameters of `__init__` (or the fields of a dataclass) and come from the configuration by name.
+
+    A verifier that compares the answers of a group defines `verify_group` besides. One that is made of other verifiers
+    defines `async compose(task, completion, verify)`, where `await verify(part)` is the verdict of a part under the part's
+    own isolation and time limit; a pool then calls it instead of `verify`.
     """
 
     needs: ClassVar[Needs] = Needs()
     time_limit: float = 10.0
-    """Seconds of wall clock for one completion; past it the verdict is `timeout`."""
+    """Seconds of wall clock for one call; past it the verdict is `timeout`."""
+    verify_group: ClassVar[Callable[..., Any] | None] = None
+    """`verify_group(task, completions) -> list[Verdict]`, sync or async, one per completion and in their order; or None.
+    Where there is one, a group is verified in one call, when all its completions are sampled."""
 
     @abstractmethod
     def verify(self, task: Task, completion: str) -> Verdict | Awaitable[Verdict]:
@@ -57,8 +73,15 @@ class Verifier(ABC):
         """
         return None
 
+    def cache_key(self, task: Task, completion: str) -> Hashable | None:
+        """What the verdict is a function of, such as (gold, extracted answer); None (the default): it is not remembered.
+
+        Asked for after `quick`, in the caller's thread, so it takes linear time and evaluates nothing.
+        """
+        return None
+
     def prepare(self) -> None:
-        """Slow imports and models. Called once in each worker process, before the time limit of an answer starts."""
+        """Slow imports and models. Called once before worker processes are forked, and before any time limit starts."""
         return
 
     def check_task(self, task: Task) -> str | None:
@@ -74,21 +97,73 @@ class FunctionVerifier(Verifier):
     """A plain function as a verifier: it receives by name what its signature asks for (rlvr.calling says which names).
 
     It returns a number (1 correct, 0 wrong, else partial), a bool, None (undecided) or a Verdict, and may be asynchronous.
+    A function that asks for `completions` has TRL's form: it is called once for a group and returns a list of these.
+
+    A function runs in several worker processes. One that may hold state (a variable of an enclosing function that is no
+    constant, an object that is called) runs on a thread of the trainer's process instead, where its list is appended to and
+    its reward model is on the GPU; a global variable of a function in a worker is that process's own. The attribute `needs`
+    of the function decides otherwise: `f.needs = Needs(process=True)`. An asynchronous one runs in the trainer's process.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.call = ByName(function)
+        self.call = by_signature(function)
         self.name = self.call.name
+        usual = Needs(remote=True) if is_coroutine(function) else Needs(process=not _may_hold_state(function))
+        self.needs = getattr(function, "needs", usual)  # type: ignore[misc]
+
+    @property
+    def verify_group(self) -> Callable[..., Any] | None:  # type: ignore[override]
+        """The verdicts on a group in one call, where the function has TRL's form."""
+        return self._verify_group if isinstance(self.call, ByColumns) else None
 
     def check_task(self, task: Task) -> str | None:
         return self.call.missing(task)
 
-    def verify(self, task: Task, completion: str, rollout: Rollout | None = None) -> Verdict | Awaitable[Verdict]:
-        result = self.call(task, completion, rollout)
-        return self._awaited(result) if inspect.isawaitable(result) else as_verdict(result, self.name)
+    def verify(
+        self, task: Task, completion: str, token_ids: Sequence[int] | None = None
+    ) -> Verdict | Awaitable[Verdict]:
+        if isinstance(self.call, ByName):
+            result = self.call(task, completion, token_ids)
+            return self._awaited(result) if inspect.isawaitable(result) else as_verdict(result, self.name)
+        alone = self._verify_group(task, [completion], [token_ids])
+        return self._awaited(alone, first=True) if inspect.isawaitable(alone) else as_verdicts(alone, self.name, 1)[0]
 
-    async def _awaited(self, result: Awaitable[Any]) -> Verdict:
-        return as_verdict(await result, self.name)
+    def _verify_group(
+        self, task: Task, completions: Sequence[str], token_ids: Sequence[Sequence[int] | None] | None = None
+    ) -> Any:
+        assert isinstance(self.call, ByColumns)
+        return self.call(task, completions, token_ids or [None] * len(completions))
+
+    async def _awaited(self, result: Awaitable[Any], first: bool = False) -> Verdict:
+        value = await result
+        return as_verdicts(value, self.name, 1)[0] if first else as_verdict(value, self.name)
+
+
+def is_coroutine(function: Any) -> bool:
+    """Whether a function, a partial or an object that is called like one is asynchronous."""
+    function = getattr(function, "func", function)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def _may_hold_state(value: Any, within: frozenset[int] = frozenset()) -> bool:
+    """Whether a callable carries something that a copy of it in another process would not share."""
+    if value is None or isinstance(value, _CONSTANT) or id(value) in within:
+        return False
+    parts: Sequence[Any]
+    if isinstance(value, functools.partial):
+        parts = (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, FunctionType):
+        parts = inspect.getclosurevars(value).nonlocals.values()  # type: ignore[assignment]
+    elif isinstance(value, (tuple, frozenset)):
+        parts = tuple(value)
+    else:
+        return True
+    return any(_may_hold_state(part, within | {id(value)}) for part in parts)
+
+
+def display_name(verifier: Verifier) -> str:
+    """How a verifier is called in messages and columns."""
+    return getattr(verifier, "name", type(verifier).__name__)
 
 
 def as_verdict(result: Any, name: str) -> Verdict:
@@ -105,34 +180,72 @@ def as_verdict(result: Any, name: str) -> Verdict:
         return Verdict.undecided(f"{name} returned {type(result).__name__}, not a number, None or a Verdict")
 
 
+def as_verdicts(result: Any, name: str, count: int) -> list[Verdict]:
+    """What a verifier returned for `count` completions; anything but a list of that length leaves all undecided."""
+    try:
+        if isinstance(result, (str, bytes, Mapping)):
+            raise TypeError
+        results = list(result)
+    except TypeError:
+        return [Verdict.undecided(f"{name} returned {type(result).__name__}, not a list of {count} verdicts")] * count
+    if len(results) != count:
+        return [Verdict.undecided(f"{name} returned {len(results)} verdicts for {count} completions")] * count
+    return [as_verdict(one, name) for one in results]
+
+
 Caller = Callable[[Callable[[], Any]], Awaitable[Any]]
 """How the synchronous part of a verification is run: on a thread, say."""
 
 
 async def judged(
-    verifier: Verifier, task: Task, completion: str, rollout: Rollout | None = None, call: Caller | None = None
+    verifier: Verifier,
+    task: Task,
+    completion: str,
+    token_ids: Sequence[int] | None = None,
+    call: Caller | None = None,
 ) -> Verdict:
     """The verdict of `verifier`, with the seconds it took; whatever it raises is an undecided verdict.
 
     `call` runs the synchronous part elsewhere; by default it runs here.
     """
-    start, name = time.perf_counter(), getattr(verifier, "name", type(verifier).__name__)
-
-    def verify() -> Any:
-        if isinstance(verifier, FunctionVerifier):
-            return verifier.verify(task, completion, rollout)
-        return verifier.verify(task, completion)
-
+    more = (token_ids,) if isinstance(verifier, FunctionVerifier) else ()
+    start, name = time.perf_counter(), display_name(verifier)
     try:
-        result = verify() if call is None else await call(verify)
-        if inspect.isawaitable(result):
-            result = await result
-        verdict = as_verdict(result, name)
+        verdict = as_verdict(await _result(functools.partial(verifier.verify, task, completion, *more), call), name)
     except (
         Exception,
         SystemExit,
     ) as error:  # the verifier is the user's code: its trouble costs a verdict, not the run
         verdict = Verdict.undecided(f"{name} raised {type(error).__name__}: {error}")
+    return timed(verdict, start)
+
+
+async def judged_group(
+    verifier: Verifier,
+    task: Task,
+    completions: Sequence[str],
+    token_ids: Sequence[Sequence[int] | None] | None = None,
+    call: Caller | None = None,
+) -> list[Verdict]:
+    """The verdicts of a verifier with `verify_group`, as `judged` gives one."""
+    more = (token_ids,) if isinstance(verifier, FunctionVerifier) else ()
+    start, name, count = time.perf_counter(), display_name(verifier), len(completions)
+    try:
+        assert verifier.verify_group is not None
+        result = await _result(functools.partial(verifier.verify_group, task, list(completions), *more), call)
+        verdicts = as_verdicts(result, name, count)
+    except (Exception, SystemExit) as error:
+        verdicts = [Verdict.undecided(f"{name} raised {type(error).__name__}: {error}")] * count
+    return [timed(verdict, start) for verdict in verdicts]
+
+
+async def _result(verify: Callable[[], Any], call: Caller | None) -> Any:
+    result = verify() if call is None else await call(verify)
+    return await result if inspect.isawaitable(result) else result
+
+
+def timed(verdict: Verdict, start: float) -> Verdict:
+    """The verdict with the seconds since `start`, unless it says its own."""
     return verdict if verdict.seconds else replace(verdict, seconds=time.perf_counter() - start)
 
 

@@ -1,8 +1,12 @@
-"""Where in a completion the final answer stands: an explicit policy, the same for every verifier.
+r"""Where in a completion the final answer stands: an explicit policy, the same for every verifier.
 
-Only what comes after the last closed reasoning block counts, and an unclosed `<think>` means that there is no answer yet.
-In that text several methods are tried in order, and the first that finds something wins; each takes its last
-occurrence. So a completion cannot be paid for several guesses: there is always exactly one answer, or none.
+1. The completion's own turn: what follows an end-of-turn or role token was not said by the assistant.
+2. After the last closed reasoning block; an unclosed one means that there is no answer yet.
+3. In that text several methods are tried in order, and the first that finds something wins; each takes its last
+   occurrence. Boxes joined by a bare "," or "and" are one answer of several parts: `\boxed{1} and \boxed{2}`.
+4. A fallback, when nothing was found.
+
+So a completion cannot be paid for several guesses: there is always exactly one answer, or none.
 
 Invariant: every function here takes time linear in the text, and none raises on any string.
 """
@@ -14,16 +18,52 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 Method = Literal["boxed", "hash", "tag", "phrase"]
-Fallback = Literal["none", "last_number", "whole"]
+Fallback = Literal["none", "last_formula", "last_number", "whole"]
 
 METHODS: tuple[Method, ...] = ("boxed", "hash", "tag", "phrase")
 """`\\boxed{}` or `\\fbox{}`, then a `####` line (GSM8K), then `<answer>...</answer>`, then "the answer is ..."."""
 
+_TURN_MARKS = ("<|", "<\uff5c", "</s>", "_of_turn>", "INST]")
+_TURN = re.compile(
+    r"<[|\uff5c](?:im_(?:start|end)|endoftext|end_of_text|begin_of_text|eo[tm]_id|start_header_id|end|return"
+    r"|user|assistant|system|User|Assistant|end\u2581of\u2581sentence)[|\uff5c]>"
+    r"|</s>|<(?:start|end)_of_turn>|\[/?INST\]"
+)
+_HEADER = re.compile(
+    r"\s*(?:<\|im_start\|>\s*assistant\b|<\|start_header_id\|>\s*assistant\s*<\|end_header_id\|>"
+    r"|<start_of_turn>\s*model\b|<[|\uff5c][Aa]ssistant[|\uff5c]>|\[/INST\])"
+)
+_REASONING = (
+    *((f"<{name}>", f"</{name}>") for name in ("think", "thinking", "thought", "reasoning")),
+    ("[THINK]", "[/THINK]"),
+)
+TAIL = 200_000
+"""Characters at the end of a completion in which its answer is looked for."""
+
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_BRACE = re.compile(r"(\\(?:boxed|fbox)\s*\{)|\\[^A-Za-z]|[{}]", re.DOTALL)
-_PHRASE = re.compile(r"\banswer[\s*]*(?:is\b[\s*:]*|:[\s*]*)", re.IGNORECASE)
+_BRACE = re.compile(r"(\\(?:boxed|fbox)\s*\{)|\\(?:[^A-Za-z\\]|\\(?!boxed|fbox))|[{}]", re.DOTALL)
+_BOX_CLOSED_BADLY = re.compile(r"\\(?:boxed|fbox)\s*\{([^{}]*)\\\}[\s$.]*\Z")
+_JOINT = re.compile(
+    r"(?:[\s$~&]|\\[\s\[\]();,!:]|\\q?quad)*"
+    r"(?:(?:\\text\s*\{)?\s*(?:for part \(?\w\)?)?\s*(?P<word>,|;|,?\s*\band\b|,?\s*\bor\b)\s*\}?)"
+    r"(?:[\s$~&]|\\[\s\[\]();,!:]|\\q?quad)*(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\(\w\))?\s*=\s*)?"
+)
+_JOINT_LENGTH = 80
+_HEADING = re.compile(
+    r"[\s*]*(?:\d+\.\s|(?:step|part|case|final|answer|solution|conclusion|explanation|verification|summary)\b)",
+    re.IGNORECASE,
+)
+_PHRASE = re.compile(r"\banswer[\s*]*(?:is\b[\s*:]*+(?!(?:in)?correct\b|right\b|wrong\b)|:[\s*]*)", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?:\$\$.*?\$\$|\\\[.*?\\\])?.*?(?=\.\s|\.?\Z|\.?\n)", re.DOTALL)
-_NUMBER = re.compile(r"(?:(?<![\w)])[-+\u2212])?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?%?")
+_PROSE = re.compile(r"(?:[A-Za-z]{3,} |A |An )[^\n]*?\b(?:is|are)\b", re.IGNORECASE)
+_WORD = re.compile(r"(?<![\\A-Za-z{\d])[A-Za-z]{3,}(?![A-Za-z])")
+_PLAIN_WORD = re.compile(r"\b(?:an|as|at|be|by|he|if|in|is|it|my|no|of|on|so|to|up|we)\b", re.IGNORECASE)
+_DELIMITER = re.compile(r"\\\\|\\[\[\]()]|\\.|\$\$?|\n", re.DOTALL)
+_CLOSES = {"$": "$", "$$": "$$", "\\[": "\\]", "\\(": "\\)"}
+_NUMBER = re.compile(
+    r"(?:(?<![\w)])[-+\u2212])?(?<![\w\\^.])(?:\d{1,3}(?: \d{3})+(?!\d)|\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?"
+    r"(?:\s*(?:\\?%|percent|pct|million|billion|trillion|thousand)(?![A-Za-z]))?"
+)
 
 
 def extract_answer(
@@ -34,48 +74,96 @@ def extract_answer(
 ) -> str | None:
     """The final answer as the completion writes it, stripped, or None when there is none.
 
-    `fallback` says what to do when no method finds anything: give up (`none`), take the last number (`last_number`), or
-    the whole text after the reasoning (`whole`). With `think_opened_by_prompt` a completion without `</think>` is still
-    reasoning.
+    `fallback` says what to do when no method finds anything: give up (`none`), take the last formula between math
+    delimiters (`last_formula`), that or the last number, whichever comes later (`last_number`), or the whole text after
+    the reasoning (`whole`). With `think_opened_by_prompt` a completion without `</think>` is still reasoning.
     """
-    text = after_reasoning(completion, think_opened_by_prompt)
-    if text is None:
-        return None
+    text = final_text(completion, think_opened_by_prompt)
+    return None if text is None else find_answer(text, methods, fallback)
+
+
+def find_answer(text: str, methods: Sequence[Method] = METHODS, fallback: Fallback = "none") -> str | None:
+    """Like `extract_answer`, in a text without reasoning."""
     for method in methods:
         answer = _FINDERS[method](text)
         if answer and (answer := answer.strip()):
+            if method == "phrase" and fallback.startswith("last") and _WORD.match(answer):
+                return last_math(answer, numbers=True) or answer
             return answer
-    if fallback == "last_number":
-        return last_number(text)
-    return (text.strip() or None) if fallback == "whole" else None
+    if fallback == "none":
+        return None
+    text = text.strip()
+    if fallback == "whole" or (text and _is_bare(text)):
+        return text or None
+    return last_math(text, numbers=fallback == "last_number")
+
+
+def final_text(completion: str, think_opened_by_prompt: bool = False) -> str | None:
+    """What the assistant's own turn says after its reasoning; None where it is still thinking."""
+    text = after_reasoning(own_turn(completion), think_opened_by_prompt)
+    return text if text is None else text[-TAIL:]
+
+
+def own_turn(completion: str) -> str:
+    """The completion up to the first token that ends a turn or opens another one."""
+    if not any(mark in completion for mark in _TURN_MARKS):
+        return completion
+    header = _HEADER.match(completion)
+    start = header.end() if header else 0
+    end = _TURN.search(completion, start)
+    return completion[start : end.start()] if end else completion[start:]
 
 
 def after_reasoning(completion: str, think_opened_by_prompt: bool = False) -> str | None:
-    """What comes after the last `</think>`; None where the completion is still thinking."""
-    _, closed, text = completion.rpartition("</think>")
-    if "<think>" in text or (think_opened_by_prompt and not closed):
+    """What comes after the last closed reasoning block; None where the completion is still thinking."""
+    opened = max(completion.rfind(mark) for mark, _ in _REASONING)
+    closed, end = max((completion.rfind(mark), len(mark)) for _, mark in _REASONING)
+    if opened > closed or (think_opened_by_prompt and closed < 0):
         return None
-    return text
+    return completion[closed + end :] if closed >= 0 else completion
+
+
+def boxes(text: str) -> list[tuple[int, int, int]]:
+    r"""All balanced `\boxed{}` and `\fbox{}`, of nested ones the outermost: where it begins, its content begins and ends."""
+    first = _BOX.search(text)
+    if first is None:
+        return []
+    found: list[tuple[int, int, int]] = []
+    open_braces: list[tuple[int, int]] = []  # of each open brace: where a box and its content begin, or -1
+    for token in _BRACE.finditer(text, first.start()):
+        if token[1] or token[0] == "{":
+            open_braces.append((token.start(), token.end()) if token[1] else (-1, -1))
+        elif token[0] == "}" and open_braces:
+            start, content = open_braces.pop()
+            if start >= 0:
+                while found and found[-1][0] > start:
+                    found.pop()
+                found.append((start, content, token.start()))
+    return found
 
 
 def last_boxed(text: str) -> str | None:
-    """The content of the last balanced `\\boxed{}` or `\\fbox{}`; of nested ones the outermost."""
-    first = _BOX.search(text)
-    if first is None:
-        return None
-    answer, open_braces = None, []  # of each open brace: where a box's content starts, or -1
-    for token in _BRACE.finditer(text, first.start()):
-        if token[1] or token[0] == "{":
-            open_braces.append(token.end() if token[1] else -1)
-        elif token[0] == "}" and open_braces and (start := open_braces.pop()) >= 0:
-            answer = (start, token.start())
-    return None if answer is None else text[slice(*answer)]
+    r"""The content of the last balanced `\boxed{}` or `\fbox{}`; of boxes joined to it too, as a list."""
+    found = boxes(text)
+    if not found:
+        badly = _BOX_CLOSED_BADLY.search(text)
+        return badly[1] if badly else None
+    next_start, content, end = found[-1]
+    parts = [text[content:end]]
+    for start, content, end in found[-2::-1]:
+        joint = _JOINT.fullmatch(text, end + 1, next_start) if next_start - end <= _JOINT_LENGTH else None
+        if joint is None:
+            break
+        parts += [" or " if joint["word"].endswith("or") else ", ", text[content:end]]
+        next_start = start
+    return "".join(reversed(parts))
 
 
 def after_hashes(text: str) -> str | None:
-    """The rest of the line after the last `####`."""
+    """The rest of the line after the last `####`, unless it is a heading (`#### Step 2: ...`)."""
     _, mark, rest = text.rpartition("####")
-    return rest.partition("\n")[0] if mark else None
+    line = rest.partition("\n")[0]
+    return line if mark and not _HEADING.match(line) else None
 
 
 def last_tag(text: str) -> str | None:
@@ -86,20 +174,44 @@ def last_tag(text: str) -> str | None:
 
 
 def after_phrase(text: str) -> str | None:
-    """The rest of the sentence after the last "the answer is", "final answer:" and the like."""
+    """The rest of the sentence after the last "the answer is", "final answer: the largest n is" and the like."""
     end = -1
     for match in _PHRASE.finditer(text):
         end = match.end()
     sentence = _SENTENCE.match(text, end) if end >= 0 else None
-    return sentence[0] if sentence else None
+    if sentence is None:
+        return None
+    prose = _PROSE.match(sentence[0])
+    return sentence[0][prose.end() :] if prose and sentence[0][prose.end() :].strip() else sentence[0]
 
 
-def last_number(text: str) -> str | None:
-    """The last number written in digits."""
+def last_math(text: str, numbers: bool) -> str | None:
+    """The last formula between math delimiters; with `numbers` the last number, where that comes later."""
+    formula, formula_end, opened, start = None, 0, "", 0
+    for token in _DELIMITER.finditer(text):
+        mark = token[0]
+        if opened and mark == _CLOSES[opened]:
+            if text[start : token.start()].strip():
+                formula, formula_end = text[start : token.start()], token.end()
+            opened = ""
+        elif mark == "\n":
+            opened = "" if opened in ("$", "\\(") else opened  # a formula in a line does not go on in the next
+        elif mark in _CLOSES and (not opened or opened == "$"):
+            opened, start = mark, token.end()
     number = None
-    for match in _NUMBER.finditer(text):
+    for match in _NUMBER.finditer(text, formula_end) if numbers else ():
         number = match[0]
-    return number.rstrip(",") if number else None
+    if number is not None:
+        return number.strip().rstrip(",")
+    return None if formula is None else formula.strip()
+
+
+def _is_bare(text: str) -> bool:
+    """Whether the text is a formula or a number without delimiters: one short line without words."""
+    delimited = "$" in text.strip("$") or "\\[" in text or "\\(" in text
+    return (
+        len(text) <= 200 and "\n" not in text and not delimited and not (_WORD.search(text) or _PLAIN_WORD.search(text))
+    )
 
 
 _FINDERS: dict[str, Callable[[str], str | None]] = {

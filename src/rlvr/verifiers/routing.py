@@ -6,13 +6,14 @@ the task's name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rlvr.errors import DataError
-from rlvr.records import Rollout, Task
-from rlvr.verifiers.base import Verifier, as_verifier
+from rlvr.errors import ConfigError, DataError
+from rlvr.records import Rollout, Task, Verdict
+from rlvr.verifiers.base import Verifier, as_verifier, display_name
 from rlvr.verifiers.pool import VerifierPool
+from rlvr.verifiers.pool.sandbox import missing as missing_sandbox
 
 SHOWN = 3
 """Bad tasks that an error names."""
@@ -39,17 +40,36 @@ class Verification:
         return self._named[task.verifier]
 
     def check(self, tasks: Iterable[Task]) -> None:
-        """DataError that names the first tasks which their verifier cannot check, and counts them."""
+        """DataError that names the first tasks which their verifier cannot check, and counts them; ConfigError where a
+        verifier needs a sandbox and there can be none."""
+        tasks = list(tasks)
+        if any(self.of(task).needs.sandbox for task in tasks) and (problem := missing_sandbox()) is not None:
+            raise ConfigError(problem)
         bad = [(task, problem) for task in tasks if (problem := self.of(task).check_task(task)) is not None]
         if bad:
             shown = "\n".join(f"  {task.id}: {problem}" for task, problem in bad[:SHOWN])
             raise DataError(f"{len(bad)} tasks cannot be verified; mend or remove them:\n{shown}")
 
+    def by_group(self, task: Task) -> bool:
+        """Whether the verifier of a task wants the rollouts of a group together."""
+        return self.of(task).verify_group is not None
+
     async def verify(self, rollout: Rollout) -> Rollout:
         """The rollout with its verdict."""
         verifier = self.of(rollout.task)
-        verdict = await self.pool.verify(verifier, rollout.task, rollout.text, rollout)
-        name = getattr(verifier, "name", type(verifier).__name__)
-        rollout.verdicts[name] = verdict
-        rollout.timings["verify"] = verdict.seconds
-        return rollout
+        return _put(rollout, verifier, await self.pool.verify(verifier, rollout.task, rollout.text, rollout))
+
+    async def verify_group(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """Rollouts of one task with their verdicts, given in one call where the verifier wants them together."""
+        if not rollouts:
+            return []
+        task = rollouts[0].task
+        verifier = self.of(task)
+        verdicts = await self.pool.verify_group(verifier, task, [rollout.text for rollout in rollouts], rollouts)
+        return [_put(rollout, verifier, verdict) for rollout, verdict in zip(rollouts, verdicts, strict=True)]
+
+
+def _put(rollout: Rollout, verifier: Verifier, verdict: Verdict) -> Rollout:
+    rollout.verdicts[display_name(verifier)] = verdict
+    rollout.timings["verify"] = verdict.seconds
+    return rollout

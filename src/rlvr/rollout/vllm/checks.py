@@ -5,6 +5,7 @@ Every finding is a ConfigError that names the server, what differs and how to st
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rlvr.errors import ConfigError, DataError
@@ -14,50 +15,56 @@ from rlvr.rollout.vllm.options import VLLMServerOptions
 
 TEXT = "What is 12 + 30? Answer: 42, \\boxed{42}.\n"
 """Tokenised by both sides."""
-SHAPE = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+SHAPE = (
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+)
 """What must agree in the configurations, where both have it."""
 SECONDS = 30.0
-HOW = "start it with `VLLM_API_KEY=... python -m rlvr.rollout.vllm.serve --model PATH --port N --weight-transfer-config '{\"backend\": %s}'`"
+HOW = 'start it with `VLLM_API_KEY=... python -m rlvr.rollout.vllm.serve --model PATH --port N --weight-transfer-config \'{"backend": "%s"}\'`'
 
 
 async def check_server(client: Client, policy: Policy, options: VLLMServerOptions, transfer: str) -> int:
     """Set the client's model and return the server's context, in tokens. ConfigError says what does not fit."""
-    how = HOW % (f'"{transfer}"' if transfer != "files" else '"shared_memory"')
+    how = HOW % ("nccl" if transfer == "nccl" else "shared_memory")
     try:
-        models = await client.ask("GET", "/v1/models", SECONDS)
-        card = models["data"][0]
+        card = (await client.ask("GET", "/v1/models", SECONDS))["data"][0]
         client.model = str(card["id"])
-        tokenised = await client.ask("POST", "/tokenize", SECONDS, {"model": client.model, "prompt": TEXT, "add_special_tokens": False})
-        info = await client.ask("GET", "/server_info?config_format=json", SECONDS)
+        asked = {"model": client.model, "prompt": TEXT, "add_special_tokens": False}
+        tokens = (await client.ask("POST", "/tokenize", SECONDS, asked))["tokens"]
+        settings = (await client.ask("GET", "/server_info?config_format=json", SECONDS))["vllm_config"]
+        model = (await client.call("rlvr_model", SECONDS, keys=list(SHAPE)))[0]
     except ServerTrouble as trouble:
-        raise ConfigError(f"rollout.engine: the server {client.url} cannot be used: {trouble}") from trouble
+        raise ConfigError(f"rollout.engine: the server {client.url} cannot be used: {trouble}; {how}") from trouble
     except DataError as refusal:
         raise ConfigError(
             f"rollout.engine: {refusal}. A server that takes weights needs its key in ${options.api_key_env}, and endpoints "
             f"that vLLM has only in development mode: {how}"
         ) from refusal
     except (KeyError, IndexError, TypeError) as error:
-        raise ConfigError(f"rollout.engine: {client.url} is not a vLLM server that is known: {how}") from error
-    if list(tokenised["tokens"]) != policy.tokenizer.encode(TEXT, add_special_tokens=False):
+        raise ConfigError(f"rollout.engine: {client.url} does not answer as a vLLM server does: {how}") from error
+    if list(tokens) != policy.tokenizer.encode(TEXT, add_special_tokens=False):
         raise ConfigError(f"rollout.engine: the server {client.url} has another tokenizer than the policy: {how}")
-    problem = _differs(info.get("vllm_config", {}), policy, transfer)
-    if problem:
+    if problem := _differs(settings, model, policy, transfer):
         raise ConfigError(f"rollout.engine: the server {client.url} {problem}: {how}")
     return int(card.get("max_model_len") or policy.context)
 
 
-def _differs(config: dict[str, Any], policy: Policy, transfer: str) -> str | None:
-    """What does not fit in a server's configuration, in words."""
-    model = config.get("model_config", {})
-    theirs = model.get("hf_text_config") or model.get("hf_config") or {}
+def _differs(settings: Mapping[str, Any], model: Mapping[str, Any], policy: Policy, transfer: str) -> str | None:
+    """What does not fit in a server's settings and model, in words."""
     ours = policy.causal_lm.config.get_text_config().to_dict()
-    if isinstance(theirs, dict):
-        for key in SHAPE:
-            if key in theirs and key in ours and theirs[key] != ours[key]:
-                return f"has another model: its {key} is {theirs[key]}, the policy's {ours[key]}"
-    if (mode := model.get("logprobs_mode", "processed_logprobs")) != "processed_logprobs":
+    for key, theirs in model.items():
+        if key in ours and theirs != ours[key]:
+            return f"has another model: its {key} is {theirs}, the policy's {ours[key]}"
+    if (dtype := settings["model_config"].get("dtype")) != str(policy.dtype):
+        return f"computes in {dtype}, the policy in {policy.dtype}"
+    if (mode := settings["model_config"].get("logprobs_mode")) != "processed_logprobs":
         return f"gives {mode}, not log-probs of the distribution that was sampled from"
-    backend = (config.get("weight_transfer_config") or {}).get("backend")
-    if transfer != "files" and backend != transfer:
-        return f"takes weights by {backend}, not by {transfer}"
-    return None
+    backend = (settings.get("weight_transfer_config") or {}).get("backend")
+    wanted = "nccl" if transfer == "nccl" else "shared_memory"
+    return None if backend == wanted else f"takes weights by {backend}, not by {wanted}"

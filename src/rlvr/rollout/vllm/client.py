@@ -14,7 +14,7 @@ import aiohttp
 from rlvr.errors import DataError
 from rlvr.rollout.vllm.requests import Answer
 
-RPC = ("reload_weights", "rlvr_weights")
+RPC = ("rlvr_model", "rlvr_weights")
 """Methods of vLLM's workers without an endpoint of their own."""
 
 
@@ -64,6 +64,8 @@ class Client:
         if method == "commit":
             await self.ask("POST", "/reset_prefix_cache?reset_running_requests=true", timeout)
             return await self.ask("POST", "/update_weight_version", timeout, {"new_version": arguments["version"]})
+        if method == "get_world_size":
+            return (await self.ask("GET", "/get_world_size", timeout))["world_size"]
         if method == "pause":
             return await self.ask("POST", f"/pause?mode={arguments['mode']}", timeout)
         if method == "load_lora_adapter":

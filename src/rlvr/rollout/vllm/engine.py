@@ -105,7 +105,7 @@ class VLLMEngine:
             return SharedMemoryTransfer()
         from rlvr.rollout.vllm.gpu_transfer import ipc_transfer
 
-        return ipc_transfer(self._call)
+        return ipc_transfer()
 
     def _wake(self) -> None:
         if self._asleep:

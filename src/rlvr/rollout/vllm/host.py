@@ -146,7 +146,9 @@ def _settle(settled: list[tuple[asyncio.Future[Answer], Any]]) -> None:
         if isinstance(answer, Answer):
             future.set_result(answer)
         else:
-            future.set_exception(answer if isinstance(answer, Exception) else TrainingError(f"vLLM refused a request: {answer}"))
+            future.set_exception(
+                answer if isinstance(answer, Exception) else TrainingError(f"vLLM refused a request: {answer}")
+            )
 
 
 def _read(host: weakref.ref[EngineHost], pipe: Connection) -> None:

@@ -25,7 +25,9 @@ def version() -> str:
     numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2] if part.isdigit())
     if not OLDEST <= numbers < BEFORE:
         low, high = (".".join(map(str, v)) for v in (OLDEST, BEFORE))
-        raise ConfigError(f"vLLM {found} is installed, this engine works with {low} up to, not including, {high}: {INSTALL}")
+        raise ConfigError(
+            f"vLLM {found} is installed, this engine works with {low} up to, not including, {high}: {INSTALL}"
+        )
     return found
 
 

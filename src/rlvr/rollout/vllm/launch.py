@@ -18,8 +18,22 @@ from rlvr.policy.adapters import is_adapter
 from rlvr.rollout.vllm import installed
 from rlvr.rollout.vllm.options import Common
 
-OURS = frozenset({"model", "load_format", "logprobs_mode", "generation_config", "worker_extension_cls", "weight_transfer_config", "trust_remote_code"})
+OURS = frozenset(
+    {
+        "model",
+        "load_format",
+        "logprobs_mode",
+        "generation_config",
+        "worker_extension_cls",
+        "weight_transfer_config",
+        "trust_remote_code",
+    }
+)
 """Engine arguments that this library decides."""
+
+
+LONGEST = 60
+"""Characters of a folder for sockets, whose paths may have 107 in all."""
 
 
 def sends_adapter(policy: Policy, options: Common) -> bool:
@@ -54,6 +68,8 @@ def engine_arguments(policy: Policy, folder: Path, options: Common, transfer: st
         arguments["kv_cache_memory_bytes"] = int(kv_cache * 2**30)
     if on_cpu:
         arguments["enforce_eager"] = True  # compiling takes minutes and gains little here
+        # vLLM takes back what it drew for a part of a prompt, which a CPU's random generator cannot: whole prompts only.
+        arguments["enable_chunked_prefill"] = False
     else:
         arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
     if sends_adapter(policy, options):
@@ -70,9 +86,12 @@ def environment(policy: Policy, options: Common, folder: Path) -> dict[str, str]
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "TOKENIZERS_PARALLELISM": "false",
         "TMPDIR": str(folder),
+        "VLLM_RPC_BASE_PATH": str(folder) if len(str(folder)) <= LONGEST else "/tmp",
         "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", default_cache()),  # kept from run to run
     }
-    if options.tensor_parallel_size == 1:  # the model in the process of the engine, not in one beside it that waits busily
+    if (
+        options.tensor_parallel_size == 1
+    ):  # the model in the process of the engine, not in one beside it that waits busily
         variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if policy.device.type == "cpu" and options.threads is not None:
         variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(options.threads)}
@@ -88,7 +107,9 @@ def check_device(policy: Policy) -> None:
     """ConfigError when the installed vLLM is not for the policy's device."""
     if (policy.device.type == "cpu") != installed.for_cpu():
         here, other = ("a CPU", "a GPU") if policy.device.type == "cpu" else ("a GPU", "a CPU")
-        raise ConfigError(f"model.device is {here}, and the vLLM installed here is built for {other}: {installed.INSTALL}")
+        raise ConfigError(
+            f"model.device is {here}, and the vLLM installed here is built for {other}: {installed.INSTALL}"
+        )
 
 
 def _allowed_rank(rank: int) -> int:
@@ -96,5 +117,6 @@ def _allowed_rank(rank: int) -> int:
     for allowed in (1, 8, 16, 32, 64, 128, 256, 320, 512):
         if rank <= allowed:
             return allowed
-    raise ConfigError(f"model.adapter.r {rank} is larger than vLLM takes (512): set rollout.engine's merge_adapter to true")
-
+    raise ConfigError(
+        f"model.adapter.r {rank} is larger than vLLM takes (512): set rollout.engine's merge_adapter to true"
+    )

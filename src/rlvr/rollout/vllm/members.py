@@ -102,7 +102,9 @@ class Members:
         """Mark a server stale, give up what is open there, and begin to bring it back."""
         if member.returning or member.state == State.GONE:
             return
-        log.warning("%s is stale: %s; its %d requests are asked again elsewhere", member.name, trouble, len(member.tasks))
+        log.warning(
+            "%s is stale: %s; its %d requests are asked again elsewhere", member.name, trouble, len(member.tasks)
+        )
         member.state, member.trouble, member.returning = State.STALE, trouble, True
         for task in member.tasks:
             task.cancel()

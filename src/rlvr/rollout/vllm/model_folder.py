@@ -6,7 +6,9 @@ read twice.
 
 from __future__ import annotations
 
+import atexit
 import copy
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -15,8 +17,10 @@ from rlvr.policy import Policy
 
 
 def scratch_folder() -> Path:
-    """A fresh folder for what a started process needs; it goes when its owner closes or dies."""
-    return Path(tempfile.mkdtemp(prefix=lifeline.PREFIX))
+    """A fresh folder for what a started process needs; it goes when its owner closes, exits or dies."""
+    folder = Path(tempfile.mkdtemp(prefix=lifeline.PREFIX))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def describe(policy: Policy, folder: Path) -> None:

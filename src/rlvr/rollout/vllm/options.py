@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from rlvr.errors import ConfigError
 from rlvr.policy import Policy
 from rlvr.registry import register
 from rlvr.rollout.engine import InFlight
@@ -86,6 +87,10 @@ class VLLMServerOptions(Common):
     `urls`. The servers in `urls` have to be started for it."""
     weights_dir: str | None = None
     """For `files`: a folder that the trainer writes and every server reads; null: a temporary one on this machine."""
+    address: str = "127.0.0.1"
+    """For `nccl`: where servers reach the trainer."""
+    devices: tuple[str, ...] = ()
+    """For each started server the CUDA_VISIBLE_DEVICES that it gets; by NCCL it cannot share a GPU with the trainer."""
     restarts: int = 3
     """How often a lost server is brought back before it is given up."""
     request_timeout: float = 1800.0
@@ -99,4 +104,8 @@ class VLLMServerOptions(Common):
         """The engine for `policy`, with its servers up. ConfigError when one cannot be used."""
         from rlvr.rollout.vllm.server_engine import VLLMServerEngine
 
+        if self.devices and len(self.devices) != self.servers:
+            raise ConfigError(f"rollout.engine: {self.servers} servers need as many `devices`, not {len(self.devices)}")
+        if not self.urls and self.servers < 1:
+            raise ConfigError("rollout.engine vllm-server: start at least one server, or give `urls`")
         return VLLMServerEngine(policy, self, in_flight)

@@ -7,6 +7,7 @@ Between two steps all that has arrived is taken, so requests made together are s
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -14,9 +15,16 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
+from rlvr import lifeline
 from rlvr.rollout.vllm.requests import Answer
 
-WEIGHTS = ("init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update", "reload_weights", "rlvr_weights")
+WEIGHTS = (
+    "init_weight_transfer_engine",
+    "start_weight_update",
+    "update_weights",
+    "finish_weight_update",
+    "rlvr_weights",
+)
 """Methods of vLLM's workers; the others below are the engine's."""
 
 
@@ -32,12 +40,10 @@ def main() -> None:
         pipe.send(("failed", f"{type(error).__name__}: {error}"))
         sys.stdout.flush()
         os._exit(1)
-    try:
+    with contextlib.suppress(EOFError):  # the trainer closed the pipe
         server.serve()
-    except EOFError:  # the trainer closed the pipe
-        pass
     sys.stdout.flush()
-    os._exit(0)  # vLLM's own ending waits for threads and warns; there is nothing left to save
+    lifeline.leave()  # vLLM's own ending waits for threads and warns; there is nothing left to save
 
 
 class Server:
@@ -72,7 +78,9 @@ class Server:
             while self.pipe.poll(0 if self._may_step() or self._done else None):
                 self._take(*self.pipe.recv())
             if self._may_step():
-                self._done += [(int(output.request_id), _answer(output)) for output in self.engine.step() if output.finished]
+                self._done += [
+                    (int(output.request_id), _answer(output)) for output in self.engine.step() if output.finished
+                ]
             if self._done:
                 self.pipe.send(("done", self._done))
                 self._done = []
@@ -94,7 +102,9 @@ class Server:
                 traceback.print_exc()
                 self.pipe.send(("error", number, f"{type(error).__name__}: {error}"))
 
-    def _generate(self, number: int, token_ids: tuple[int, ...], fields: dict[str, Any], adapter: dict[str, Any] | None) -> None:
+    def _generate(
+        self, number: int, token_ids: tuple[int, ...], fields: dict[str, Any], adapter: dict[str, Any] | None
+    ) -> None:
         from vllm.lora.request import LoRARequest
 
         try:
@@ -102,7 +112,9 @@ class Server:
                 fields["structured_outputs"] = self._constrained(**fields["structured_outputs"])
             sampling = self._sampling(**fields, flat_logprobs=True, output_kind=self._final)
             prompt = {"prompt_token_ids": list(token_ids)}
-            self.engine.add_request(str(number), prompt, sampling, lora_request=LoRARequest(**adapter) if adapter else None)
+            self.engine.add_request(
+                str(number), prompt, sampling, lora_request=LoRARequest(**adapter) if adapter else None
+            )
         except Exception as error:  # what vLLM refuses concerns this request alone
             self._done.append((number, f"{type(error).__name__}: {error}"))
 
@@ -124,7 +136,9 @@ def _answer(output: Any) -> Answer:
     sampled = output.outputs[0]
     return Answer(
         token_ids=list(sampled.token_ids),
-        logprobs=[sampled.logprobs.logprobs[i] for i in sampled.logprobs.start_indices],  # the sampled token comes first
+        logprobs=[
+            sampled.logprobs.logprobs[i] for i in sampled.logprobs.start_indices
+        ],  # the sampled token comes first
         finish_reason=str(sampled.finish_reason),
         stop_reason=sampled.stop_reason,
         versions=[(span.version, span.start, span.end) for span in sampled.weight_versions or ()],

@@ -91,6 +91,11 @@ class WorkerExtension:
     model_runner: Any
     weight_transfer_engine: Any
 
+    def rlvr_model(self, keys: list[str]) -> dict[str, Any]:
+        """These entries of the model's text configuration, where it has them."""
+        config = self.model_runner.model_config.hf_text_config.to_dict()
+        return {key: config[key] for key in keys if key in config}
+
     def rlvr_weights(self, shapes: dict[str, list[int]]) -> dict[str, Any]:
         """What this worker holds: `checksums` by Hugging Face name, None where it cannot be told (a weight that was packed
         for its kernel, split over workers or quantised); `unreached`: parameters that the last update left as they were."""
@@ -99,7 +104,11 @@ class WorkerExtension:
         packed = getattr(model, "packed_modules_mapping", {})
         found = {name: _checksum(name, shapes, mine, packed) for name in shapes}
         loaded = getattr(self.weight_transfer_engine, "loaded", None)
-        unreached = [] if loaded is None else sorted(plain for name in mine if (plain := name.replace(".base_layer.", ".")) not in loaded)
+        unreached = (
+            []
+            if loaded is None
+            else sorted(plain for name in mine if (plain := name.replace(".base_layer.", ".")) not in loaded)
+        )
         return {"checksums": found, "unreached": [name for name in unreached if ".lora_" not in name]}
 
 

@@ -27,7 +27,9 @@ DEFAULTS = {"--host": "127.0.0.1", "--weight-transfer-config": json.dumps({"back
 def main() -> None:
     """Serve until asked to stop."""
     if not os.environ.get(KEY):
-        sys.exit(f"set {KEY} to a secret: this server takes weights and runs methods, so it does not start without a key")
+        sys.exit(
+            f"set {KEY} to a secret: this server takes weights and runs methods, so it does not start without a key"
+        )
     os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # the endpoints that take weights; the guard stands before all of them
     given = sys.argv[1:]
     absent = [part for option, value in DEFAULTS.items() if option not in given for part in (option, value)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import shutil
 import threading
 from collections.abc import Callable, Coroutine, Iterable
@@ -17,7 +18,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlvr.errors import ConfigError, DataError, TrainingError
+from rlvr.errors import DataError, TrainingError
 from rlvr.policy import Policy
 from rlvr.rollout.engine import Bucket, Completion, InFlight, Published, Request
 from rlvr.rollout.vllm import installed, launch, requests
@@ -52,6 +53,8 @@ class VLLMServerEngine:
         self._weights_lock = threading.Lock()
         """Held while weights are sent, and while the trainer takes the right to send them back."""
         self._transfer: Transfer | None = None
+        self._offsets: dict[Member, int] = {}
+        """First rank of each server's workers, where weights go by NCCL."""
         self._adapter = AdapterFiles(policy, self._folder) if launch.sends_adapter(policy, options) else None
         self._with_base: set[Member] = set()
         """Servers that have the weights under the adapter."""
@@ -83,7 +86,10 @@ class VLLMServerEngine:
     def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> Published:
         """Give every server that answers the new weights, after requests under way are done or, with `continue`, between two
         of their tokens. TrainingError when no server takes them."""
-        with self._gate.emptied(self.options.publish_timeout) if self._gate else contextlib.nullcontext(), self._weights_lock:
+        with (
+            self._gate.emptied(self.options.publish_timeout) if self._gate else contextlib.nullcontext(),
+            self._weights_lock,
+        ):
             self._weights = None
             sound = [member for member in self._members.all if self._is_up(member)]
             published = self._give(sound, version, weights)
@@ -128,7 +134,9 @@ class VLLMServerEngine:
             for url in options.urls:
                 client = Client(url, key, "")
                 self._opened.append(Member(url, client, None))
-                self.context = min(self.context, await check_server(client, self.policy, options, self._transfer_name()))
+                self.context = min(
+                    self.context, await check_server(client, self.policy, options, self._transfer_name())
+                )
         else:
             installed.version()
             launch.check_device(self.policy)
@@ -136,15 +144,19 @@ class VLLMServerEngine:
             await asyncio.gather(*(self._start(number) for number in range(count)))
             self.context = min(self.context, options.max_model_len or self.context)
         health = (options.health_every, options.health_timeout)
-        members = Members(self._opened, self._catch_up, self._is_current, options.restarts, options.start_timeout, health)
+        members = Members(
+            self._opened, self._catch_up, self._is_current, options.restarts, options.start_timeout, health
+        )
         members.watch()
         return members
 
     async def _start(self, number: int) -> None:
         options = self.options
-        arguments = launch.engine_arguments(self.policy, self._folder / "model", options, self._transfer_name())
+        arguments = launch.engine_arguments(self.policy, self._folder / "model", options, self._backend())
         arguments["data_parallel_size"] = options.data_parallel_size
         environment = launch.environment(self.policy, options, self._folder)
+        if options.devices:
+            environment["CUDA_VISIBLE_DEVICES"] = options.devices[number]
         if self._adapter is not None:
             environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         port = None if options.port is None else options.port + number
@@ -162,20 +174,28 @@ class VLLMServerEngine:
     # weights
 
     def _transfer_name(self) -> str:
+        """The transfer as this library calls it."""
         if self.options.transfer != "auto":
             return self.options.transfer
         if self.policy.device.type != "cpu":
             return "nccl"
         return "files" if self.options.urls else SHARED_MEMORY
 
+    def _backend(self) -> str:
+        """The transfer as vLLM's registry knows it: files are read as shared memory is."""
+        return "nccl" if self._transfer_name() == "nccl" else SHARED_MEMORY
+
     def _make_transfer(self, members: list[Member]) -> Transfer:
         name = self._transfer_name()
         if name == "nccl":
             from rlvr.rollout.vllm.gpu_transfer import nccl_transfer
 
-            return nccl_transfer(lambda method, **arguments: self._all(members, method, arguments), len(members))
+            sizes = self._all(members, "get_world_size", {})
+            self._offsets = {member: 1 + sum(sizes[:place]) for place, member in enumerate(members)}
+            return nccl_transfer(self.options.address, sum(sizes))
         if name == "files":
-            return FileTransfer(Path(self.options.weights_dir) / f"rlvr-weights-{os.getpid()}" if self.options.weights_dir else self._folder / "weights")
+            shared = Path(self.options.weights_dir) if self.options.weights_dir else self._folder
+            return FileTransfer(shared / f"weights-{secrets.token_hex(4)}")
         return SharedMemoryTransfer()
 
     def _give(self, members: list[Member], version: int, weights: Callable[[], Iterable[Bucket]]) -> Published:
@@ -188,6 +208,9 @@ class VLLMServerEngine:
         busy = any(member.tasks for member in sound)
         if busy:  # they wait where they are, and go on with the new weights
             call("pause", mode="keep")
+        if self._transfer is not None and self._offsets and set(self._offsets) != set(sound):
+            self._transfer.close()  # a group of NCCL can neither lose nor take in a member
+            self._transfer = None
         if self._transfer is None:
             self._transfer = self._make_transfer(sound)
         published = self._give_adapter(sound, version, call) if self._adapter else self._transfer.send(weights, call)
@@ -203,16 +226,19 @@ class VLLMServerEngine:
         assert self._adapter is not None and self._transfer is not None
         base, without = None, [member for member in sound if member not in self._with_base]
         if without:
-            base = self._transfer.send(lambda: base_weights(self.policy), lambda method, **given: self._all(without, method, given))
+            base = self._transfer.send(
+                lambda: base_weights(self.policy), lambda method, **given: self._all(without, method, given)
+            )
             self._with_base |= set(without)
         published = self._adapter.write(version, base)
         call("load_lora_adapter", **self._adapter.current or {})
         return published
 
     def _catch_up(self, member: Member) -> bool:
-        """Give a server that came back the current weights; False when the trainer is about to change them."""
+        """Give a server that came back the current weights; False when it has to wait for the next publish: the trainer is
+        about to change them, or they go to all servers together."""
         with self._weights_lock:
-            if self._weights is None:
+            if self._weights is None or self._transfer_name() == "nccl":
                 return False
             self._with_base.discard(member)
             self._give([member], self.version, self._weights)
@@ -222,8 +248,11 @@ class VLLMServerEngine:
         """A method on these servers at once; those that fail are lost and leave the list. TrainingError when none is left."""
 
         async def one(member: Member) -> Any:
+            given = arguments
+            if method == "init_weight_transfer_engine":  # each server's workers have ranks of their own
+                given = {"init_info": {**arguments["init_info"], "rank_offset": self._offsets[member]}}
             try:
-                return await member.client.call(method, self.options.publish_timeout, **arguments)
+                return await member.client.call(method, self.options.publish_timeout, **given)
             except (ServerTrouble, DataError) as error:
                 return error
 

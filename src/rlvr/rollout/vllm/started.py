@@ -35,7 +35,13 @@ class StartedServer:
     """How to start, and start again, one server. `arguments` are vLLM's engine arguments."""
 
     def __init__(
-        self, name: str, arguments: Mapping[str, Any], environment: Mapping[str, str], folder: Path, port: int | None, model: str
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        environment: Mapping[str, str],
+        folder: Path,
+        port: int | None,
+        model: str,
     ) -> None:
         self.name, self.arguments, self.folder, self.port, self.model = name, arguments, folder, port, model
         self.log = folder / f"{name.replace(' ', '-')}.log"
@@ -93,7 +99,6 @@ class StartedServer:
             return False
         raise ConfigError(f"rollout.engine vllm-server: {self.name} ended with code {self.process.poll()}:\n{text}")
 
-
     async def _warm_up(self, client: Client, deadline: float) -> None:
         """Sample two tokens: what the first use compiles is done then, and a model that cannot be computed is refused."""
         fields = {"max_tokens": 2, "seed": 0, "logprobs": 0, "detokenize": False}
@@ -134,4 +139,6 @@ def check_free(port: int, name: str) -> None:
         try:
             probe.bind((HOST, port))
         except OSError as error:
-            raise ConfigError(f"rollout.engine: port {port} for {name} is taken ({error.strerror}): choose another, or null for a free one") from error
+            raise ConfigError(
+                f"rollout.engine: port {port} for {name} is taken ({error.strerror}): choose another, or null for a free one"
+            ) from error

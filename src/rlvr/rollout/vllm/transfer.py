@@ -1,7 +1,7 @@
 """The trainer's end of a publish: weights to one or many engines, bucket by bucket.
 
-`shared_memory` writes each bucket into memory that engines on this machine map; `nccl` and `ipc` are vLLM's own weight
-transfer between GPUs; `files` writes safetensors to a folder that servers can read. Invariants: never more than one bucket
+`shared_memory` writes each bucket into memory that engines on this machine map; `files` into a folder that servers can read;
+`nccl` and `ipc` are vLLM's own weight transfer between GPUs (gpu_transfer). Invariants: never more than one bucket
 of the weights is held besides the trainer's own; when `send` returns, every engine that did not fail has all of it.
 """
 
@@ -43,7 +43,7 @@ class Transfer(Protocol):
 def checksum(tensor: torch.Tensor) -> str:
     """A short digest of a tensor's bytes."""
     data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-    return hashlib.blake2b(data, digest_size=8).hexdigest()
+    return hashlib.blake2b(data.tobytes(), digest_size=8).hexdigest()
 
 
 class SharedMemoryTransfer:
@@ -60,30 +60,12 @@ class SharedMemoryTransfer:
 
     def send(self, weights: Weights, call: Call) -> Published:
         """See the protocol."""
-        start, sent = time.perf_counter(), 0
-        call("start_weight_update")
-        for bucket in weights():
-            call("update_weights", update_info=self._write(bucket))
-            sent += sum(tensor.nbytes for _, tensor in bucket)
-        call("finish_weight_update")
-        return Published(sent, time.perf_counter() - start)
+        return _send(weights, call, self._write)
 
     def _write(self, bucket: Bucket) -> dict[str, Any]:
-        offsets, size = [], 0
-        for _, tensor in bucket:
-            offsets.append(size)
-            size += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-        memory = self._room_for(size)
-        for (_, tensor), offset in zip(bucket, offsets, strict=True):
-            target = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
-            target.view(tensor.shape).copy_(tensor)
-        return {
-            "path": self.path,
-            "names": [name for name, _ in bucket],
-            "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
-            "shapes": [list(tensor.shape) for _, tensor in bucket],
-            "offsets": offsets,
-        }
+        layout, size = _layout(bucket)
+        _fill(self._room_for(size), bucket, layout["offsets"])
+        return {"path": self.path, **layout}
 
     def _room_for(self, size: int) -> mmap.mmap:
         if self._memory is None or len(self._memory) < size:
@@ -100,31 +82,72 @@ class SharedMemoryTransfer:
 
 
 class FileTransfer:
-    """A folder of safetensors files, one a bucket, that every server reads with `reload_weights`."""
+    """One bucket at a time as a file in a folder that the trainer writes and every server reads, on whatever machine."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._number = 0
 
     def send(self, weights: Weights, call: Call) -> Published:
         """See the protocol."""
-        from safetensors.torch import save_file
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return _send(weights, call, self._write)
 
-        start, sent = time.perf_counter(), 0
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
-        for number, bucket in enumerate(weights()):
-            # A tied head shares its memory with the embedding, which safetensors refuses to write.
-            save_file({name: tensor.detach().cpu().clone() for name, tensor in bucket}, self.folder / f"{number:05}.safetensors")
-            sent += sum(tensor.nbytes for _, tensor in bucket)
-        call("reload_weights", weights_path=str(self.folder))
-        return Published(sent, time.perf_counter() - start)
+    def _write(self, bucket: Bucket) -> dict[str, Any]:
+        """A new file each time: a network file system may show another machine an old one's content."""
+        path = self.folder / f"weights-{self._number}"
+        path.unlink(missing_ok=True)
+        self._number += 1
+        path = self.folder / f"weights-{self._number}"
+        layout, size = _layout(bucket)
+        with path.open("wb+") as file:
+            file.truncate(size)
+            with mmap.mmap(file.fileno(), size) as memory:
+                _fill(memory, bucket, layout["offsets"])
+                memory.flush()
+            os.fsync(file.fileno())
+        return {"path": str(path), **layout}
 
     def close(self) -> None:
         """See the protocol."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def differing(weights: Weights, ask: Callable[[dict[str, list[int]]], list[dict[str, Any]]], dtype: torch.dtype) -> list[str]:
+def _send(weights: Weights, call: Call, write: Callable[[Bucket], dict[str, Any]]) -> Published:
+    """All buckets in one update, each where `write` puts it."""
+    start, sent = time.perf_counter(), 0
+    call("start_weight_update")
+    for bucket in weights():
+        call("update_weights", update_info=write(bucket))
+        sent += sum(tensor.nbytes for _, tensor in bucket)
+    call("finish_weight_update")
+    return Published(sent, time.perf_counter() - start)
+
+
+def _layout(bucket: Bucket) -> tuple[dict[str, Any], int]:
+    """Where the tensors of a bucket are in its memory, and how much that is."""
+    offsets, size = [], 0
+    for _, tensor in bucket:
+        offsets.append(size)
+        size += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+    layout = {
+        "names": [name for name, _ in bucket],
+        "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
+        "shapes": [list(tensor.shape) for _, tensor in bucket],
+        "offsets": offsets,
+    }
+    return layout, size
+
+
+def _fill(memory: mmap.mmap, bucket: Bucket, offsets: list[int]) -> None:
+    for (_, tensor), offset in zip(bucket, offsets, strict=True):
+        target = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
+        target.view(tensor.shape).copy_(tensor)
+
+
+def differing(
+    weights: Weights, ask: Callable[[dict[str, list[int]]], list[dict[str, Any]]], dtype: torch.dtype
+) -> list[str]:
     """Names of what engines hold otherwise than `weights`: `ask(shapes)` gives what each worker's `rlvr_weights` says.
 
     Only what a worker can tell is compared: on a CPU most matrices are packed for their kernels and cannot be read back;

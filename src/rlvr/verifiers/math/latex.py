@@ -38,9 +38,13 @@ _REPLACEMENTS = {
     **dict.fromkeys(["$", "\\(", "\\)", "\\[", "\\]", "\\left", "\\right", "\\left.", "\\right."], ""),
 }
 _WRAPPER = re.compile(
-    r"(?:\\(?:boxed|fbox|text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox|boldsymbol|bm|underline)\s*)?\{"
+    r"(?:\\(?:boxed|fbox|text|textbf|textit|textrm|textsf|textnormal|emph|mathrm|mathbf|mathit|mathsf|mbox|hbox|boldsymbol|bm|underline)\s*)?\{"
 )
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_ESCAPED_TWICE = re.compile(
+    r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|left|right|text|mathrm|pi|infty|leq?|geq?|cdot|times|pm|quad|boxed)(?![A-Za-z]))"
+)
+_GLUED = re.compile(r"(?<=[\d)}])(or|and)(?=[A-Z(\d\\-])")
 _SYMBOLS = {
     **dict.fromkeys("−–—‐‑﹣", "-"),
     **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
@@ -48,6 +52,8 @@ _SYMBOLS = {
     "×": "\\times ",
     "·": "\\cdot ",
     "⋅": "\\cdot ",
+    "٫": ".",
+    "٬": ",",
     "÷": "/",
     "⁄": "/",
     "∕": "/",
@@ -106,8 +112,12 @@ def clean(text: str) -> str:
     if not text.isascii():
         text = _SUPERSCRIPT_RUN.sub(lambda run: f"^{{{run[0].translate(_SUPERSCRIPTS)}}}", text)
         text = _ROOT.sub(r"\\sqrt{\1}", text).translate(_CHARACTERS)
+    if "\\\\" in text:
+        text = _ESCAPED_TWICE.sub(r"\\", text)
     if "\\" in text or "$" in text or "~" in text or "{,}" in text:
         text = _COMMAND.sub(lambda command: _REPLACEMENTS.get(command[0].rstrip() or "~", " "), text)
+    if "or" in text or "and" in text:
+        text = _GLUED.sub(r" \1 ", text)
     text = _strip(text)
     for _ in range(4):  # a few wrappers are honest; hundreds are a way to make this quadratic
         inner = _unwrapped(text)

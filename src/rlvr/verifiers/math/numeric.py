@@ -10,13 +10,24 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Literal
+
+from rlvr.verifiers.math.units import SCALES, dimension, other_angle
 
 MAX_DIGITS = 1000
 """Digits of a literal, and size of a decimal exponent, beyond which a text is no plain number."""
 
-_LABEL = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?'?(?:\([\w, ]*\))?\s*=(?!=)\s*|\\text\s*\{[^{}]*\}\s*=\s*")
-_SIGN = re.compile(r"\s*([+-]?)\s*(?:(?:\\?\$|[€£¥₹]|\\pounds|USD|EUR|Rs\.?)\s*)?([+-]?)\s*")
-_PLAIN = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
+_ROUNDED_DIGITS = 10
+"""A decimal of so many significant digits equals the exact number that it is the rounding of."""
+
+Percent = Literal["either", "number", "fraction"]
+Units = Literal["checked", "ignored", "required"]
+
+_ONE = Fraction(1)
+_PERCENT = Fraction(1, 100)
+_LABEL = re.compile(r"(\\?[A-Za-z]+(?:_\{?\w+\}?)?'?(?:\([\w, ]*\))?\s*|\\text\s*\{[^{}]*\}\s*)=(?!=)\s*")
+_SIGN = re.compile(r"\s*([+-]?)\s*(?:(\\?\$|[€£¥₹]|\\pounds|USD|EUR|Rs(?=\.?))\.?\s*)?([+-]?)\s*")
+_PLAIN = r"(?:[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
 _SPACED = r"\d{1,3}(?: \d{3})+(?:\.\d*)?(?![\d/])"
 _OPERAND = re.compile(rf"\s*([+-]?)\s*({_PLAIN})\s*")
 _FRACTION = re.compile(
@@ -28,20 +39,12 @@ _POWER_OF_TEN = re.compile(
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar)\s*\{(\d+)\}")
 _DECIMAL = re.compile(rf"{_SPACED}|{_PLAIN}")
 
-_SCALES = {
-    "%": Fraction(1, 100),
-    "percent": Fraction(1, 100),
-    "pct": Fraction(1, 100),
-    "dozen": Fraction(12),
-    "hundred": Fraction(100),
-    "thousand": Fraction(10**3),
-    "million": Fraction(10**6),
-    "billion": Fraction(10**9),
-    "trillion": Fraction(10**12),
-}
-_DEGREES = re.compile(r"\s*\^\s*\{?\s*\\circ\s*\}?\s*[CF]?\s*")
+_SCALES = {"%": Fraction(1, 100), **SCALES}
+_CURRENCIES = {"$": "dollar", "€": "euro", "USD": "dollar", "EUR": "euro"}
+_DEGREES = re.compile(r"\s*\^\s*\{?\s*\\circ\s*\}?\s*([CF](?![A-Za-z]))?\s*")
+_ORDINAL = re.compile(r"\s*\^?\s*\{?\s*(?:\\(?:text|mathrm)\s*)?\{?\s*(?:st|nd|rd|th)\s*\}{0,2}\s*", re.IGNORECASE)
 _TEXT = re.compile(r"\\(?:text(?:rm|bf|it|normal)?|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
-_UNIT = re.compile(r"\\?%|\\?\$|[€£¥₹]|[A-Za-z]+(?:\s*\^\s*\{?-?[23]\}?)?")
+_UNIT = re.compile(r"(\\?%|\\?\$|[€£¥₹]|[A-Za-z]+|[\u4e00-\u9fff]+)(?:\s*\^\s*\{?\s*(-?[1-4])\s*\}?)?")
 _BETWEEN_UNITS = re.compile(r"[\s/.\-]*")
 _SHORT_UNITS = re.compile(
     r"[mcdk]m|mi|ft|yd|in|k?g|mg|lbs?|oz|[md]l|sq|hrs?|mins?|secs?|ms|mph|kph|fps|[ap]m|st|nd|rd|th|[km]?hz|pts",
@@ -58,86 +61,145 @@ _NOT_UNITS = re.compile(
 
 
 @dataclass(frozen=True)
+class NumberRules:
+    """What else counts as equal: see the options of MathVerifier."""
+
+    tolerance: float = 0.0
+    percent: Percent = "either"
+    units: Units = "checked"
+
+
+_DEFAULTS = NumberRules()
+
+
+@dataclass(frozen=True)
 class Number:
     """An exact number as it was written.
 
-    `scale` is what a percent sign or a word like `million` multiplies by: 28% may mean 28 or 0.28, and is equal to
-    both, but not to 0.28%. `is_fraction` says that a denominator was written.
+    `scale` is what a percent sign or a word like `million` multiplies by. `is_fraction` says that a denominator was
+    written; `places` is how many decimals were, None where the number is no plain decimal.
     """
 
     value: Fraction
-    scale: Fraction = Fraction(1)
+    scale: Fraction = _ONE
     is_fraction: bool = False
+    places: int | None = None
+    unit: str = ""
+    """The words of its unit, as `units.dimension` reads them."""
+    label: str = ""
+    """What it is said to be (`x`)."""
 
-    def equals(self, other: Number, tolerance: float = 0.0) -> bool:
-        """Equality, exact by default; `tolerance` is relative to this number."""
-        if self.scale == other.scale:
-            return self._near(self.value, other.value, tolerance)
-        mine, others = {self.value, self.value * self.scale}, {other.value, other.value * other.scale}
-        return any(self._near(a, b, tolerance) for a in mine for b in others)
+    def equals(self, answer: Number, rules: NumberRules = _DEFAULTS) -> bool:
+        """Whether `answer` is this gold number."""
+        factor = _ONE
+        if rules.units == "required" and self.unit and not answer.unit:
+            return False
+        if rules.units != "ignored" and self.unit != answer.unit and self.unit and answer.unit:
+            if other_angle(self.unit, answer.unit):
+                return False
+            mine, its = dimension(self.unit), dimension(answer.unit)
+            if mine and its:
+                factor = its[1] / mine[1]
+            if (mine and its and mine[0] != its[0]) or (rules.units == "required" and not (mine and its)):
+                return False
+        if self.scale == answer.scale:
+            return self._near(answer, self.value, answer.value * factor, rules.tolerance)
+        golds, answers = self._readings(rules.percent), answer._readings(rules.percent)
+        return any(self._near(answer, a, b * factor, rules.tolerance) for a in golds for b in answers)
 
-    @staticmethod
-    def _near(gold: Fraction, answer: Fraction, tolerance: float) -> bool:
-        return gold == answer or (tolerance > 0 and abs(gold - answer) <= Fraction(tolerance) * abs(gold))
+    def _readings(self, percent: Percent) -> tuple[Fraction, ...]:
+        """What the number may stand for: 28% is 0.28, or 28 where the unit is understood; 5 million too may be 5 (million)."""
+        if self.scale != _PERCENT:
+            return (self.value, self.value * self.scale)
+        return {
+            "either": (self.value, self.value / 100), "number": (self.value,), "fraction": (self.value / 100,)
+        }[percent]  # fmt: skip
+
+    def _near(self, answer: Number, gold: Fraction, given: Fraction, tolerance: float) -> bool:
+        if gold == given:
+            return True
+        if tolerance > 0 and abs(gold - given) <= Fraction(tolerance) * abs(gold):
+            return True
+        return _rounds(self, answer, gold, given) or _rounds(answer, self, given, gold)
 
 
-def read_number(text: str) -> Number | None:
-    """The plain number that the cleaned `text` writes, or None."""
+def _rounds(exact: Number, rounded: Number, exact_value: Fraction, rounded_value: Fraction) -> bool:
+    """Whether `rounded` is a decimal of so many digits that it can only be `exact`, rounded or cut off."""
+    places = rounded.places
+    if not places or places < _ROUNDED_DIGITS // 2 or (exact.places is not None and exact.places <= places):
+        return False
+    unit = Fraction(1, 10**places)
+    return abs(rounded_value) >= unit * 10 ** (_ROUNDED_DIGITS - 1) and abs(exact_value - rounded_value) < unit
+
+
+def read_number(text: str, letters: bool = False) -> Number | None:
+    """The plain number that the cleaned `text` writes, or None. With `letters` a letter after it may be a unit (`5 m`)."""
     if text.isdecimal() and len(text) <= MAX_DIGITS:
-        return Number(Fraction(int(text)))
+        return Number(Fraction(int(text)), places=0)
     label = _LABEL.match(text)
     text = text[label.end() :] if label else text
     if text[:1] == "(" and text[-1:] == ")":
         text = text[1:-1]
     sign = _SIGN.match(text)
     assert sign is not None  # everything in it is optional
-    if sign[1] and sign[2]:
+    if sign[1] and sign[3]:
         return None
     for pattern, read in _FORMS:
         match = pattern.match(text, sign.end())
         if match is not None:
             found, rest = read(match), text[match.end() :]
-            scale = _scale(rest) if found is not None else None
-            if found is not None and scale is not None:
-                value = -found if "-" in (sign[1], sign[2]) else found
-                return Number(value, scale, pattern is _FRACTION)
+            measure = _measure(rest, sign[2], letters) if found is not None else None
+            if found is not None and measure is not None:
+                value = -found if "-" in (sign[1], sign[3]) else found
+                places = len(match[0].partition(".")[2]) if pattern is _DECIMAL else None
+                return Number(
+                    value, measure[0], pattern is _FRACTION, places, measure[1], label[1].strip() if label else ""
+                )
     return None
 
 
-def _scale(rest: str) -> Fraction | None:
-    """What the text after a number multiplies it by: 1 for nothing or a unit; None when it is something else."""
-    if not rest:
-        return Fraction(1)
-    if degrees := _DEGREES.fullmatch(rest):
+def _measure(rest: str, currency: str | None, letters: bool) -> tuple[Fraction, str] | None:
+    """What the text after a number multiplies it by and its unit; None when it is something else than a unit."""
+    currency = currency.lstrip("\\") if currency else ""
+    words = [_CURRENCIES.get(currency, currency)] if currency else []
+    if degrees := _DEGREES.match(rest):
+        words.append(f"degrees {degrees[1]}" if degrees[1] else "degrees")
         rest = rest[degrees.end() :]
+    elif ordinal := _ORDINAL.match(rest):
+        rest = rest[ordinal.end() :] if not rest[ordinal.end() :][:1].isalpha() else rest
+    if not rest:
+        return _ONE, " ".join(words)
     plain = _TEXT.sub(r" \1 ", rest)
-    wrapped, scale, at, words, only_scales = plain != rest, Fraction(1), 0, 0, True
+    wrapped, scale, at, count, only_scales = plain != rest, _ONE, 0, 0, True
     while True:
         gap = _BETWEEN_UNITS.match(plain, at)
         assert gap is not None
         at = gap.end()
         if at == len(plain):
-            return None if "/" in gap[0] or "-" in gap[0] else scale
+            return None if "/" in gap[0] or "-" in gap[0] else (scale, " ".join(words))
         unit = _UNIT.match(plain, at)
-        if unit is None or words == 4:
+        if unit is None or count == 5:
             return None
-        word = unit[0].lstrip("\\")
+        word, at, count = unit[1].lstrip("\\"), unit.end(), count + 1
         only_scales = only_scales and word.lower() in _SCALES
         if only_scales:
             scale *= _SCALES[word.lower()]
-        elif word[0].isalpha() and not _is_unit(
-            re.sub(r"[^A-Za-z]", "", word), wrapped, spaced=gap.end() > gap.start()
-        ):
+            continue
+        is_letter = ("/" in gap[0] or (letters and gap[0].isspace())) and dimension(word) is not None
+        if word[0].isalpha() and not is_letter and not _is_unit(word, wrapped, spaced=gap.end() > gap.start()):
             return None
-        at, words = unit.end(), words + 1
+        words += ["/"] if "/" in gap[0] else []
+        words.append(_CURRENCIES.get(word, word) + (f"^{unit[2]}" if unit[2] else ""))
 
 
 def _is_unit(word: str, wrapped: bool, spaced: bool) -> bool:
-    if _SHORT_UNITS.fullmatch(word):
+    if _SHORT_UNITS.fullmatch(word) or not word.isascii():
         return True
     if _NOT_UNITS.fullmatch(word):
         return False
-    return wrapped or (spaced and len(word) > 2 and any(v in word.lower() for v in "aeiou"))
+    if wrapped or (len(word) > 1 and dimension(word) is not None):
+        return True
+    return spaced and len(word) > 2 and any(v in word.lower() for v in "aeiou")
 
 
 def _decimal(text: str | None) -> Fraction | None:

@@ -1,7 +1,9 @@
-"""Equality of symbolic answers, by math-verify (SymPy): slow, unbounded in time, so for worker processes.
+r"""Equality of symbolic answers, by math-verify (SymPy), for what the comparison here leaves undecided.
 
 Only its LaTeX reader is used: its reader of bare expressions goes through SymPy's `parse_expr`, which runs code. Its own
-timeouts are off, since they need SIGALRM on the main thread: whoever calls this holds the clock.
+timeouts are off, since they need SIGALRM on the main thread: `deadline` holds the clock, and what could spend its time in
+one long operation (powers of powers, large factorials) or is known to be compared too kindly (ellipses, texts) is not given
+to it.
 """
 
 from __future__ import annotations
@@ -11,33 +13,47 @@ import logging
 import re
 from typing import Any
 
+from rlvr.verifiers.math.deadline import within
+
+MAX_LENGTH = 400
+"""Characters of a text that is given to math-verify."""
+
 _EQUALS = re.compile(r"(?<![<>!:\\])=(?!=)")
 _CONSTANTS = re.compile(r"\\(?:frac|sqrt|pi|cdot|times|ln|log|exp|sin|cos|tan|circ|text)(?![A-Za-z])|\b[ei]\b")
+_COSTLY = re.compile(
+    r"\d{25}|\d\.?\d*[eE][+-]?\d{3}|\^\s*\{?\s*[-(]*\s*\d{4}|\^[^{}]*\^|\^\s*\{[^}]*(?:\^|!)|\d{4,}\s*!|!\s*!|\)\s*!\s*\)?\s*[\^!]"
+    r"|\^\s*\{[^}]*\{"
+)
+_VAGUE = re.compile(r"\.\.\.|\\[lcvd]?dots|\\ldots|\\(?:text|mathrm|mbox|operatorname)\s*\{[^{}]*[A-Za-z]{2}")
 
 
+@functools.cache
 def load() -> None:
-    """Pay for the imports now (about a second)."""
-    _math_verify()
+    """Pay for the imports now (about a second), those that a first comparison makes too."""
+    _equal("x+1", "1+x+x^2-x^2")
 
 
-@functools.lru_cache(maxsize=256)
-def parse(latex: str) -> tuple[Any, ...]:
-    """The SymPy objects that `latex` writes, and its normalised text; empty when nothing can be read."""
-    library, config = _math_verify()
-    return tuple(library.parse(f"\\boxed{{{latex}}}", extraction_config=[config], parsing_timeout=None))
+def fit(latex: str) -> bool:
+    """Whether math-verify may be asked about `latex` at all."""
+    return len(latex) <= MAX_LENGTH and not _COSTLY.search(latex) and not _VAGUE.search(latex)
 
 
 def readable(latex: str) -> bool:
     """Whether `latex` is a mathematical object, not only a text."""
-    return any(not isinstance(found, str) for found in parse(latex))
+    return any(not isinstance(found, str) for found in _parse(latex))
 
 
-def equal(gold: str, answer: str) -> bool:
+def equal(gold: str, answer: str, seconds: float) -> bool:
     r"""Whether two LaTeX answers mean the same. Not symmetric: the gold decides what form is asked for.
 
     Where the gold states no equation, a chain of equalities is right only when every side is, except a first side that
-    names what was asked for (`\sin\theta = ...`): `1 = \sqrt{2}` is two answers.
+    names what was asked for (`\sin\theta = ...`): `1 = \sqrt{2}` is two answers. Raises deadline.OutOfTime.
     """
+    load()
+    return within(seconds, lambda: _equal(gold, answer))
+
+
+def _equal(gold: str, answer: str) -> bool:
     if not _EQUALS.search(gold):
         first, *rest = _EQUALS.split(answer)
         sides = rest if rest and _names_something(first) else [first, *rest]
@@ -51,7 +67,14 @@ def _names_something(side: str) -> bool:
 
 def _same(gold: str, answer: str) -> bool:
     library, _ = _math_verify()
-    return library.verify(list(parse(gold)), list(parse(answer)), timeout_seconds=None)
+    return readable(answer) and library.verify(list(_parse(gold)), list(_parse(answer)), timeout_seconds=None)
+
+
+@functools.lru_cache(maxsize=256)
+def _parse(latex: str) -> tuple[Any, ...]:
+    """The SymPy objects that `latex` writes, and its normalised text; empty when nothing can be read."""
+    library, config = _math_verify()
+    return tuple(library.parse(f"\\boxed{{{latex}}}", extraction_config=[config], parsing_timeout=None))
 
 
 @functools.cache

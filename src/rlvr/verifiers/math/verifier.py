@@ -1,12 +1,13 @@
-"""The mathematics verifier: one extracted answer against one gold answer.
+"""The mathematics verifier: one extracted answer against one gold answer, or several of which any is right.
 
 The stages, each only where the one before cannot decide:
-1. extraction.extract_answer: which text is the answer (microseconds);
-2. numeric.read_number: plain numbers, exactly (microseconds);
-3. symbolic.equal: math-verify on LaTeX (milliseconds to seconds, in a worker process).
+1. extraction: which text is the answer (microseconds);
+2. latex.clean and numeric.read_number: one spelling; plain numbers, exactly (microseconds);
+3. compare: structure, exact values, numeric sampling (milliseconds, bounded);
+4. symbolic.equal: math-verify on LaTeX, for what is left (under a time limit of its own).
 
-Invariants: stages 1 and 2 are `quick`, take linear time and evaluate nothing; whatever the answer causes scores 0;
-only a bad gold is undecided.
+Invariants: stages 1 and 2 are `quick`, take linear time and evaluate nothing; the others run in a worker process; whatever
+the answer causes scores 0; only a bad gold is undecided; nothing raises.
 """
 
 from __future__ import annotations
@@ -14,19 +15,34 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
+from rlvr.errors import ConfigError, nearest
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.registry import register_verifier
 from rlvr.verifiers import extraction
 from rlvr.verifiers.base import Needs, Verifier
 from rlvr.verifiers.extraction import METHODS, Fallback, Method
 from rlvr.verifiers.math import symbolic
+from rlvr.verifiers.math.compare import Rules, compare
+from rlvr.verifiers.math.deadline import OutOfTime
+from rlvr.verifiers.math.gold import Gold, is_readable, read_golds
 from rlvr.verifiers.math.latex import balanced, clean, spelling
-from rlvr.verifiers.math.numeric import Number, read_number
+from rlvr.verifiers.math.numeric import Number, NumberRules, Percent, Units, read_number
+from rlvr.verifiers.math.parser import parse
+from rlvr.verifiers.math.tokens import Unreadable
 
-_WORDS = re.compile(r"[A-Za-z]{3,}(?: [A-Za-z]+)*")
-_HEDGE = re.compile(r"\b(?:or|maybe|perhaps|possibly|either|alternatively)\b", re.IGNORECASE)
+SYMBOLIC_SECONDS = 0.6
+"""Seconds of math-verify for one answer, over all golds; the pool's own limit is the second line."""
+
+_HEDGE = re.compile(
+    r"\b(?:maybe|perhaps|possibly|either|alternatively|probably|not|isn't|wrong|incorrect)\b", re.IGNORECASE
+)
+_OR = re.compile(r"(?<![A-Za-z])or(?![A-Za-z])")
+_DECIMAL_COMMA = re.compile(r"([-+]?\d+),(\d+)")
+_SET = re.compile(r"\\in(?![A-Za-z])|[\[(].*,.*[\])]")
+_INEQUALITY = re.compile(r"[<>]|\\[lg](?:eq?|t)(?![A-Za-z])")
+_SYNONYMS = {"true": "yes", "false": "no", "dne": "does not exist"}
 
 
 @register_verifier("math")
@@ -34,97 +50,202 @@ _HEDGE = re.compile(r"\b(?:or|maybe|perhaps|possibly|either|alternatively)\b", r
 class MathVerifier(Verifier):
     r"""Checks the final answer of a completion against `task.answer`.
 
-    The gold is a number or a text: a bare answer in LaTeX, or a solution that ends in `#### 72` or `\boxed{72}`.
+    The gold is a number or a text (a bare answer in LaTeX, or a solution that ends in `#### 72` or `\boxed{72}`), a list of
+    which any one is right, or `{"all": [...]}`, of which all are asked for.
     """
 
     methods: tuple[Method, ...] = METHODS
     """Where to look for the answer, in order of precedence: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`), `phrase`."""
     fallback: Fallback = "none"
-    """When none of the methods finds anything: `none`, the `last_number`, or the `whole` text after the reasoning."""
+    """When none of the methods finds anything: `none`, the `last_formula` between math delimiters, that or the
+    `last_number`, or the `whole` text after the reasoning."""
+    percent: Percent = "either"
+    """What 28% is equal to: `either` of 28 and 0.28, the `number` 28, or the `fraction` 0.28."""
+    units: Units = "checked"
+    """`checked`: a unit may be left out, but where both sides state one, 3 hours are 180 minutes and 5 cm are not 5 m;
+    `ignored`; or `required` where the gold has one."""
+    ordered: bool = False
+    """Whether several answers (`1, 2`) count only in the gold's order. Tuples always do, sets never."""
     require_simplified: bool = True
-    r"""A gold that is a plain number wants a plain number: `6 \cdot 7` for 42 restates the problem and is wrong."""
+    r"""A gold that is a plain number wants a plain number, and what the prompt already says is no answer: `6 \cdot 7` for
+    42 restates the problem and is wrong. `6 \cdot 7 = 42` is right."""
+    relation_for_set: bool = True
+    r"""Whether an inequality is right where the gold is a set: `-2 \le x \le 7` for `x \in [-2, 7]`."""
+    decimal_comma: bool = False
+    """The gold writes decimals with a comma: 1,22 is 1.22, not 1 and 22."""
     tolerance: float = 0.0
-    """Relative error allowed between plain numbers; 0 compares exactly."""
+    """Relative error allowed between numbers; 0 compares exactly. Even then a decimal of 10 or more significant digits
+    equals the exact number that it is the rounding of."""
+    max_boxes: int = 8
+    r"""Different `\boxed{}` that the final text may contain. The last one decides; more than this is listing candidates."""
     think_opened_by_prompt: bool = False
     """The prompt's template ends in `<think>`: a completion without `</think>` has no answer yet."""
     max_length: int = 2000
     """Characters of an answer; a longer one is unparsable."""
-    time_limit: float = 10.0
-    """Seconds for the symbolic stage; an answer that takes longer scores 0."""
+    time_limit: float = 1.0
+    """Seconds for one answer; one that takes longer scores 0. Ordinary ones take milliseconds."""
 
     needs: ClassVar[Needs] = Needs(process=True)
 
+    def __post_init__(self) -> None:
+        for option, value, known in (
+            ("fallback", self.fallback, get_args(Fallback)),
+            ("percent", self.percent, get_args(Percent)),
+            ("units", self.units, get_args(Units)),
+            *(("methods", method, METHODS) for method in self.methods),
+        ):
+            if value not in known:
+                raise ConfigError(f"verifier 'math': {option} {value!r} is not known{nearest(str(value), known)}")
+        for option, low in (("tolerance", 0), ("max_boxes", 1), ("max_length", 1)):
+            if not getattr(self, option) >= low:
+                raise ConfigError(f"verifier 'math': {option} must be at least {low}, not {getattr(self, option)}")
+        if not self.time_limit > 0:
+            raise ConfigError(f"verifier 'math': time_limit must be above 0 seconds, not {self.time_limit}")
+
     def prepare(self) -> None:
         symbolic.load()
+        compare("x^2-1", "(x-1)(x+1)")
 
     def quick(self, task: Task, completion: str) -> Verdict | None:
-        """The verdict where no symbolic mathematics is needed, else None."""
-        gold = read_gold(task.answer)
-        if gold.problem:
-            return Verdict.undecided(f"bad gold: {gold.problem}")
-        found = extraction.extract_answer(completion, self.methods, self.fallback, self.think_opened_by_prompt)
-        if found is None:
+        """The verdict where reading numbers and texts is enough, else None."""
+        golds = read_golds(task.answer, self.decimal_comma)
+        if golds[0].problem:
+            return Verdict.undecided(f"bad gold: {golds[0].problem}")
+        found = self._find(completion)
+        if isinstance(found, Verdict):
+            return found
+        answer = clean(found)
+        if not answer or not balanced(answer):
+            return _zero(VerdictStatus.UNPARSABLE, "the answer is empty or its braces do not balance", found)
+        number, wrong = read_number(answer), []
+        for gold in golds:
+            reason = self._decide(gold, answer, number)
+            if reason == "":
+                return _correct(found)
+            wrong.append(reason)
+        return None if None in wrong else _zero(VerdictStatus.WRONG, wrong[0] or "", found)
+
+    def verify(self, task: Task, completion: str) -> Verdict:
+        """The verdict, through all stages. Bounded in time, but tens of milliseconds long: it belongs in the pool."""
+        verdict = self.quick(task, completion)
+        if verdict is not None:
+            return verdict
+        found = self._find(completion)
+        assert isinstance(found, str)  # quick said so
+        answer = clean(found)
+        golds, number, verdicts = read_golds(task.answer, self.decimal_comma), read_number(answer), []
+        seconds = min(SYMBOLIC_SECONDS, self.time_limit) / len(golds)
+        for gold in golds:
+            if self._decide(gold, answer, number) is None:
+                verdict = self._compare(task, gold, answer, found, seconds)
+                if verdict.score == 1:
+                    return verdict
+                verdicts.append(verdict)
+        return next((verdict for verdict in verdicts if verdict.score is None), verdicts[0])
+
+    def check_task(self, task: Task) -> str | None:
+        for gold in read_golds(task.answer, self.decimal_comma):
+            if gold.problem:
+                return gold.problem
+            if not is_readable(gold):
+                return f"the answer {gold.text[:200]!r} cannot be read as mathematics"
+        return None
+
+    def same_answer(self, first: str, second: str) -> bool:
+        """Whether two answers are the same; bounded in time, microseconds for numbers and equal texts."""
+        one, other = clean(first[: self.max_length]), clean(second[: self.max_length])
+        if spelling(one) == spelling(other):
+            return True
+        a, b = read_number(one), read_number(other)
+        if a and b:
+            return a.equals(b, self._number_rules)
+        rules = Rules(ordered=self.ordered, require_simplified=False, tolerance=self.tolerance)
+        return compare(one, other, rules).equal is True
+
+    @property
+    def _number_rules(self) -> NumberRules:
+        return NumberRules(self.tolerance, self.percent, self.units)
+
+    @property
+    def _rules(self) -> Rules:
+        return Rules(ordered=self.ordered, require_simplified=self.require_simplified, tolerance=self.tolerance)
+
+    def _find(self, completion: Any) -> str | Verdict:
+        """The answer as the completion writes it, or the verdict where there is none."""
+        if not isinstance(completion, str):
+            return _zero(VerdictStatus.UNPARSABLE, f"the completion is {type(completion).__name__}, not a text", None)
+        text = extraction.final_text(completion, self.think_opened_by_prompt)
+        found = None if text is None else extraction.find_answer(text, self.methods, self.fallback)
+        if text is None or found is None:
             return _zero(VerdictStatus.UNPARSABLE, "no final answer found", None)
         if len(found) > self.max_length:
             reason = f"the answer has {len(found)} characters, over the limit of {self.max_length}"
             return _zero(VerdictStatus.UNPARSABLE, reason, found[: self.max_length])
-        return self._compare(gold, found)
+        if text.count("\\boxed") > self.max_boxes:
+            candidates = len({text[start:end] for _, start, end in extraction.boxes(text)})
+            if candidates > self.max_boxes:
+                reason = f"{candidates} different boxes, over the limit of {self.max_boxes}"
+                return _zero(VerdictStatus.WRONG, reason, found)
+        return found
 
-    def verify(self, task: Task, completion: str) -> Verdict:
-        """The verdict, through all stages. It may take long on a hostile answer: the pool runs it under a time limit."""
-        verdict = self.quick(task, completion)
-        if verdict is not None:
-            return verdict
-        found = extraction.extract_answer(completion, self.methods, self.fallback, self.think_opened_by_prompt) or ""
-        gold, answer = read_gold(task.answer), clean(found)
-        if not gold.number and not symbolic.parse(gold.text):
-            return Verdict.undecided(f"bad gold: {gold.text!r} cannot be read as mathematics")
-        try:
-            readable, equal = symbolic.readable(answer), symbolic.equal(gold.text, answer)
-        except Exception as error:  # the gold was read: what goes wrong now is the answer's doing
-            return _zero(VerdictStatus.UNPARSABLE, f"{type(error).__name__} while reading the answer", found)
+    def _decide(self, gold: Gold, answer: str, number: Number | None) -> str | None:
+        """What numbers and texts say: "" for right, else why it is wrong, or None where they cannot say."""
+        if gold.number is not None and number is None and gold.number.unit:
+            number = read_number(answer, letters=True)
+        if gold.number is not None and number is not None:
+            if gold.number.label and number.label and gold.number.label != number.label:
+                return None
+            if not gold.number.equals(number, self._number_rules):
+                return "another number"
+            integer = gold.number.value.denominator == 1 and gold.number.scale == 1 and not gold.number.is_fraction
+            restated = number.is_fraction and integer
+            return "equal, but a fraction where the gold is an integer" if restated and self.require_simplified else ""
+        if spelling(answer) == spelling(gold.text):
+            return ""
+        if gold.is_words:
+            return "" if _said(answer) == _said(gold.text) else "other words"
+        if gold.number is not None:
+            comma = _DECIMAL_COMMA.fullmatch(answer)
+            if comma and (decimal := read_number(f"{comma[1]}.{comma[2]}")) and gold.number.places:
+                return "" if gold.number.equals(decimal, self._number_rules) else "another number"
+            if _OR.search(answer):
+                return "several alternatives where the gold has one answer"
+        if (
+            not self.relation_for_set
+            and _SET.search(gold.text)
+            and not _SET.search(answer)
+            and _INEQUALITY.search(answer)
+        ):
+            return "an inequality where the gold is a set"
+        if _HEDGE.search(answer) and not _HEDGE.search(gold.text):
+            return "a hedged answer"
+        return None
+
+    def _compare(self, task: Task, gold: Gold, answer: str, found: str, seconds: float) -> Verdict:
+        """The stages behind `quick`, for one gold."""
+        said = compare(gold.text, answer, self._rules)
+        equal, status, reason = said.equal is True, VerdictStatus.WRONG, said.reason
+        if said.equal is None:
+            equal, status, reason = _by_math_verify(gold.text, answer, seconds, reason)
+        if equal and self.require_simplified and _restates(task, gold.text, answer):
+            return _zero(VerdictStatus.WRONG, "the problem restated", found)
         if equal:
             return _correct(found)
-        return (
-            _zero(VerdictStatus.WRONG, "", found) if readable else _zero(VerdictStatus.UNPARSABLE, "no formula", found)
-        )
+        if not is_readable(gold):
+            return Verdict.undecided(f"bad gold: {gold.text[:200]!r} cannot be read as mathematics", answer=found)
+        return _zero(status, reason, found)
 
-    def check_task(self, task: Task) -> str | None:
-        gold = read_gold(task.answer)
-        if gold.problem or gold.number or gold.is_words:
-            return gold.problem
-        if not symbolic.readable(gold.text):
-            return f"the answer {gold.text!r} cannot be read as mathematics"
-        return None
 
-    def same_answer(self, first: str, second: str) -> bool:
-        """Whether two answers are the same number or the same text; nothing is evaluated, so votes cost microseconds."""
-        one, other = clean(first), clean(second)
-        a, b = read_number(one), read_number(other)
-        return a.equals(b, self.tolerance) if a and b else spelling(one) == spelling(other)
-
-    def _compare(self, gold: Gold, found: str) -> Verdict | None:
-        answer = clean(found)
-        if not answer or not balanced(answer):
-            return _zero(VerdictStatus.UNPARSABLE, "the answer is empty or its braces do not balance", found)
-        number = read_number(answer)
-        if gold.number is not None and number is not None:
-            if not gold.number.equals(number, self.tolerance):
-                return _zero(VerdictStatus.WRONG, "", found)
-            restated = number.is_fraction and not gold.number.is_fraction and gold.number.value.denominator == 1
-            if restated and self.require_simplified:
-                return _zero(VerdictStatus.WRONG, "equal, but a fraction where the gold is an integer", found)
-            return _correct(found)
-        if spelling(answer) == spelling(gold.text):
-            return _correct(found)
-        if gold.number is not None and self.require_simplified:
-            return _zero(VerdictStatus.WRONG, "not a plain number, and the gold is one", found)
-        if gold.is_words:
-            same = spelling(answer).casefold() == spelling(gold.text).casefold()
-            return _correct(found) if same else _zero(VerdictStatus.WRONG, "", found)
-        if _HEDGE.search(found) and not _HEDGE.search(gold.raw):
-            return _zero(VerdictStatus.WRONG, "several alternatives where the gold has one answer", found)
-        return None
+def _by_math_verify(gold: str, answer: str, seconds: float, reason: str) -> tuple[bool, VerdictStatus, str]:
+    """Whether math-verify finds the two equal, and what to say of the answer where it does not."""
+    if symbolic.fit(gold) and symbolic.fit(answer):
+        try:
+            return symbolic.equal(gold, answer, seconds), VerdictStatus.UNPARSABLE, reason
+        except OutOfTime:
+            return False, VerdictStatus.TIMEOUT, "reading the answer takes too long"
+        except Exception as error:  # the library was written for honest texts: it may raise anything
+            return False, VerdictStatus.UNPARSABLE, f"{type(error).__name__} while reading the answer"
+    return False, VerdictStatus.UNPARSABLE, reason
 
 
 def _correct(answer: str) -> Verdict:
@@ -135,34 +256,37 @@ def _zero(status: VerdictStatus, reason: str, answer: str | None) -> Verdict:
     return Verdict(status, 0.0, reason=reason, answer=answer)
 
 
-@dataclass(frozen=True)
-class Gold:
-    """A gold answer, read once: its text as given and cleaned, its number if it is one, what is wrong with it."""
-
-    raw: str
-    text: str
-    number: Number | None = None
-    is_words: bool = False
-    """Words, not mathematics: compared as text."""
-    problem: str | None = None
+def _said(text: str) -> str:
+    words = spelling(text).casefold().strip("()")
+    return _SYNONYMS.get(words, words)
 
 
-def read_gold(answer: Any) -> Gold:
-    """The gold answer of a task; never raises, `problem` says what cannot be used."""
-    if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
-        return Gold("", "", problem=f"the answer is {type(answer).__name__}, not a text or a number")
+def _restates(task: Task, gold: str, answer: str) -> bool:
+    """Whether the answer is what the prompt says, in a form that is not the gold's."""
+    said, asked = spelling(answer), _asked(_last_message(task.prompt))
+    if len(said) < 3 or said not in asked or spelling(gold) in asked or read_number(answer) or _same_form(gold, answer):
+        return False
+    at = asked.find(said)
+    cuts_word = (said[0].isalnum() and asked[at - 1 : at].isalnum()) or (
+        said[-1].isalnum() and asked[at + len(said) :][:1].isalnum()
+    )
+    return not cuts_word
+
+
+def _same_form(gold: str, answer: str) -> bool:
     try:
-        return _read_gold(str(answer))
-    except ValueError:  # an integer of more digits than Python converts
-        return Gold("", "", problem="the answer has too many digits")
+        return parse(gold) == parse(answer)
+    except (Unreadable, RecursionError):
+        return False
 
 
-@functools.lru_cache(maxsize=4096)
-def _read_gold(raw: str) -> Gold:
-    bare = (extraction.after_hashes(raw) if "####" in raw else extraction.last_boxed(raw)) or raw
-    text = clean(bare)
-    if not text:
-        return Gold(raw, text, problem="the answer is empty")
-    if not balanced(text):
-        return Gold(raw, text, problem=f"the braces of the answer {text!r} do not balance")
-    return Gold(bare, text, read_number(text), _WORDS.fullmatch(text) is not None)
+def _last_message(prompt: Any) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    content = prompt[-1].get("content") if isinstance(prompt, list) and prompt and isinstance(prompt[-1], dict) else ""
+    return content if isinstance(content, str) else ""
+
+
+@functools.lru_cache(maxsize=256)
+def _asked(prompt: str) -> str:
+    return spelling(clean(prompt[-20_000:]))

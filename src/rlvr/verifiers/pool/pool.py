@@ -12,22 +12,24 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import inspect
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
+from rlvr.calling import sampled_ids
 from rlvr.records import Rollout, Task, Verdict, VerdictStatus
-from rlvr.verifiers.base import FunctionVerifier, Verifier, judged
-from rlvr.verifiers.pool.process import WorkerError, WorkerProcess, job_for
+from rlvr.verifiers.base import FunctionVerifier, Verifier, as_verdict, display_name, is_coroutine, timed
+from rlvr.verifiers.pool.cache import VerdictCache
+from rlvr.verifiers.pool.crews import Crew, Crews, LoadError
 from rlvr.verifiers.pool.threads import LoopThread, Threads
+from rlvr.verifiers.pool.wire import Job
 
-MAX_THREADS = 32
-MAX_ASYNC = 64
+T = TypeVar("T")
+
 MAX_LOST = 256
 """Abandoned calls that never returned, beyond which no new thread is started."""
 
@@ -35,47 +37,57 @@ MAX_LOST = 256
 class VerifierPool:
     """Runs verifiers of any kind; safe to await from any event loop, several at once.
 
-    `workers` processes (default: one per core, 16 at most) are started when first needed, and take `memory_mb` of address
-    space each. `time_limit` (seconds) replaces the verifiers' own.
+    Plain functions, and verifiers that need a process and are `remote`, mostly wait: `workers` processes run them. A
+    verifier that `needs.process` and is not remote computes: as many processes run it as there are cores for this trainer,
+    but no more than `workers`. Processes are forked when first needed, and may take `memory_mb` of address space each on
+    top of what the loaded verifier takes. Asynchronous verifiers wait on one thread, `concurrent` at a time. `time_limit`
+    (seconds) replaces the verifiers' own.
 
-    What happens past the time limit: a verifier that `needs.process` is killed, and the answer scores 0; any other one is
-    abandoned, and the verdict is undecided, since nobody knows whose fault it was.
+    What happens past the time limit: a worker process is killed, and the answer scores 0, unless the verifier is remote or
+    a plain function that was waiting rather than computing. Anything else is abandoned, and the verdict is undecided, since
+    nobody knows whose fault it was.
     """
 
-    def __init__(self, workers: int | None = None, time_limit: float | None = None, memory_mb: int = 2048) -> None:
-        if workers is not None and workers < 1:
-            raise ValueError(f"a pool needs at least 1 worker, not {workers}")
+    def __init__(
+        self, workers: int = 32, time_limit: float | None = None, memory_mb: int = 2048, concurrent: int = 64
+    ) -> None:
+        if workers < 1 or concurrent < 1:
+            raise ValueError(f"a pool needs at least 1 worker and 1 slot, not {workers} and {concurrent}")
         if time_limit is not None and time_limit <= 0:
             raise ValueError(f"the time limit must be above 0 seconds, not {time_limit}")
-        self.workers = workers or min(os.cpu_count() or 1, 16)
-        self.time_limit, self.memory_mb = time_limit, memory_mb
+        self.time_limit = time_limit
         self._closed = False
-        self._idle: list[WorkerProcess] = []
-        self._processes: list[WorkerProcess] = []
+        self._owner = os.getpid()
+        self._cache = VerdictCache()
+        self._warned: set[str] = set()
         self._threads = Threads()
-        self._process_slots = asyncio.Semaphore(self.workers)
-        self._thread_slots = asyncio.Semaphore(MAX_THREADS)
-        self._async_slots = asyncio.Semaphore(MAX_ASYNC)
+        self._crews = Crews(memory_mb, most=workers)
+        self._waiting_slots = asyncio.Semaphore(workers)
+        self._computing_slots = asyncio.Semaphore(min(workers, cores()))
+        self._thread_slots = asyncio.Semaphore(workers)
+        self._async_slots = asyncio.Semaphore(concurrent)
         self._loop = LoopThread("verifier-pool")
-        atexit.register(self.close)
         self._guests = LoopThread("verifier-async")  # apart, so that a guest that blocks its loop stops no deadline
+        atexit.register(self.close)
 
     async def verify(self, verifier: Verifier, task: Task, completion: str, rollout: Rollout | None = None) -> Verdict:
         """The verdict of `verifier` on one completion. `rollout` is for functions that ask for token ids."""
-        verdict = self._quick(verifier, task, completion)
-        if verdict is not None:
-            return verdict
-        try:
-            work = self._loop.submit(self._verify(verifier, task, completion, rollout))
-        except RuntimeError:  # closed since we looked
-            return _closed()
-        try:
-            return await asyncio.wrap_future(work)
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if self._closed and not (caller and caller.cancelling()):
-                return _closed()
-            raise
+        return await self._verify_one(verifier, task, completion, sampled_ids(rollout))
+
+    async def verify_group(
+        self, verifier: Verifier, task: Task, completions: Sequence[str], rollouts: Sequence[Rollout] | None = None
+    ) -> list[Verdict]:
+        """The verdicts on the completions of one task, in one call where the verifier has `verify_group`."""
+        ids = [None] * len(completions) if rollouts is None else [sampled_ids(rollout) for rollout in rollouts]
+        if verifier.verify_group is None:
+            ones = zip(completions, ids, strict=True)
+            return list(await asyncio.gather(*(self._verify_one(verifier, task, *one) for one in ones)))
+        bad = [completion for completion in completions if not isinstance(completion, str)]
+        if not completions or bad or self._closed:
+            reason = _no_text(bad[0]) if bad else _CLOSED
+            return [Verdict.undecided(reason)] * len(completions)
+        verdicts = await self._on_loop(self._run(verifier, Job(task, tuple(completions), ids, group=True)))
+        return verdicts or [Verdict.undecided(_CLOSED)] * len(completions)
 
     def verify_many(self, verifier: Verifier, pairs: Iterable[tuple[Task, str]]) -> list[Verdict]:
         """The verdicts on (task, completion) pairs, in order; for code without an event loop of its own."""
@@ -83,15 +95,17 @@ class VerifierPool:
         async def gather() -> list[Verdict]:
             return await asyncio.gather(*(self.verify(verifier, task, completion) for task, completion in pairs))
 
-        return self._loop.submit(gather()).result() if not self._closed else [_closed() for _ in pairs]
+        return self._loop.submit(gather()).result() if not self._closed else [Verdict.undecided(_CLOSED) for _ in pairs]
 
     def close(self) -> None:
         """End all processes and threads; verifications under way end undecided. Closing twice is fine."""
-        if self._closed:
+        if (
+            self._closed or self._owner != os.getpid()
+        ):  # a fork of the program has neither our threads nor our processes
             return
         self._closed = True
         atexit.unregister(self.close)
-        self._loop.submit(self._end_processes()).result()
+        self._loop.submit(self._crews.close()).result()
         self._guests.stop()
         self._loop.stop()
 
@@ -103,47 +117,107 @@ class VerifierPool:
     ) -> None:
         self.close()
 
-    def _quick(self, verifier: Verifier, task: Task, completion: str) -> Verdict | None:
-        if self._closed:
-            return _closed()
+    async def _verify_one(
+        self, verifier: Verifier, task: Task, completion: str, token_ids: list[int] | None
+    ) -> Verdict:
+        if self._closed or not isinstance(completion, str):
+            return Verdict.undecided(_CLOSED if self._closed else _no_text(completion))
         start = time.perf_counter()
         try:
             verdict = verifier.quick(task, completion)
-            return verdict and replace(verdict, seconds=time.perf_counter() - start)
         except Exception as error:  # a verifier's trouble costs a verdict, not the run
-            return Verdict.undecided(f"{type(verifier).__name__}.quick raised {type(error).__name__}: {error}")
+            verdict = Verdict.undecided(f"{display_name(verifier)}.quick raised {type(error).__name__}: {error}")
+        key = None if verdict else self._cache.key(verifier, task, completion)
+        if key is not None:
+            verdict = self._cache.get(key)
+        if verdict is not None:
+            return replace(verdict, seconds=time.perf_counter() - start)
+        verdicts = await self._on_loop(self._run(verifier, Job(task, (completion,), (token_ids,))))
+        if not verdicts:
+            return Verdict.undecided(_CLOSED)
+        if key is not None:
+            self._cache.put(key, verifier, verdicts[0])
+        return verdicts[0]
 
-    async def _verify(self, verifier: Verifier, task: Task, completion: str, rollout: Rollout | None) -> Verdict:
+    async def _on_loop(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result of `work` on the pool's own loop; None when the pool was closed meanwhile."""
+        if asyncio.get_running_loop() is self._loop.loop:
+            return await work
+        try:
+            future = self._loop.submit(work)
+        except RuntimeError:  # closed since we looked
+            return None
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self._closed and not (caller and caller.cancelling()):
+                return None
+            raise
+
+    async def _run(self, verifier: Verifier, job: Job) -> list[Verdict]:
+        """The verdicts on one job, wherever its verifier runs."""
         limit = verifier.time_limit if self.time_limit is None else self.time_limit
         try:
-            if verifier.needs.process:
-                job = job_for(verifier, task, completion)
-                if job is not None:
-                    return await self._in_process(job, limit)
-                _warn_unsendable(type(verifier).__name__)
-            return await (self._async if _is_async(verifier) else self._in_thread)(
-                verifier, task, completion, rollout, limit
-            )
-        except Exception as error:  # whatever we did not think of costs this verdict only
-            return Verdict.undecided(f"the verification failed: {type(error).__name__}: {error}")
+            if (compose := getattr(verifier, "compose", None)) is not None:
+                return [await self._composed(verifier, compose, job)]
+            if verifier.needs.process or verifier.needs.sandbox:
+                verdicts = await self._in_process(verifier, job, limit)
+                if verdicts is not None:
+                    return verdicts
+            if _is_async(verifier, job.group):
+                async with self._async_slots:
+                    guest = self._guests.submit(job.verdicts(verifier))
+                    return await self._within(asyncio.wrap_future(guest), limit, len(job.completions))
+            async with self._thread_slots:
+                if self._threads.lost >= MAX_LOST:
+                    raise RuntimeError(f"{self._threads.lost} earlier calls of verifiers never returned")
+                return await self._within(job.verdicts(verifier, self._threads.call), limit, len(job.completions))
+        except Exception as error:  # whatever we did not think of costs these verdicts only
+            reason = f"the verification failed: {type(error).__name__}: {error}"
+            return [Verdict.undecided(reason)] * len(job.completions)
 
-    async def _async(
-        self, verifier: Verifier, task: Task, completion: str, rollout: Rollout | None, limit: float
-    ) -> Verdict:
-        async with self._async_slots:
-            guest = self._guests.submit(judged(verifier, task, completion, rollout))
-            return await self._within(asyncio.wrap_future(guest), limit)
+    async def _in_process(self, verifier: Verifier, job: Job, limit: float) -> list[Verdict] | None:
+        """The verdicts of a worker process; None when the verifier is to run on a thread."""
+        waits = isinstance(verifier, FunctionVerifier) or verifier.needs.remote
+        crew = self._crews.of(verifier)
+        if isinstance(crew, Crew):
+            try:
+                async with self._waiting_slots if waits else self._computing_slots:
+                    return await crew.run(job, limit)
+            except LoadError as error:
+                name, needs = display_name(verifier), verifier.needs
+                if error.crashed or needs.sandbox or not isinstance(verifier, FunctionVerifier):
+                    return [Verdict.undecided(f"{name} cannot be loaded: {error}")] * len(job.completions)
+                problem = f"cannot be loaded in a worker process ({error})"
+            self._crews.refuse(verifier, problem)
+        else:
+            problem = crew
+        if verifier.needs.sandbox:
+            return [Verdict.undecided(f"{display_name(verifier)} {problem}")] * len(job.completions)
+        self._warn_once(
+            f"{display_name(verifier)} {problem}; it runs on a thread of this process, where it cannot be killed"
+        )
+        return None
 
-    async def _in_thread(
-        self, verifier: Verifier, task: Task, completion: str, rollout: Rollout | None, limit: float
-    ) -> Verdict:
-        async with self._thread_slots:
-            if self._threads.lost >= MAX_LOST:
-                return Verdict.undecided(f"{self._threads.lost} earlier calls of verifiers never returned")
-            return await self._within(judged(verifier, task, completion, rollout, self._threads.call), limit)
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, stacklevel=2)
 
-    async def _within(self, work: Any, limit: float) -> Verdict:
-        """The verdict of `work`, or an undecided one past the limit, without waiting for it to give up."""
+    async def _composed(self, verifier: Verifier, compose: Any, job: Job) -> Verdict:
+        """What a verifier made of verifiers says. It holds no slot and no clock: its parts have theirs."""
+        (completion,), (token_ids,) = job.completions, job.token_ids
+
+        def verify(part: Verifier) -> Coroutine[Any, Any, Verdict]:
+            return self._verify_one(part, job.task, completion, token_ids)
+
+        start = time.perf_counter()
+        result = await asyncio.wrap_future(self._guests.submit(compose(job.task, completion, verify)))
+        return timed(as_verdict(result, display_name(verifier)), start)
+
+    async def _within(self, work: Any, limit: float, count: int) -> list[Verdict]:
+        """The verdicts of `work`, or undecided ones past the limit, without waiting for it to give up."""
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait({task}, timeout=limit)
@@ -151,64 +225,27 @@ class VerifierPool:
             finished = task.done()
             task.cancel()
         if not finished:
-            return Verdict.undecided(f"no verdict after {limit:g} s", VerdictStatus.TIMEOUT, seconds=limit)
+            return [Verdict.undecided(f"no verdict after {limit:g} s", VerdictStatus.TIMEOUT, seconds=limit)] * count
         try:
             return task.result()
         except asyncio.CancelledError:
-            return Verdict.undecided("the verifier cancelled itself")
-
-    async def _in_process(self, job: bytes, limit: float) -> Verdict:
-        async with self._process_slots:
-            for _ in range(2):  # a worker that something else killed is worth a second try
-                if self._closed:
-                    break
-                try:
-                    return await self._on_worker(job, limit)
-                except WorkerError as error:
-                    reason = f"the worker process died twice: {error}"
-            return _closed() if self._closed else Verdict.undecided(reason)
-
-    async def _on_worker(self, job: bytes, limit: float) -> Verdict:
-        worker = await self._take_worker()
-        keep = False
-        try:
-            verdict = await worker.run(job, limit)
-            keep = verdict.status is not VerdictStatus.TIMEOUT
-            return verdict
-        finally:
-            if keep:
-                self._idle.append(worker)
-            else:
-                worker.kill()
-
-    async def _take_worker(self) -> WorkerProcess:
-        while self._idle:
-            worker = self._idle.pop()
-            if worker.alive:
-                return worker
-        worker = await WorkerProcess.start(self.memory_mb)
-        self._processes = [w for w in self._processes if w.alive] + [worker]
-        return worker
-
-    async def _end_processes(self) -> None:
-        alive = [worker for worker in self._processes if worker.alive]
-        for worker in alive:
-            worker.kill()
-        await asyncio.gather(*(worker.wait() for worker in alive))
+            return [Verdict.undecided("the verifier cancelled itself")] * count
 
 
-def _is_async(verifier: Verifier) -> bool:
-    function: Callable[..., Any] = verifier.call.function if isinstance(verifier, FunctionVerifier) else verifier.verify
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+def cores() -> int:
+    """The cores for this process: those it may run on, shared with the other processes of its launcher."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, allowed // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
 
 
-def _warn_unsendable(name: str) -> None:
-    warnings.warn(
-        f"{name} asks for a worker process but cannot be sent to one (it is defined in a notebook or in __main__, or cannot "
-        "be pickled); it runs on a thread, where it cannot be killed. Move it to a module or a file.",
-        stacklevel=2,
-    )
+def _is_async(verifier: Verifier, group: bool) -> bool:
+    if isinstance(verifier, FunctionVerifier):
+        return is_coroutine(verifier.call.function)
+    return is_coroutine(verifier.verify_group if group else verifier.verify)
 
 
-def _closed() -> Verdict:
-    return Verdict.undecided("the verifier pool is closed")
+_CLOSED = "the verifier pool is closed"
+
+
+def _no_text(completion: Any) -> str:
+    return f"the completion is {type(completion).__name__}, not a text"

@@ -51,10 +51,10 @@ class LoopThread:
 
 
 class Threads:
-    """Calls on threads of their own. `lost` counts the abandoned calls that have not returned."""
+    """Calls on threads of their own, called `name`. `lost` counts the abandoned calls that have not returned."""
 
-    def __init__(self) -> None:
-        self.lost = 0
+    def __init__(self, name: str = "verifier-call") -> None:
+        self.name, self.lost = name, 0
 
     async def call(self, function: Callable[[], T]) -> T:
         """The result of `function()`, computed on a new daemon thread; cancelling abandons the call.
@@ -82,7 +82,7 @@ class Threads:
             with contextlib.suppress(RuntimeError):  # the loop is gone: nobody waits
                 loop.call_soon_threadsafe(finish, result, raised)
 
-        threading.Thread(target=work, name="verifier-call", daemon=True).start()
+        threading.Thread(target=work, name=self.name, daemon=True).start()
         try:
             return await future
         finally:

@@ -1,21 +1,149 @@
-"""What the pool and its worker processes say to each other: frames of a length (4 bytes, big-endian) and a body."""
+"""What the pool and its processes say to each other, over socket pairs of their own.
+
+Frames (a length of 4 bytes, big-endian, and a body) carry verifiers and jobs as pickles to the processes, and verdicts as
+JSON, which cannot run code in the trainer, back. Processes that fork are asked with a `REQUEST` and answer with a `REPLY`.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+import socket
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlvr.records import Task
+from rlvr.records import Task, Verdict
+from rlvr.verifiers.base import Caller, Verifier, judged, judged_group
 
 LENGTH = struct.Struct("!I")
+CHUNK = 2**18
+MAX_FRAME = 64 * 2**20
+"""Bytes of a reply; a process that announces more talks nonsense."""
+
+REQUEST = struct.Struct("!ci")
+"""What is asked for, and of which process."""
+FORK, END, WORK = b"F", b"E", b"W"
+"""Fork, to serve the socket sent along; kill a child and reap it; become a worker oneself."""
+REPLY = struct.Struct("!i")
+"""The process id of the fork (0: it failed), or the exit code of the child that was ended."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """A verifier as it is sent."""
+
+    verifier: bytes
+    files: tuple[tuple[str, str], ...] = ()
+    """(module name, path) of modules that were loaded from a file and cannot be imported by name."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One answer to verify; the verifier is pickled apart, so that a worker loads each only once."""
+    """Completions of one task to verify in one call: a whole group, or one completion."""
 
-    verifier: bytes
-    files: tuple[tuple[str, str], ...]
-    """(module name, path) of modules that were loaded from a file and cannot be imported by name."""
     task: Task
-    completion: str
+    completions: Sequence[str]
+    token_ids: Sequence[list[int] | None]
+    group: bool = False
+
+    async def verdicts(self, verifier: Verifier, call: Caller | None = None) -> list[Verdict]:
+        """What `verifier` says, one verdict per completion."""
+        if self.group:
+            return await judged_group(verifier, self.task, self.completions, self.token_ids, call)
+        return [await judged(verifier, self.task, self.completions[0], self.token_ids[0], call)]
+
+
+def verdicts_to_json(verdicts: Sequence[Verdict]) -> bytes:
+    """The body of a reply. Raises for a verdict that holds something other than JSON types and numbers."""
+    return json.dumps([verdict.to_json() for verdict in verdicts], default=float).encode()
+
+
+def verdicts_from_json(body: bytes, count: int) -> list[Verdict]:
+    """The verdicts of a reply. ValueError for anything else."""
+    try:
+        verdicts = [Verdict.from_json(row) for row in json.loads(body)]
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    if len(verdicts) != count:
+        raise ValueError(f"{len(verdicts)} verdicts instead of {count}")
+    return verdicts
+
+
+def send(sock: socket.socket, body: bytes) -> None:
+    """Write one frame, at once, so that a reader wakes once."""
+    sock.sendall(LENGTH.pack(len(body)) + body)
+
+
+def receive(sock: socket.socket) -> bytes | None:
+    """The next frame's body; None at the end of the stream."""
+    head = _exactly(sock, LENGTH.size)
+    return None if head is None else _exactly(sock, LENGTH.unpack(head)[0])
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < count:
+        try:
+            part = sock.recv(min(count - len(data), CHUNK))
+        except ConnectionResetError:
+            part = b""
+        if not part:
+            return None
+        data += part
+    return bytes(data)
+
+
+class Stream:
+    """The trainer's end of a socket pair, on an event loop. Everything raises OSError or EOFError when the other end is gone."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+
+    @property
+    def open(self) -> bool:
+        """Whether this end is open."""
+        return self.sock.fileno() >= 0
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the other end is open and has said nothing unasked."""
+        try:
+            self.sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
+
+    async def send(self, body: bytes) -> None:
+        """Write one frame."""
+        await asyncio.get_running_loop().sock_sendall(self.sock, LENGTH.pack(len(body)) + body)
+
+    async def receive(self) -> bytes:
+        """The next frame's body; nothing else may be on its way."""
+        data = bytearray(await self.read(CHUNK))
+        while len(data) < LENGTH.size:
+            data += await self.read(CHUNK)
+        (length,) = LENGTH.unpack_from(data)
+        if length > MAX_FRAME:
+            raise EOFError(f"a reply of {length} bytes is announced")
+        while len(data) < LENGTH.size + length:
+            data += await self.read(CHUNK)
+        if len(data) > LENGTH.size + length:
+            raise EOFError("more came than one reply")
+        return bytes(data[LENGTH.size :])
+
+    async def read(self, most: int) -> bytes:
+        """At least one byte."""
+        data = await asyncio.get_running_loop().sock_recv(self.sock, most)
+        if not data:
+            raise EOFError("the other end is closed")
+        return data
+
+    def close(self) -> None:
+        """Close this end."""
+        with contextlib.suppress(OSError):
+            self.sock.close()

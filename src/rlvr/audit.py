@@ -1,0 +1,310 @@
+"""python -m rlvr.audit --verifier NAME [key=value ...] --input FILE.jsonl --output FILE.jsonl [--tricks]
+
+Scores a file of completions (one JSON object a line: `completion`, and a task's fields: `id`, `prompt`, `answer`, `info`,
+`source` ...) and writes `id, status, score, reason, seconds` per row, in order, as verdicts come. Then it prints counts,
+agreement with an `expected` column, the slowest and the doubtful cases. `--tricks` tries the built-in tricks on the
+verifier, on the tasks of the input or, without one, on built-in examples.
+
+A row that cannot be read (no JSON, no completion, a field of the wrong type) gets an undecided `error` verdict whose reason
+names its line, and the audit goes on; a file without one readable row is refused.
+
+Exit codes: 0 done, 1 a trick was paid or left undecided, or the output could not be written; 2 bad input, 130 after Ctrl-C,
+143 after SIGTERM. What was scored before an interrupt is in the output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import functools
+import itertools
+import json
+import logging
+import signal
+import sys
+from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from rlvr.data.adapters import to_task
+from rlvr.errors import ConfigError, DataError, RlvrError
+from rlvr.monitor.console import Console
+from rlvr.records import Task, Verdict
+from rlvr.tree import as_tree, merge
+from rlvr.verifiers.audit.examples import examples_for
+from rlvr.verifiers.audit.findings import Case, Findings
+from rlvr.verifiers.audit.in_order import in_order
+from rlvr.verifiers.audit.tables import show_findings, show_trial
+from rlvr.verifiers.audit.trial import Example, Trial, try_tricks
+from rlvr.verifiers.base import Verifier, as_verifier
+from rlvr.verifiers.pool import VerifierPool
+
+TRIED_TASKS = 8
+"""Tasks of an input, the first different ones, that the tricks are tried on."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    options = _parser().parse_intermixed_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        verifier = build_verifier(options.verifier, options.options)
+        _check_files(options)
+        with _pool(options) as pool:
+            return _audit(options, verifier, pool)
+    except RlvrError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:  # outside the scoring, or a second Ctrl-C
+        print("stopped at once", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m rlvr.audit", description="Check a verifier on given completions.")
+    parser.add_argument(
+        "--verifier", required=True, metavar="NAME", help="a registered name, FILE.py:Class or FILE.py:function"
+    )
+    parser.add_argument("options", nargs="*", metavar="key=value", help="options of the verifier, values in YAML")
+    parser.add_argument("--input", metavar="FILE.jsonl", help="rows with a completion and its task")
+    parser.add_argument("--output", metavar="FILE.jsonl", help="where the verdicts go; a file there is replaced")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=32,
+        metavar="N",
+        help="worker processes (default 32; at most one per core for verifiers that compute)",
+    )
+    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="in place of the verifier's own limit")
+    parser.add_argument("--tricks", action="store_true", help="try the built-in tricks on the verifier")
+    return parser
+
+
+def build_verifier(name: str, options: Sequence[str]) -> Verifier:
+    """The verifier of the command line. ConfigError where it cannot be had."""
+    piece: Any = {"name": name}
+    for option in options:
+        piece = merge(piece, as_tree(option))
+    return as_verifier(piece)
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    """Refuse what cannot be done before anything is done."""
+    if not options.tricks and not (options.input and options.output):
+        raise ConfigError("--input and --output are needed (or --tricks, to try the built-in tricks)")
+    if options.output and not options.input:
+        raise ConfigError("--output is for the verdicts on an --input, which is missing")
+    if options.input and not Path(options.input).is_file():
+        raise DataError(f"there is no file {options.input!r} to read completions from")
+    if options.output:
+        if Path(options.output).resolve() == Path(options.input).resolve():
+            raise ConfigError("--output is the --input: it would overwrite the completions")
+        try:
+            Path(options.output).parent.mkdir(parents=True, exist_ok=True)
+            Path(options.output).open("a").close()  # what is there is replaced once scoring begins
+        except OSError as error:
+            raise ConfigError(f"--output {options.output!r} cannot be written: {error}") from error
+
+
+def _pool(options: argparse.Namespace) -> VerifierPool:
+    try:
+        return VerifierPool(workers=options.workers, time_limit=options.time_limit)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _audit(options: argparse.Namespace, verifier: Verifier, pool: VerifierPool) -> int:
+    """Score, try tricks, and say what was found."""
+    console = Console()
+    if options.output:
+        findings = Findings()
+        with open(options.output, "w", encoding="ascii") as sink:
+            stopped = _until_signal(score(Path(options.input), verifier, pool, options.verifier, findings, sink))
+        show_findings(console, findings)
+        if stopped:
+            console.message(f"stopped after {findings.rows} rows, which are in {options.output}", "warning")
+            return 128 + stopped
+        console.message(f"verdicts: {options.output}")
+    if not options.tricks:
+        return 0
+    examples = _checkable(verifier, _examples(options), console)
+    judge = functools.partial(pool.verify, verifier)
+    trial = Trial()
+    stopped = _until_signal(try_tricks(judge, examples, options.verifier, trial))
+    show_trial(console, trial)
+    return 128 + stopped if stopped else int(bool(trial.failures))
+
+
+def _until_signal(work: Coroutine[Any, Any, None]) -> int:
+    """Run `work` to its end, 0, or until SIGINT or SIGTERM, whose number is returned."""
+    stopped = 0
+
+    async def run() -> None:
+        task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
+
+        def stop(number: int) -> None:
+            nonlocal stopped
+            stopped = number
+            task.cancel()
+            for handled in (signal.SIGINT, signal.SIGTERM):  # a second one stops at once
+                loop.remove_signal_handler(handled)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop, number)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    return stopped
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the input: what is to be verified, or what is wrong with it."""
+
+    id: Any
+    completion: str = ""
+    task: Task | None = None
+    expected: bool | None = None
+    problem: str = ""
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The rows of a file of JSON lines, read as they are asked for; blank lines are passed over."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            if line.strip():
+                yield _row(line, number)
+
+
+def _row(line: bytes, number: int) -> Row:
+    place = f"line {number}"
+    try:
+        fields = json.loads(line.decode())
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        return Row(place, problem=f"{place} is not valid JSON: {error}")
+    if not isinstance(fields, dict):
+        return Row(place, problem=f"{place} is not an object with a `completion`")
+    known = fields.get("id")
+    known = known if isinstance(known, (str, int)) and not isinstance(known, bool) else place
+    try:
+        return Row(known, _completion(fields, place), _task(fields, place), _expected(fields, place))
+    except DataError as error:
+        return Row(known, problem=str(error))
+
+
+def _completion(fields: dict[str, Any], place: str) -> str:
+    """The completion's text; of chat messages, the last one."""
+    if "completion" not in fields:
+        raise DataError(f"{place} has no field 'completion' (it has {', '.join(fields) or 'nothing'})")
+    value = fields.pop("completion")
+    if isinstance(value, list) and value and isinstance(value[-1], dict):
+        value = value[-1].get("content")
+    if not isinstance(value, str):
+        raise DataError(
+            f"{place}: field 'completion' must be text or a list of chat messages, not {type(value).__name__}"
+        )
+    return value
+
+
+def _task(fields: dict[str, Any], place: str) -> Task:
+    """The row's task; unlike one to train on, it may be without a prompt."""
+    fields = {name: value for name, value in fields.items() if name != "expected"}
+    written = any(fields.get(name) is not None for name in ("prompt", "messages")) and fields.get("prompt") != ""
+    worked = isinstance(fields.get("answer"), str) and "####" in fields["answer"]
+    if written or (worked and "question" in fields):
+        return to_task(fields, place=place)
+    question = fields.get("question")
+    prompt = question if isinstance(question, str) else ""
+    return replace(to_task({**fields, "prompt": prompt or "-"}, place=place), prompt=prompt)
+
+
+def _expected(fields: dict[str, Any], place: str) -> bool | None:
+    value = fields.get("expected")
+    if value is None or isinstance(value, bool):
+        return value
+    if value in (0, 1):
+        return bool(value)
+    raise DataError(f"{place}: field 'expected' must be true or false, not {value!r}")
+
+
+async def score(
+    path: Path, verifier: Verifier, pool: VerifierPool, name: str, findings: Findings, sink: IO[str]
+) -> None:
+    """Judge the rows of `path`, write each verdict to `sink` in order, and add it to `findings`.
+
+    A verifier that compares a group's answers sees rows of the same task that follow each other as one group.
+    """
+    readable = 0
+
+    async def judge(rows: Sequence[Row]) -> list[Verdict]:
+        task, texts = rows[0].task, [row.completion for row in rows]
+        if task is None:
+            return [Verdict.undecided(rows[0].problem)]
+        return await (
+            pool.verify_group(verifier, task, texts) if len(rows) > 1 else _one(pool, verifier, task, texts[0])
+        )
+
+    groups = _groups(read_rows(path), alone=verifier.verify_group is None)
+    async for rows, verdicts in in_order(groups, judge, lambda rows: sum(len(row.completion) for row in rows)):
+        for row, verdict in zip(rows, verdicts, strict=True):
+            readable += row.task is not None
+            written = {"id": row.id, "status": str(verdict.status), "score": verdict.score, "reason": verdict.reason}
+            sink.write(json.dumps({**written, "seconds": round(verdict.seconds, 6)}) + "\n")
+            findings.add(Case(str(row.id), name, row.completion, verdict, row.expected, row.task))
+        sink.flush()
+    if not readable:
+        problem = findings.slowest[0].verdict.reason if findings.rows else "it is empty"
+        raise DataError(f"{path} holds no row that can be read: {problem}")
+
+
+async def _one(pool: VerifierPool, verifier: Verifier, task: Task, completion: str) -> list[Verdict]:
+    return [await pool.verify(verifier, task, completion)]
+
+
+def _groups(rows: Iterator[Row], alone: bool) -> Iterator[list[Row]]:
+    """Rows each alone, or those of one task that follow each other together; a row that cannot be read is alone."""
+    numbers = itertools.count()
+
+    def key(row: Row) -> object:
+        return next(numbers) if alone or row.task is None else (row.task.prompt, row.task.answer, row.task.info)
+
+    for _, group in itertools.groupby(rows, key):
+        yield list(group)
+
+
+def _examples(options: argparse.Namespace) -> list[Example]:
+    """What tricks are tried on: the first different tasks of the input, or built-in examples."""
+    if not options.input:
+        return examples_for(options.verifier)
+    examples: dict[str, Example] = {}
+    for row in read_rows(Path(options.input)):
+        if row.task is not None:
+            key = json.dumps([row.task.prompt, row.task.answer, dict(row.task.info)])
+            if key in examples or len(examples) < TRIED_TASKS:
+                known = examples.get(key, Example(row.task))
+                examples[key] = replace(known, completion=row.completion) if row.expected else known
+    if not examples:
+        raise DataError(f"{options.input} holds no row that can be read")
+    return list(examples.values())
+
+
+def _checkable(verifier: Verifier, examples: Sequence[Example], console: Console) -> list[Example]:
+    """The examples whose task the verifier can check; DataError where it can check none."""
+    problems = [(example, verifier.check_task(example.task)) for example in examples]
+    refused = [(example.task.id, problem) for example, problem in problems if problem is not None]
+    if len(refused) == len(examples):
+        raise DataError(f"no task to try the tricks on: {refused[0][0]}: {refused[0][1]}; give rows with --input")
+    for task_id, problem in refused:
+        console.message(f"task {task_id} is left out, since it cannot be checked: {problem}", "warning")
+    return [example for example, problem in problems if problem is None]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""A process that ends when its owner does, however the owner ends.
+
+Invariant: once `tie` has returned, neither this process nor any process of its group outlives the owner by more than a
+moment, and the owner's scratch folder goes with it. The kernel tells (pidfd), so nothing polls and no reused id misleads.
+Imports nothing that takes time: it comes first in a started process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+OWNER, SCRATCH = "RLVR_OWNER", "RLVR_SCRATCH"
+"""Environment of started processes: the process to live as long as, and the folder to remove when it dies first."""
+PREFIX = "rlvr-vllm-"
+"""How scratch folders are called; nothing else is ever removed."""
+_leaving = threading.Lock()
+GRACE = 2.0
+"""Seconds that a group's leader has to end it before another member does."""
+RUN = """
+import sys
+from rlvr import lifeline
+lifeline.tie()
+import runpy
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+"""How a module is run: tied first, then whatever takes time to import."""
+
+
+def start(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str], scratch: Path, log: Path, **options: Any
+) -> subprocess.Popen[bytes]:
+    """Run a module in a process of its own group that lives at most as long as this one; what it prints goes to `log`."""
+    own = {OWNER: str(os.getpid()), SCRATCH: str(scratch)}
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-c", RUN, module, *arguments],
+            env={**os.environ, **environment, **own},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            **options,
+        )
+
+
+def end(process: subprocess.Popen[bytes], grace: float) -> None:
+    """End a process that was started here, and its group: asked first, killed after `grace` seconds."""
+    with contextlib.suppress(OSError):
+        process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(grace)
+    kill(process)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that was started here, and its group."""
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def tie() -> None:
+    """End this process's group when the owner or the parent ends; at once when they are gone. Nothing without an owner.
+
+    The parent matters in processes that vLLM starts of its own: the engine core of a server that was killed has to go too.
+    """
+    owner, parent = int(os.environ.get(OWNER, "0")), os.getppid()
+    if not owner:
+        return
+    poll = select.poll()
+    for process in {owner, parent}:
+        try:
+            poll.register(os.pidfd_open(process), select.POLLIN)
+        except OSError:
+            leave()
+    if os.getppid() != parent:
+        leave()
+
+    def watch() -> None:
+        poll.poll()
+        leave()
+
+    threading.Thread(target=watch, name="rlvr-lifeline", daemon=True).start()
+
+
+def leave() -> None:
+    """End the group; where the owner is gone, the leader removes its scratch folder once nobody can write to it any more."""
+    _leaving.acquire()
+    leader, owner = os.getpgrp(), int(os.environ.get(OWNER, "0"))
+    if leader != os.getpid() and _alive(leader):
+        time.sleep(GRACE)  # the leader does it
+    for process in _members(leader):
+        with contextlib.suppress(OSError):
+            os.kill(process, signal.SIGKILL)
+    scratch = Path(os.environ.get(SCRATCH, ""))
+    if not _alive(owner) and scratch.name.startswith(PREFIX):
+        shutil.rmtree(scratch, ignore_errors=True)
+    os._exit(1)
+
+
+def _members(leader: int) -> list[int]:
+    """The other processes of a group."""
+    found = []
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(ValueError, OSError):
+            if int(name) != os.getpid() and os.getpgid(int(name)) == leader:
+                found.append(int(name))
+    return found
+
+
+def _alive(process: int) -> bool:
+    """Whether a process runs; one that was killed and not yet waited for does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def tail(log: Path, lines: int = 12) -> str:
+    """The last lines of a log, for an error's text."""
+    try:
+        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return ""

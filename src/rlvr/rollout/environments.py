@@ -1,0 +1,122 @@
+"""Tools and environments: what answers a turn of the policy's.
+
+A tool is a function `f(text, task)` of the turn's text; an environment that remembers is a class whose `begin(task)` gives an
+episode with `reply(text)` and, if it wants, `close()`. Both answer with text, or with None when the rollout is over, and
+all of these may be coroutine functions. Invariants: what they raise, and a call past the time limit, costs one reply, which then
+says `error: ...`, never the run; an episode that was begun is closed, also when its rollout is given up; a call that hangs
+costs a daemon thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlvr import registry
+from rlvr.errors import ConfigError
+from rlvr.records import Task
+from rlvr.registry import register
+from rlvr.verifiers.arithmetic import read_expression
+from rlvr.verifiers.base import is_coroutine
+from rlvr.verifiers.pool.threads import Threads
+
+_log = logging.getLogger(__name__)
+MOST_OF_AN_ERROR = 200
+"""Characters of an exception's message that the policy reads."""
+
+
+class Environment:
+    """A registered environment, ready to be talked to by many rollouts at once.
+
+    Coroutine functions run on the loop of the rollouts and must not block it; others run on a thread of each call.
+    """
+
+    def __init__(self, spec: str | Mapping[str, Any], time_limit: float) -> None:
+        self.name = registry.split(spec)[0]
+        self._piece = registry.build("environment", spec)
+        self._time_limit = time_limit
+        self._threads = Threads("environment-call")
+        self._warned: set[str] = set()
+        if not callable(self._piece) and not hasattr(self._piece, "begin"):
+            raise ConfigError(
+                f"environment {self.name!r} is neither a function f(text, task) nor a class with begin(task): write one of them"
+            )
+
+    def episode(self, task: Task) -> Episode:
+        """One rollout's talk about `task`; close it."""
+        return Episode(self, self._piece, task)
+
+    async def call(self, function: Callable[..., Any], *arguments: Any) -> tuple[Any, str | None]:
+        """(result, None), or (None, in words what went wrong)."""
+        try:
+            async with asyncio.timeout(self._time_limit) as limit:
+                if is_coroutine(function):
+                    result = function(*arguments)
+                else:
+                    result = await self._threads.call(lambda: function(*arguments))
+                return (await result if inspect.isawaitable(result) else result), None
+        except Exception as error:  # someone else's code may raise anything, and its trouble is the policy's to read
+            late = isinstance(error, TimeoutError) and limit.expired()
+            text = f"no answer within {self._time_limit:g} s" if late else _said(error)
+            self.warn(text, None if late else error)
+            return None, text
+
+    def warn(self, text: str, error: Exception | None = None) -> None:
+        """Say in the log that something went wrong, once for each kind of trouble."""
+        kind = type(error).__name__ if error else text
+        if kind not in self._warned:
+            self._warned.add(kind)
+            _log.warning("environment %r: %s (said once)", self.name, text, exc_info=error)
+
+
+class Episode:
+    """One rollout's talk with an environment."""
+
+    def __init__(self, environment: Environment, piece: Any, task: Task) -> None:
+        self._environment, self._piece, self._task = environment, piece, task
+        self._remembers = hasattr(piece, "begin")
+        self._state: Any = None
+        self._lost: str | None = None
+
+    async def reply(self, text: str) -> str | None:
+        """What the environment answers to a turn, `error: ...` for its own trouble; None when the rollout is over.
+
+        An environment that remembers is begun with the first turn. After a call past the time limit or an error in `begin`
+        it is not called again, since nobody knows what it did: every further reply is the same error.
+        """
+        if self._remembers and self._state is None and self._lost is None:
+            self._state, self._lost = await self._environment.call(self._piece.begin, self._task)
+        if self._lost is not None:
+            return f"error: {self._lost}"
+        arguments = (self._state.reply, text) if self._remembers else (self._piece, text, self._task)
+        result, trouble = await self._environment.call(*arguments)
+        if trouble is None and not isinstance(result, str | None):
+            trouble = f"the reply is a {type(result).__name__}, not text"
+            self._environment.warn(trouble)
+        if self._remembers and trouble is not None and trouble.startswith("no answer"):
+            self._lost = trouble
+        return result if trouble is None else f"error: {trouble}"
+
+    async def close(self) -> None:
+        """End what was begun."""
+        state, self._state = self._state, None
+        if state is not None and hasattr(state, "close"):
+            await self._environment.call(state.close)
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:MOST_OF_AN_ERROR]
+
+
+@register("environment", "calculator")
+async def calculator(text: str, task: Task, *, opening: str = "[", closing: str = "]") -> str | None:
+    """The exact value of the last expression in brackets, `[12*(3+4)]`; the rollout is over when a turn has none."""
+    end = text.rfind(closing)
+    start = text.rfind(opening, 0, max(end, 0))
+    if start < 0:
+        return None
+    expression = read_expression(text[start + len(opening) : end])
+    return f"error: {expression}" if isinstance(expression, str) else str(expression.value)

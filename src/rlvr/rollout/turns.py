@@ -1,0 +1,93 @@
+"""The plan of several turns: the policy writes, a tool or an environment answers, and so on in one growing context.
+
+Token in, token out: a turn is sampled after the very ids of all turns before it; only replies are tokenised. Invariants: the
+reply's tokens have the origin TOOL and are never trained; the rollout's text, which verifiers read, is the policy's own, so
+nothing that a tool said can be paid as an answer; every member of a group is a coroutine of its own, so a slow tool holds up
+one rollout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rlvr.data import Draw
+from rlvr.records import Origin, Rollout, StopReason, Task
+from rlvr.registry import register
+from rlvr.rollout.context import Context
+from rlvr.rollout.engine import Request
+from rlvr.rollout.environments import Environment, Episode
+from rlvr.rollout.plans import Means, side_by_side
+
+
+@register("plan", "turns")
+@dataclass
+class Turns:
+    """`group_size` independent talks of the policy with an environment. `rollout.max_new_tokens` is what the policy may sample
+    in all turns together; where it or the context is used up, the rollout is cut off."""
+
+    environment: str | Mapping[str, Any]
+    """What answers a turn: a registered environment, `FILE.py:Name`, or a mapping with its options."""
+    turns: int = 4
+    """Most turns of the policy; what it writes in the last one is not answered."""
+    time_limit: float = 30.0
+    """Seconds for one call of the environment; past it the policy reads an error."""
+    role: Literal["user", "tool"] = "user"
+    """Who says the reply, where the prompt is a chat."""
+
+    independent = True
+
+    def __post_init__(self) -> None:
+        if self.turns < 1 or not self.time_limit > 0:
+            raise ValueError(f"turns={self.turns} must be 1 or more and time_limit={self.time_limit} above 0")
+        self._environment = Environment(self.environment, self.time_limit)
+
+    def check(self, means: Means, task: Task) -> None:
+        """ConfigError when a reply cannot be put into the context of `task`."""
+        means.reply(task, "", self.role, None)
+
+    def __call__(self, draw: Draw, means: Means) -> AsyncIterator[Rollout]:
+        """The rollouts of one draw."""
+
+        async def member(number: int) -> Rollout:
+            episode = self._environment.episode(draw.task)
+            try:
+                return await self._talk(draw, number, means, episode)
+            finally:
+                await episode.close()
+
+        return side_by_side(draw, means, member)
+
+    async def _talk(self, draw: Draw, member: int, means: Means, episode: Episode) -> Rollout:
+        context, answering = Context(means.prompt(draw.task)), 0.0
+        for turn in range(self.turns):
+            left = means.sampling.max_new_tokens - context.sampled
+            sampling = dataclasses.replace(means.sampling, max_new_tokens=left)
+            request = Request(context.token_ids, sampling, means.seed(draw.number, member, turn))
+            completion = await means.generate(request)
+            context.turn(completion)
+            stop = completion.stop
+            if stop.truncated or turn + 1 == self.turns:
+                break
+            start = time.perf_counter()
+            text = await episode.reply(completion.text)
+            answering += time.perf_counter() - start
+            if text is None:
+                break
+            end = int(completion.token_ids[-1]) if stop is StopReason.END else None
+            reply = means.reply(draw.task, text, self.role, end)
+            if cut := _cut(context, len(reply), means):
+                stop = cut
+                break
+            context.put("tool", reply, Origin.TOOL)
+        return context.rollout(draw, member, stop, means.sampling.temperature, tool=answering)
+
+
+def _cut(context: Context, reply: int, means: Means) -> StopReason | None:
+    """Why there is no room for a reply of so many tokens and one sampled token after it; None where there is."""
+    if context.sampled >= means.sampling.max_new_tokens:
+        return StopReason.LENGTH
+    return StopReason.CONTEXT if len(context) + reply >= means.context else None

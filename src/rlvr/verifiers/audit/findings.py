@@ -1,0 +1,167 @@
+"""What an audit finds in many verdicts: counts by verifier and status, agreement with what was expected, cases worth a look.
+
+Invariant: memory is bounded, however many verdicts are added: counts are kept of all, cases only of the worst or the first.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from rlvr.monitor.text import shorten
+from rlvr.records import Task, Verdict, VerdictStatus
+from rlvr.verifiers.audit.targets import gold_texts
+from rlvr.verifiers.extraction import extract_answer
+
+SHOWN = 10
+"""Cases kept of each kind."""
+
+KEPT = 400
+"""Characters kept of the completion of a case."""
+
+_BOX = re.compile(r"\\boxed\s*\{([^{}]{0,200})\}")
+_NOISE = re.compile(r"\\(?:text|mathrm|left|right|,|;|!|\s)|[\s${}.,]")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One completion and the verdict on it."""
+
+    id: str
+    verifier: str
+    completion: str
+    verdict: Verdict
+    expected: bool | None = None
+    task: Task | None = None
+    """None where the row could not be read, and in cases that are kept."""
+
+
+@dataclass
+class Agreement:
+    """Verdicts against the `expected` column. Accepted is `correct`; a partial or zero score is a rejection."""
+
+    true_accepts: int = 0
+    true_rejects: int = 0
+    undecided: int = 0
+    false_accepts: list[str] = field(default_factory=list)
+    """Ids; at most `MOST_IDS` of each are kept."""
+    false_rejects: list[str] = field(default_factory=list)
+    false_accept_count: int = 0
+    false_reject_count: int = 0
+
+    MOST_IDS = 1000
+
+    @property
+    def total(self) -> int:
+        return (
+            self.true_accepts + self.true_rejects + self.undecided + self.false_accept_count + self.false_reject_count
+        )
+
+    def add(self, case: Case) -> None:
+        accepted = case.verdict.status is VerdictStatus.CORRECT
+        match case.verdict.score, accepted, case.expected:
+            case _, _, None:
+                return
+            case None, _, _:
+                self.undecided += 1
+            case _, True, True:
+                self.true_accepts += 1
+            case _, False, False:
+                self.true_rejects += 1
+            case _, True, False:
+                self.false_accept_count += 1
+                self.false_accepts += [case.id] if len(self.false_accepts) < self.MOST_IDS else []
+            case _:
+                self.false_reject_count += 1
+                self.false_rejects += [case.id] if len(self.false_rejects) < self.MOST_IDS else []
+
+
+@dataclass
+class Seconds:
+    """How long verdicts took."""
+
+    total: float = 0.0
+    most: float = 0.0
+
+
+class Findings:
+    """Collects cases. `counts[verifier][status]` counts verdicts, with `undecided` beside the statuses."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, Counter[str]] = {}
+        self.seconds: dict[str, Seconds] = {}
+        self.scores: dict[str, float] = {}
+        self.agreement = Agreement()
+        self.doubts: Counter[str] = Counter()
+        self.doubtful: dict[str, list[tuple[Case, str]]] = {}
+        self._slowest: list[tuple[float, int, Case]] = []
+        self._number = itertools.count()
+
+    def add(self, case: Case) -> None:
+        """Count one case, and keep it if it is worth a look."""
+        verdict, name = case.verdict, case.verifier
+        counts, seconds = self.counts.setdefault(name, Counter()), self.seconds.setdefault(name, Seconds())
+        counts.update([str(verdict.status), *([] if verdict.decided else ["undecided"])])
+        seconds.total += verdict.seconds
+        seconds.most = max(seconds.most, verdict.seconds)
+        self.scores[name] = self.scores.get(name, 0.0) + (verdict.score or 0.0)
+        self.agreement.add(case)
+        found = list(doubts(case))
+        case = replace(case, completion=shorten(case.completion, KEPT), task=None)
+        for kind, why in found:
+            self.doubts[kind] += 1
+            kept = self.doubtful.setdefault(kind, [])
+            if len(kept) < SHOWN:
+                kept.append((case, why))
+        entry = (verdict.seconds, next(self._number), case)
+        if len(self._slowest) < SHOWN:
+            heapq.heappush(self._slowest, entry)
+        else:
+            heapq.heappushpop(self._slowest, entry)
+
+    @property
+    def slowest(self) -> list[Case]:
+        """The slowest cases, the slowest first."""
+        return [case for *_, case in sorted(self._slowest, reverse=True)]
+
+    @property
+    def rows(self) -> int:
+        return sum(sum(counts.values()) - counts["undecided"] for counts in self.counts.values())
+
+
+def doubts(case: Case) -> Iterator[tuple[str, str]]:
+    """(kind of doubt, why) for everything that makes a verdict worth a look."""
+    verdict, answer = case.verdict, case.verdict.answer
+    golds = [] if case.task is None else [gold for gold in gold_texts(case.task) if gold.strip()]
+    if verdict.status is VerdictStatus.TIMEOUT:
+        yield "timeout", verdict.reason
+    elif verdict.score is None:
+        yield "undecided", verdict.reason
+    if verdict.status is VerdictStatus.PARTIAL:
+        yield "partial", f"score {verdict.score:.3g}: {verdict.reason}"
+    if verdict.status is VerdictStatus.UNPARSABLE and any(gold in case.completion for gold in golds):
+        yield "unparsable, but the gold is in the text", verdict.reason
+    if verdict.status is VerdictStatus.WRONG and answer is not None and plain(answer) in map(plain, golds):
+        yield "wrong, but it reads like the gold", f"{answer!r} is not {golds[0]!r}"
+    if verdict.status is VerdictStatus.CORRECT:
+        boxes = {plain(box) for box in _BOX.findall(case.completion.rpartition("</think>")[2])}
+        if len(boxes) > 1:
+            yield "correct, with several different boxes", ", ".join(sorted(boxes))
+        if answer is not None and golds and len(answer) > 20 + 3 * max(map(len, golds)):
+            yield "correct, but far longer than the gold", f"{shorten(answer, 80)!r} for {shorten(golds[0], 80)!r}"
+        if answer is not None and _by_fallback(case.completion, answer):
+            yield "correct, but the answer is not marked: a fallback found it", f"{shorten(answer, 80)!r}"
+
+
+def _by_fallback(completion: str, answer: str) -> bool:
+    """Whether the answer stands in no box, tag or phrase, and is not the whole text either."""
+    return extract_answer(completion) is None and extract_answer(completion, fallback="whole") != answer.strip()
+
+
+def plain(text: str) -> str:
+    """Text without case, spaces, and LaTeX that only sets type."""
+    return _NOISE.sub("", text).casefold()

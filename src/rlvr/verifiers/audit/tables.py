@@ -1,0 +1,108 @@
+"""The tables that `python -m rlvr.audit` prints. Only words and columns: what was found is in findings and trial."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlvr.monitor.console import Console
+from rlvr.monitor.text import shorten
+from rlvr.records import VerdictStatus
+from rlvr.verifiers.audit.findings import Case, Findings
+from rlvr.verifiers.audit.trial import Outcome, Trial
+from rlvr.verifiers.audit.tricks import TRICKS
+
+_TEXT = 120
+_IDS = 20
+_FAILURES = 20
+
+
+def show_findings(console: Console, findings: Findings) -> None:
+    """Counts by verifier and status, agreement, the slowest and the doubtful cases."""
+    statuses = [str(status) for status in VerdictStatus]
+    rows = []
+    for name, counts in findings.counts.items():
+        total, seconds = sum(counts[status] for status in statuses), findings.seconds[name]
+        cells = [counts[status] for status in statuses] + [counts["undecided"]]
+        decided = total - counts["undecided"]
+        mean = findings.scores[name] / decided if decided else None
+        rows.append([name, total, *cells, mean, seconds.total / total, seconds.most])
+    columns = ["verifier", "rows", *statuses, "undecided", "mean score", "mean s", "slowest s"]
+    console.table("verdicts (undecided ones are counted under their status too)", columns, rows)
+    _agreement(console, findings)
+    if findings.slowest:
+        console.table("slowest", ["id", "seconds", "status", "completion"], [_slow(case) for case in findings.slowest])
+    if findings.doubts:
+        doubtful = [
+            [
+                f"{kind} ({findings.doubts[kind]})",
+                case.id,
+                case.verdict.status,
+                shorten(why, _TEXT),
+                _text(case.completion),
+            ]
+            for kind, kept in findings.doubtful.items()
+            for case, why in kept
+        ]
+        console.table(
+            "doubtful, the first of each kind", ["what (rows)", "id", "status", "why", "completion"], doubtful
+        )
+
+
+def _slow(case: Case) -> list[object]:
+    return [case.id, case.verdict.seconds, case.verdict.status, _text(case.completion)]
+
+
+def _agreement(console: Console, findings: Findings) -> None:
+    found = findings.agreement
+    if not found.total:
+        return
+    rows: list[Sequence[object]] = [
+        ["accepted", found.true_accepts, found.false_accept_count],
+        ["rejected", found.false_reject_count, found.true_rejects],
+    ]
+    console.table("agreement with `expected`", ["", "expected true", "expected false"], rows)
+    decided = found.total - found.undecided
+    right = found.true_accepts + found.true_rejects
+    share = f", {right} of {decided} decided ones agree ({right / decided:.1%})" if decided else ""
+    console.message(f"{found.total} rows have an expectation, {found.undecided} of them undecided{share}")
+    for what, count, ids in (
+        ("false accepts", found.false_accept_count, found.false_accepts),
+        ("false rejects", found.false_reject_count, found.false_rejects),
+    ):
+        more = f" and {count - _IDS} more" if count > _IDS else ""
+        console.message(f"{what}: {count}" + (f" ({', '.join(ids[:_IDS])}{more})" if ids else ""))
+
+
+def show_trial(console: Console, trial: Trial) -> None:
+    """Which controls were paid, what each trick came to, and how to repeat those that failed."""
+    for task, control in trial.controls:
+        if control is None:
+            text = f"task {task.id}: no correct completion was paid, so only tricks that need none were tried"
+            console.message(text, "warning")
+        else:
+            gold = "" if control.target.gold is None else f" {shorten(control.target.gold, 40)!r}"
+            console.message(
+                f"task {task.id}: a correct answer{gold} in the form {control.target.form.name!r} is paid {control.paid:g}"
+            )
+    rows = []
+    for trick in TRICKS:
+        if trick.name in trial.counts:
+            counts = trial.counts[trick.name]
+            cells = [counts[outcome] or None for outcome in Outcome]
+            rows.append([trick.name, trick.must, sum(counts.values()), *cells, trial.seconds[trick.name]])
+    console.table("tricks", ["trick", "must", "tried", *map(str, Outcome), "slowest s"], rows)
+    if not trial.failures:
+        console.message("no trick was paid in full, and none was left undecided")
+        return
+    failures = [
+        [a.trick.name, a.outcome, a.task.id, a.verdict.score, shorten(a.verdict.reason, _TEXT), _text(a.completion)]
+        for a in trial.failures[:_FAILURES]
+    ]
+    title = f"{len(trial.failures)} failed attempts" + (
+        f", the first {_FAILURES}" if len(trial.failures) > _FAILURES else ""
+    )
+    console.table(title, ["trick", "outcome", "task", "score", "reason", "completion"], failures)
+
+
+def _text(completion: str) -> str:
+    return repr(shorten(completion, _TEXT))

@@ -1,0 +1,125 @@
+"""What an adversarial completion is written for: a task's reference answer, wrong answers beside it, and a form to write them in.
+
+Pure data and functions; rlvr.verifiers.audit.trial finds the form that a verifier pays.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from rlvr.records import Task
+from rlvr.verifiers.extraction import last_boxed
+
+SLOT = "\N{OBJECT REPLACEMENT CHARACTER}"
+"""Where the answer goes in a form's template."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A way to write an answer down."""
+
+    name: str
+    template: str
+
+    def __call__(self, answer: str) -> str:
+        """The completion that gives `answer`."""
+        return self.template.replace(SLOT, answer)
+
+    def bare_of(self, answer: str) -> str:
+        """The same without the reasoning that it opens with."""
+        return self(answer).rpartition("</think>")[2]
+
+
+FORMS = tuple(
+    Form(name, template.replace("@", SLOT))
+    for name, template in {
+        "box": r"The final answer is \boxed{@}.",
+        "bare": "@",
+        "tag": "<answer>@</answer>",
+        "reasoned tag": "<think>I work it out.</think>\n<answer>@</answer>",
+        "hash": "#### @",
+        "phrase": "The answer is @.",
+    }.items()
+)
+"""The ways to write an answer that are tried, in this order, until the verifier pays one."""
+
+
+def form_of(completion: str, answer: str) -> Form | None:
+    """The form of a worked completion: the last mention of `answer` in it is the slot. None where there is none."""
+    head, found, tail = completion.rpartition(answer)
+    return Form("demonstration", f"{head}{SLOT}{tail}") if found else None
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a trick is written for. `gold` is None where the task has no reference answer, or none that could be written."""
+
+    gold: str | None
+    wrong: Sequence[str]
+    """Answers that are not the gold; at least three."""
+    form: Form
+    prompt: str
+    names: Sequence[str] = ()
+    """What the verifier is called."""
+
+    @property
+    def number(self) -> Fraction | None:
+        return _number(self.gold)
+
+
+def gold_texts(task: Task) -> list[str]:
+    """The ways in which a task's answer may be written down as text, the likeliest first."""
+    answer, options = task.answer, task.info.get("options")
+    if isinstance(answer, int) and isinstance(options, (list, tuple)) and 0 <= answer < len(options):
+        return [str(answer), chr(ord("A") + answer), str(options[answer])]
+    if answer is None:
+        return []
+    if isinstance(answer, bool):
+        return [str(answer), str(answer).lower()]
+    if isinstance(answer, str):
+        return list(dict.fromkeys([_bare(answer), answer]))
+    if isinstance(answer, (int, float)):
+        return [str(answer)]
+    written = [json.dumps(answer, default=str)]
+    if isinstance(answer, (list, tuple)) and answer and all(isinstance(item, (str, int, float)) for item in answer):
+        written += [", ".join(map(str, answer)), str(answer[0])]
+    return written
+
+
+def _bare(gold: str) -> str:
+    """A gold without what a form puts round it: its box, its dollar signs, the solution before `####`."""
+    text = last_boxed(gold) or (gold.rpartition("####")[2])
+    return re.sub(r"^(?:\$+|\\\(|\\\[)\s*|\s*(?:\$+|\\\)|\\\])$", "", text.strip()) or gold
+
+
+def wrong_answers(gold: str | None, info: Mapping[str, Any]) -> list[str]:
+    """Three answers or more that look like `gold` and are not it; the other options where `info` lists options."""
+    text = (gold or "").strip()
+    options = info.get("options")
+    texts = [str(option) for option in (options.values() if isinstance(options, Mapping) else options or ())]
+    if text in texts and len(texts) > 1:
+        return [*(option for option in texts if option != text), "none", "unknown"]
+    if re.fullmatch(r"\(?[A-Ja-j]\)?\.?", text):
+        letters = [letter for letter in "ABCD" if letter not in text.upper()]
+        return [re.sub("[A-Ja-j]", letter if text.isupper() else letter.lower(), text) for letter in letters]
+    if digits := re.search(r"\d+(?!\d|\s*\^\s*\{?0)", text):  # anything to the power of 0 is the same
+        # A list's other items must not be met: 3, 3 beside 2, 3 would name the same numbers.
+        steps = (170, 290, 1000) if re.search(r",|;|\bor\b|\band\b", text) else (1, 2, 10)
+        bumped = [int(digits[0][:400]) + step for step in steps]
+        return [f"{text[: digits.start()]}{number}{text[digits.end() :]}" for number in bumped]
+    if text[:1] in ("{", "["):
+        return ['{"none": "of these"}', "[]", "[[]]"]
+    words = ("yes", "no", "zebra", "quartz", "unknown")
+    return [word for word in words if word.casefold() not in text.casefold()]
+
+
+def _number(text: str | None) -> Fraction | None:
+    try:
+        return Fraction((text or "").strip()) if len(text or "") < 100 else None
+    except (ValueError, ZeroDivisionError):
+        return None

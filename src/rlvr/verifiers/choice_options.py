@@ -1,0 +1,219 @@
+"""The options of a multiple-choice task as its prompt showed them, and which of them a text names.
+
+Invariants: a text names a set of options or none, never a guess: a letter and a text that disagree, a hedge or a negation
+name nothing. Options are numbered as `info["options"]` stores them, whatever order the prompt showed.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlvr.verifiers.answers import bare
+from rlvr.verifiers.text import read_one_number
+
+_LEAD = re.compile(
+    r"(?:so |thus |therefore |hence )?,?\s*(?:(?:the|my) )?(?:(?:correct|right|best|final) )*"
+    r"(?:(?:answer|option|choice|letter)s? )?(?:(?:is|are|would be|must be) |: ?)?"
+    r"(?:(?:the )?(?:correct )?(?:option|choice|answer|letter)s?:? )?",
+    re.IGNORECASE,
+)
+_SEPARATOR = re.compile(r"\s*(?:[,;/&+]|\band\b)\s*|\s+", re.IGNORECASE)
+_HEDGE = re.compile(
+    r"\b(?:not|no|never|neither|nor|none|except|but|or|either|both|all|any|maybe|perhaps|possibly|probably not|unless|"
+    r"instead|rather|wrong|incorrect|false|unlikely|cannot|eliminated?|un(?:sure|certain))\b|n't\b|n\u2019t\b|\?",
+    re.IGNORECASE,
+)
+_EXPLAINS = re.compile(r"(?:because|since|as|for sure|(?:is )?(?:the )?(?:correct|right|best)\b)", re.IGNORECASE)
+_FORMULA = re.compile(r"[0-9=+*/^\\<>_{}]")
+_WORDY = re.compile(r"[^\W\d_]{3}")
+_EDGES = " \t.;,:!\"'\u201c\u201d\u2018\u2019"
+
+
+@dataclass(frozen=True)
+class Options:
+    """`labels[i]` and `texts[i]` of stored option i (no texts: only letters are known), and the letters as shown."""
+
+    labels: tuple[str, ...]
+    texts: tuple[str, ...]
+    shown: tuple[tuple[str, int], ...]
+    """(label in the prompt, stored option), in the order of the prompt."""
+
+    @functools.cached_property
+    def by_label(self) -> dict[str, int]:
+        """Label in the prompt, in capitals -> stored option."""
+        return {label.upper(): index for label, index in self.shown}
+
+    @functools.cached_property
+    def by_text(self) -> dict[str, int]:
+        """Squashed text -> stored option."""
+        return {squash(text): index for index, text in enumerate(self.texts)}
+
+    @functools.cached_property
+    def stored(self) -> Options:
+        """The same options in the order in which they are stored, which is the one that a gold refers to."""
+        return Options(self.labels, self.texts, tuple((label, index) for index, label in enumerate(self.labels)))
+
+    @functools.cached_property
+    def _label(self) -> str:
+        return "(?:" + "|".join(re.escape(label) for label in sorted(self.by_label, key=len, reverse=True)) + ")"
+
+    @functools.cached_property
+    def _leading(self) -> re.Pattern[str]:
+        wrapped, plain = (
+            rf"[(\[{{] ?({self._label}) ?[)\]}}][.:,]?",
+            rf"({self._label})(?: ?[).:,=]| [-\u2013\u2014](?= )|(?= (?:because|since|is|as)\b))",
+        )
+        return re.compile(rf"(?:{wrapped}|{plain})(?!\w)\s*", re.IGNORECASE)
+
+    @functools.cached_property
+    def _trailing(self) -> re.Pattern[str]:
+        return re.compile(rf"\s*[(\[{{] ?({self._label}) ?[)\]}}]\Z", re.IGNORECASE)
+
+    @functools.cached_property
+    def _named(self) -> re.Pattern[str]:
+        """A label in running text: in brackets, after "option", before a bracket, or a capital that is no English word."""
+        capitals = "|".join(re.escape(label) for label in self.by_label if label not in ("A", "I")) or "(?!)"
+        return re.compile(
+            rf"[(\[{{] ?((?i:{self._label})) ?[)\]}}]|\b(?i:option|choice|answer|letter) ((?i:{self._label}))(?!\w)"
+            rf"|(?<![\w'\u2019])({self._label})(?:\)|[.:](?= ))|(?<![\w'\u2019])({capitals})(?![\w'\u2019])"
+        )
+
+    @functools.cached_property
+    def _mention(self) -> re.Pattern[str]:
+        """The text of an option as whole words, the longest that fits (New York, not York)."""
+        texts = sorted((re.escape(text) for text in self.texts if text), key=len, reverse=True)
+        if not texts:
+            return re.compile("(?!)")
+        before, after = r"(?<![^\s\"'\u201c\u2018(\[;,:])", r"(?=[.,;:!?]*(?:[\s\"'\u201d\u2019)\]]|\Z))"
+        return re.compile(f"{before}(?:{'|'.join(texts)}){after}", re.IGNORECASE)
+
+    def named_by(self, answer: str) -> frozenset[int] | str:
+        """The options that `answer` names, at least one; else in words why it names none."""
+        text = bare(answer).strip(_EDGES)
+        whole = self.by_text.get(squash(text))
+        if whole is not None:
+            return frozenset({whole})
+        lead = _LEAD.match(text)
+        rest = text[lead.end() :].strip(_EDGES) if lead else text
+        for candidate in (text, rest):
+            listed = self._list(candidate)
+            if listed:
+                return listed
+        whole = self.by_text.get(squash(rest))
+        if whole is not None:
+            return frozenset({whole})
+        leading, trailing = self._leading.match(rest), self._trailing.search(rest)
+        if not (leading or trailing):
+            return self._mentioned(rest)
+        if leading:
+            one = self._with_text(leading[1] or leading[2], rest[leading.end() :])
+        else:
+            one = self._with_text(trailing[1], rest[: trailing.start()]) if trailing else NOTHING
+        several = self._mentioned(rest) if isinstance(one, str) else one
+        return several if isinstance(several, frozenset) and len(several) > 1 else one
+
+    def _list(self, text: str) -> frozenset[int] | None:
+        """`B`, `(B)`, `A, C`, `A and C`, `AC`: nothing but labels."""
+        items = [item.strip("()[]{}.:*\"'") for item in _SEPARATOR.split(text)]
+        if all(item.upper() in self.by_label for item in items):
+            return frozenset(self.by_label[item.upper()] for item in items)
+        letters = set(text)
+        if len(text) == len(letters) > 1 and all(c.isupper() and c in self.by_label for c in letters):
+            return frozenset(self.by_label[c] for c in letters)
+        return None
+
+    def _with_text(self, label: str, text: str) -> frozenset[int] | str:
+        """A label beside a text: the text is that option's own, or an explanation that names no other option."""
+        index, text = self.by_label[label.upper()], text.strip(_EDGES)
+        if not text or (self.texts and squash(text) == squash(self.texts[index])) or self._number(text) == index:
+            return frozenset({index})
+        found = self._mentioned(text)
+        if found == frozenset({index}):
+            return frozenset({index})
+        if found == NOTHING and (not self.texts or _EXPLAINS.match(text)):
+            return frozenset({index})
+        return found if isinstance(found, str) and found != NOTHING else DISAGREE
+
+    def _number(self, text: str) -> int | None:
+        """The only option whose text is the number that `text` is, written otherwise (0.50 and 0.5)."""
+        number = None if squash(text) in self.by_text else read_one_number(text)
+        equal = [i for i, one in enumerate(self.texts) if number is not None and read_one_number(one) == number]
+        return equal[0] if len(equal) == 1 else None
+
+    def _mentioned(self, text: str) -> frozenset[int] | str:
+        """The options named somewhere in a sentence, by text or by label."""
+        said = [match[0] for match in self._mention.finditer(text)]
+        texts = [self.by_text[squash(mention)] for mention in said]
+        rest = self._mention.sub(" ", text)
+        labels = [self.by_label[next(filter(None, match.groups())).upper()] for match in self._named.finditer(rest)]
+        if not texts and not labels:
+            return NOTHING
+        if _HEDGE.search(rest):
+            return "the answer hedges or negates"
+        if _FORMULA.search(rest) and not all(_WORDY.search(mention) for mention in said):
+            return "a formula around an option"
+        if texts and labels and [*dict.fromkeys(texts)] != [*dict.fromkeys(labels)]:
+            return DISAGREE
+        return frozenset(texts + labels)
+
+
+NOTHING = "none of the options is named"
+DISAGREE = "the letter and the text disagree"
+
+
+def squash(text: str) -> str:
+    """The key that two writings of one text share: no spaces, no case, no closing full stop."""
+    text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
+    return "".join(bare(text).strip(_EDGES).casefold().split())
+
+
+def read_options(listed: Any, order: Any, letters: str) -> Options | str:
+    """The options of a task, or what is wrong with them.
+
+    `listed` is `info["options"]`: a list, a mapping of labels to texts, or None, then `letters` are the options. `order`
+    is `info["order"]`: for each place in the prompt the index or the label of the stored option that stood there.
+    """
+    if listed is None:
+        if not letters:
+            return 'info has no "options"; list them, or set the verifier\'s `letters`'
+        listed = dict.fromkeys(letters, "")
+    if isinstance(listed, Mapping):
+        labels, texts = [str(key) for key in listed], list(listed.values())
+    elif isinstance(listed, Sequence) and not isinstance(listed, (str, bytes)):
+        labels, texts = list(string.ascii_uppercase[: len(listed)]), list(listed)
+    else:
+        return f'info["options"] is {type(listed).__name__}, not a list or a mapping of labels to texts'
+    if not 2 <= len(texts) == len(labels):
+        return f"{len(texts)} options: there must be at least 2, and more than 26 need a mapping with their labels"
+    shown = _shown(labels, order)
+    if isinstance(shown, str):
+        return shown
+    return _options(tuple(labels), tuple(bare(str(text)) for text in texts), shown)
+
+
+def _shown(labels: list[str], order: Any) -> tuple[int, ...] | str:
+    if order is None:
+        return tuple(range(len(labels)))
+    places = list(order) if isinstance(order, Sequence) else []
+    indices = [labels.index(place) if place in labels else place for place in places]
+    if any(isinstance(i, bool) or not isinstance(i, int) for i in indices) or sorted(indices) != [*range(len(labels))]:
+        return f'info["order"]={order!r} is no permutation of the {len(labels)} options'
+    return tuple(indices)
+
+
+@functools.lru_cache(maxsize=1024)
+def _options(labels: tuple[str, ...], texts: tuple[str, ...], shown: tuple[int, ...]) -> Options | str:
+    options = Options(labels, texts if any(texts) else (), tuple(zip(labels, shown, strict=True)))
+    if len(options.by_label) < len(labels) or not all(label.strip() for label in labels):
+        return f"the labels {', '.join(labels)} are not distinct"
+    if options.texts and (len(options.by_text) < len(texts) or "" in options.by_text):
+        return "two options have the same text, or one has none"
+    for label, index in options.by_label.items():
+        if options.by_text.get(squash(label), index) != index:
+            return f"the text of an option is {label!r}, the label of another"
+    return options

@@ -1,0 +1,110 @@
+"""Countdown, the 24 game and their kin: an expression over the given numbers that reaches a target."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal
+
+from rlvr.errors import ConfigError
+from rlvr.records import Task, Verdict, VerdictStatus
+from rlvr.registry import register_verifier
+from rlvr.verifiers.answers import AnswerVerifier, bare, unparsable, wrong
+from rlvr.verifiers.arithmetic import Expression, read_expression
+
+
+@register_verifier("countdown")
+@dataclass
+class CountdownVerifier(AnswerVerifier):
+    """The answer is an expression of + - * / and brackets over the numbers of `info["numbers"]` that equals the target.
+
+    The target is `info["target"]`, else `task.answer`, else the option. The value is exact. Signs, powers, decimals and
+    numbers glued together are no expressions; `= target` may follow.
+    """
+
+    target: int | None = None
+    """The target of tasks that bring none: 24 for the 24 game."""
+    use: Literal["all", "any"] = "all"
+    """Each number exactly once, or at most once."""
+    operators: str = "+-*/"
+    """The operators allowed."""
+    wrong_value_score: float = 0.0
+    """Score of an expression that keeps the rules and misses the target (0.1 in TinyZero)."""
+
+    def __post_init__(self) -> None:
+        if not self.operators or set(self.operators) - set("+-*/"):
+            raise ConfigError(f"countdown: operators={self.operators!r} are not some of + - * /")
+        if not 0 <= self.wrong_value_score < 1:
+            raise ConfigError(f"countdown: wrong_value_score={self.wrong_value_score} is not in [0, 1)")
+
+    def check_task(self, task: Task) -> str | None:
+        numbers, target = task.info.get("numbers"), self._target(task)
+        if (
+            not isinstance(numbers, Sequence)
+            or not numbers
+            or any(type(n) is not int or not 0 <= n < 10**18 for n in numbers)
+        ):
+            return f'info["numbers"]={numbers!r} is no list of whole numbers'
+        return None if target is not None else "the target (info, answer or option) is not a number"
+
+    def judge(self, task: Task, answer: str) -> Verdict:
+        target = self._target(task)
+        assert target is not None
+        text, equals, right = bare(answer).strip(" .").partition("=")
+        expression = read_expression(text)
+        if isinstance(expression, str):
+            return unparsable(expression, answer)
+        claimed = read_expression(right) if equals else None
+        if equals and not (isinstance(claimed, Expression) and not claimed.operators):
+            return unparsable("what follows the = is not one number", answer)
+        reason = self._broken_rule(expression, task.info["numbers"])
+        if reason:
+            return wrong(reason, answer)
+        if isinstance(claimed, Expression) and claimed.value != target:
+            return wrong(f"it claims to be {claimed.value}", answer)
+        if expression.value == target:
+            return Verdict(VerdictStatus.CORRECT, 1.0, answer=answer)
+        return Verdict.from_score(
+            self.wrong_value_score, answer=answer, reason=f"its value is {_short(expression.value)}"
+        )
+
+    def same_answer(self, first: str, second: str) -> bool:
+        """Whether two expressions have the same value."""
+        one, other = (read_expression(bare(text).partition("=")[0]) for text in (first, second))
+        if isinstance(one, str) or isinstance(other, str):
+            return first.split() == second.split()
+        return one.value == other.value
+
+    def _target(self, task: Task) -> Fraction | None:
+        for value in (task.info.get("target"), task.answer, self.target):
+            if value is not None:
+                return _number(value)
+        return None
+
+    def _broken_rule(self, expression: Expression, given: Sequence[int]) -> str:
+        used, have = Counter(expression.numbers), Counter(given)
+        if used - have:
+            return f"{_listed(used - have)} not among the numbers left"
+        if self.use == "all" and used != have:
+            return f"{_listed(have - used)} not used"
+        forbidden = expression.operators - set(self.operators)
+        return f"operator {', '.join(sorted(forbidden))} is not allowed" if forbidden else ""
+
+
+def _number(value: Any) -> Fraction | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        return Fraction(value) if len(str(value)) <= 40 else None
+    except (ValueError, OverflowError, ZeroDivisionError):
+        return None
+
+
+def _listed(numbers: Counter[int]) -> str:
+    return ", ".join(str(number) for number in sorted(numbers.elements()))
+
+
+def _short(value: Fraction) -> str:
+    return str(value) if max(abs(value.numerator), value.denominator) < 10**12 else "far off"

@@ -1,0 +1,140 @@
+"""JSON documents in a completion: where one stands, and reading it strictly.
+
+There is one document or none: a completion with two is refused, so it cannot be paid for several guesses. Reading refuses
+what `json.loads` lets through and a consumer of the document may read otherwise: keys given twice, NaN and Infinity,
+numbers too large for a float, nesting beyond a limit.
+
+Invariants: the only error is DocumentError, which says why in words; time is linear in the text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, Literal
+
+Where = Literal["whole", "fenced", "either"]
+
+MAX_LENGTH = 100_000
+MAX_DEPTH = 64
+
+_FENCE = re.compile(r" {0,3}(`{3,})[ \t]*([^`\s]*)[^`]*")
+_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
+
+
+class DocumentError(ValueError):
+    """There is no document, or it is not one that everybody reads alike; the text says why."""
+
+
+def find_document(text: str, where: Where = "either", language: str = "json") -> str:
+    """The text of the one document in `text` (what comes after the reasoning).
+
+    `whole`: all of the text. `fenced`: the one fenced block that is marked with `language` or not marked; prose and blocks
+    in other languages may stand around it. `either`: `fenced` where the text has such a block, else `whole`.
+    """
+    blocks = [] if where == "whole" else _fenced_blocks(text, language)
+    if len(blocks) > 1:
+        raise DocumentError(f"{len(blocks)} fenced blocks where one document is expected")
+    if not blocks and where == "fenced":
+        raise DocumentError("no fenced block")
+    document = (blocks[0] if blocks else text).strip()
+    if not document:
+        raise DocumentError("nothing where the document should be")
+    return document
+
+
+def _fenced_blocks(text: str, wanted: str) -> list[str]:
+    blocks: list[str] = []
+    lines: list[str] = []
+    open_fence = language = ""
+    for line in text.splitlines(keepends=True):
+        fence = _FENCE.fullmatch(line)
+        if not open_fence:
+            if fence:
+                open_fence, language, lines = fence[1], fence[2].casefold(), []
+        elif fence and not fence[2] and len(fence[1]) >= len(open_fence):
+            if language in ("", wanted):
+                blocks.append("".join(lines))
+            open_fence = ""
+        else:
+            lines.append(line)
+    if open_fence:
+        raise DocumentError("a fenced block is not closed")
+    return blocks
+
+
+def read_json(text: str, max_length: int = MAX_LENGTH, max_depth: int = MAX_DEPTH) -> Any:
+    """The value of a JSON document (RFC 8259), strictly."""
+    if len(text) > max_length:
+        raise DocumentError(f"the document has {len(text)} characters, over the limit of {max_length}")
+    if _depth(text, max_depth) > max_depth:
+        raise DocumentError(f"the document is nested more than {max_depth} deep")
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite)
+    except DocumentError:
+        raise
+    except (ValueError, RecursionError) as error:  # RecursionError: a max_depth beyond what Python can read
+        raise DocumentError(f"not JSON: {error}") from None
+
+
+def _depth(text: str, limit: int) -> int:
+    depth = deepest = 0
+    for token in _JSON_TOKEN.finditer(text):
+        if token[0] in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+            if deepest > limit:
+                break
+        elif token[0] in "]}":
+            depth -= 1
+    return deepest
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise DocumentError(f"the key {twice[:80]!r} is given twice")
+    return found
+
+
+def _refuse(constant: str) -> Any:
+    raise DocumentError(f"{constant} is not JSON")
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise DocumentError(f"the number {number[:40]} is too large")
+    return value
+
+
+def same_json(first: Any, second: Any) -> bool:
+    """Whether two JSON values are equal: 1 is 1.0, but true is not 1 and "1" is not 1. Values are at most MAX_DEPTH deep."""
+    if isinstance(first, bool) or isinstance(second, bool):
+        return first is second
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(same_json(value, second[key]) for key, value in first.items())
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(same_json, first, second))
+    numbers = isinstance(first, (int, float)) and isinstance(second, (int, float))
+    return (numbers or type(first) is type(second)) and first == second
+
+
+def matched_fields(found: Any, expected: Any) -> float:
+    """The share of fields on which two JSON values agree, in [0, 1]: fields equal in both, over fields in either.
+
+    A field is a number, text, truth value, null or empty container, with the path of keys and positions that leads to it.
+    So what is missing costs, and so does what was added.
+    """
+    one, other = dict(_fields(found)), dict(_fields(expected))
+    same = sum(path in other and same_json(value, other[path]) for path, value in one.items())
+    return same / (len(one) + len(other) - sum(path in other for path in one))
+
+
+def _fields(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Any]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    fields = [field for key, inner in items for field in _fields(inner, (*path, key))]
+    return fields or [(path, value)]

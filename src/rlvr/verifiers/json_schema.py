@@ -1,0 +1,234 @@
+"""The JSON verifier: one document that fits a schema, and perhaps equals an expected one.
+
+Invariants: where the document stands is a stated policy; no reference leaves the schema (nothing is ever fetched); the
+check runs in a worker process, since a `pattern` of the schema may take exponential time on a hostile text.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from rlvr.errors import ConfigError
+from rlvr.records import Task, Verdict, VerdictStatus
+from rlvr.registry import register_verifier
+from rlvr.verifiers.base import Needs, Verifier
+from rlvr.verifiers.documents import (
+    MAX_DEPTH,
+    MAX_LENGTH,
+    DocumentError,
+    Where,
+    find_document,
+    matched_fields,
+    read_json,
+    same_json,
+)
+from rlvr.verifiers.extraction import after_reasoning
+
+Compare = Literal["none", "equal", "fields"]
+
+_DATA_KEYWORDS = frozenset({"enum", "const", "default", "examples"})
+_PROBES: tuple[Any, ...] = (None, True, 0, "", [], {}, [0], {"": 0})
+_SHOWN = 200
+"""Characters of a document or of an error that a verdict repeats."""
+
+
+@register_verifier("json_schema")
+@dataclass
+class JsonSchemaVerifier(Verifier):
+    """The completion holds one JSON document that fits a JSON schema.
+
+    The schema is `task.info["schema"]` or else the option `schema`: a mapping, or JSON text. It may be left out where the
+    document is compared with `task.answer` (a mapping, a list, or JSON text). Score 1 when it fits (and equals the answer),
+    0 when it does not; with `compare: fields` the share of equal fields, in [0, 1].
+    """
+
+    schema: dict[str, Any] | None = None
+    """The JSON schema (draft 2020-12, or the draft that its `$schema` names) of tasks that bring none."""
+    where: Where = "either"
+    """Where the document stands: the `whole` text after the reasoning, in a `fenced` block, or `either`."""
+    compare: Compare = "none"
+    """With `task.answer`: not at all, `equal` as JSON values (1 equals 1.0), or `fields`, the share of equal fields."""
+    formats: bool = True
+    """Check `format` (email, date-time, uuid ...); formats that the drafts do not name are annotations and pass."""
+    max_length: int = MAX_LENGTH
+    """Characters of a document; a longer one is unparsable."""
+    max_depth: int = MAX_DEPTH
+    """Levels of nesting, at most 64; a deeper document is unparsable."""
+    think_opened_by_prompt: bool = False
+    """The prompt's template ends in `<think>`: a completion without `</think>` has no answer yet."""
+    time_limit: float = 5.0
+    """Seconds for one document; one that takes longer (a pattern that backtracks) scores 0."""
+
+    needs: ClassVar[Needs] = Needs(process=True)
+
+    def __post_init__(self) -> None:
+        missing = [name for name in ("jsonschema", "rfc3339_validator") if importlib.util.find_spec(name) is None]
+        if missing:
+            raise ConfigError(f"the verifier json_schema needs {' and '.join(missing)}: pip install 'rlvr[verifiers]'")
+        if self.max_depth > MAX_DEPTH:
+            raise ConfigError(
+                f"json_schema: max_depth={self.max_depth} is over {MAX_DEPTH}, the most that can be compared"
+            )
+        if self.schema is not None and (problem := _schema_problem(self.schema, self.formats)):
+            raise ConfigError(f"json_schema: the option schema: {problem}")
+
+    def prepare(self) -> None:
+        import jsonschema  # noqa: F401
+
+    def quick(self, task: Task, completion: str) -> Verdict | None:
+        """The verdict where there is no document to check, else None."""
+        found = self._read(completion)
+        return found if isinstance(found, Verdict) else None
+
+    def verify(self, task: Task, completion: str) -> Verdict:
+        """The verdict; a `pattern` may take any time, so the pool runs it in a process."""
+        found = self._read(completion)
+        if isinstance(found, Verdict):
+            return found
+        text, document = found
+        schema, problem = self._schema(task)
+        if problem is None and self.compare != "none" and task.answer is None:
+            problem = "there is no answer to compare with"
+        if problem:
+            return Verdict.undecided(f"bad task: {problem}")
+        if schema is not None and (misfit := _misfit(schema, self.formats, document)):
+            return Verdict(VerdictStatus.WRONG, 0.0, reason=misfit, answer=text[:_SHOWN])
+        return self._compared(task.answer, document, text)
+
+    def check_task(self, task: Task) -> str | None:
+        schema, problem = self._schema(task)
+        if problem or (schema is not None and (problem := _schema_problem(schema, self.formats))):
+            return problem
+        if self.compare == "none":
+            return None
+        try:
+            expected = _as_json(task.answer)
+        except DocumentError as error:
+            return f"the answer: {error}"
+        if schema is not None and (misfit := _misfit(schema, self.formats, expected)):
+            return f"the answer does not fit the schema: {misfit}"
+        return None
+
+    def same_answer(self, first: str, second: str) -> bool:
+        try:
+            return same_json(read_json(first), read_json(second))
+        except DocumentError:
+            return first.strip() == second.strip()
+
+    def _read(self, completion: str) -> tuple[str, Any] | Verdict:
+        text = after_reasoning(completion, self.think_opened_by_prompt)
+        if text is None:
+            return Verdict(VerdictStatus.UNPARSABLE, 0.0, reason="the reasoning never ended")
+        try:
+            document = find_document(text, self.where)
+            return document, read_json(document, self.max_length, self.max_depth)
+        except DocumentError as error:
+            return Verdict(VerdictStatus.UNPARSABLE, 0.0, reason=str(error)[:_SHOWN])
+
+    def _schema(self, task: Task) -> tuple[Any, str | None]:
+        """The task's schema, and what is wrong with how it is given."""
+        schema = task.info.get("schema", self.schema)
+        if schema is None and self.compare == "none":
+            return None, "there is no schema: give info['schema'] or the option schema"
+        try:
+            return (read_json(schema) if isinstance(schema, str) else schema), None
+        except DocumentError as error:
+            return None, f"info['schema']: {error}"
+
+    def _compared(self, answer: Any, document: Any, text: str) -> Verdict:
+        if self.compare == "none":
+            return Verdict(VerdictStatus.CORRECT, 1.0, answer=text)
+        try:
+            expected = _as_json(answer)
+        except DocumentError as error:
+            return Verdict.undecided(f"bad gold: {error}")
+        fields = matched_fields(document, expected)
+        equal = same_json(document, expected)
+        score = fields if self.compare == "fields" and not equal else float(equal)
+        return Verdict.from_score(score, answer=text, scores={"fields": fields})
+
+
+def _as_json(answer: Any) -> Any:
+    """A gold as a JSON value: JSON text is read, and so is what can be written as JSON."""
+    if answer is None:
+        raise DocumentError("there is no answer to compare with")
+    try:
+        return read_json(answer if isinstance(answer, str) else json.dumps(answer))
+    except (TypeError, RecursionError) as error:
+        raise DocumentError(f"not a JSON value: {error}") from None
+
+
+def _misfit(schema: Any, formats: bool, document: Any) -> str | None:
+    """Where and why the document does not fit the (checked) schema, or None."""
+    from referencing.exceptions import Unresolvable
+
+    try:
+        error = next(_validator(json.dumps(schema), formats).iter_errors(document), None)
+    except Unresolvable:  # the schema's fault: undecided
+        raise
+    except Exception as raised:  # the schema was probed before training: what goes wrong now is the document's doing
+        return f"{type(raised).__name__} while the document was checked"
+    return None if error is None else f"{error.json_path}: {error.message}"[:_SHOWN]
+
+
+@functools.lru_cache(maxsize=256)
+def _validator(schema: str, formats: bool) -> Any:
+    """A validator that knows the schema and the drafts' own schemas, and fetches nothing."""
+    import jsonschema
+    from jsonschema_specifications import REGISTRY
+
+    loaded = json.loads(schema)
+    draft = jsonschema.validators.validator_for(loaded, default=jsonschema.Draft202012Validator)
+    return draft(loaded, registry=REGISTRY, format_checker=draft.FORMAT_CHECKER if formats else None)
+
+
+def _schema_problem(schema: Any, formats: bool) -> str | None:
+    """What is wrong with a schema, or None; found before training."""
+    if not isinstance(schema, (dict, bool)):
+        return f"a JSON schema is a mapping, not {type(schema).__name__}"
+    try:
+        return _cached_schema_problem(json.dumps(schema, sort_keys=True), formats)
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"the schema is not JSON: {error}"
+
+
+@functools.lru_cache(maxsize=256)
+def _cached_schema_problem(schema: str, formats: bool) -> str | None:
+    import jsonschema
+    from referencing.exceptions import Unresolvable
+
+    loaded, validator = json.loads(schema), _validator(schema, formats)
+    draft = loaded.get("$schema") if isinstance(loaded, dict) else None
+    if draft is not None and jsonschema.validators.validator_for(loaded, default=None) is None:
+        return f"the schema names a draft that is not known: {draft!r}"
+    try:
+        validator.check_schema(loaded, format_checker=validator.FORMAT_CHECKER)
+        for reference in (None, *_references(loaded)):
+            target = validator if reference is None else validator.evolve(schema={"$ref": reference})
+            for probe in _PROBES:
+                next(target.iter_errors(probe), None)
+    except jsonschema.SchemaError as error:
+        return f"not a JSON schema: {error.json_path}: {error.message}"[:_SHOWN]
+    except Unresolvable as error:
+        return f"nothing in the schema is named {error.ref!r}, and nothing is fetched: copy what is meant into $defs"
+    except RecursionError:
+        return "a reference of the schema leads back to itself"
+    return None
+
+
+def _references(schema: Any) -> Iterator[str]:
+    """The `$ref`s of a schema, less those in embedded resources (`$id`), whose bases differ: these resolve when used."""
+    if isinstance(schema, list):
+        for inner in schema:
+            yield from _references(inner)
+    elif isinstance(schema, dict):
+        if isinstance(reference := schema.get("$ref"), str):
+            yield reference
+        for keyword, inner in schema.items():
+            if keyword not in _DATA_KEYWORDS and not (isinstance(inner, dict) and "$id" in inner):
+                yield from _references(inner)

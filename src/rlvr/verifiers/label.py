@@ -1,0 +1,193 @@
+"""Verdicts of a judge: a label among a few (`[[A]]`, "A is better", yes / no), or a rating on a scale.
+
+Invariant: the last line that names a label decides, and it names one label; so an answer is paid for one verdict.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlvr.errors import ConfigError
+from rlvr.records import Task, Verdict
+from rlvr.registry import register_verifier
+from rlvr.verifiers.answers import AnswerVerifier, bare, check_not_negative, graded, unparsable, wrong
+from rlvr.verifiers.text import read_one_number
+
+_DOUBT = re.compile(
+    r"\b(?:not|no longer|never|neither|nor|or|either|both|maybe|perhaps|possibly|unsure|uncertain|cannot|wrong|false|incorrect|mistaken)\b|n't\b|n\u2019t\b|\?",
+    re.IGNORECASE,
+)
+_NOT_ARTICLE = r"(?!\s+(?!(?:is|was|has|wins|won|performs|seems|beats|over|and|or|because|since)\b)[a-z])"
+_OUT_OF = re.compile(r"\s*(?:/|\bout of\b)\s*([0-9]+(?:\.[0-9]+)?)\s*(?:points?)?\s*\Z", re.IGNORECASE)
+
+Labels = dict[str, tuple[str, ...]]
+"""Label -> its spellings."""
+
+
+@register_verifier("label")
+@dataclass
+class LabelVerifier(AnswerVerifier):
+    """The last line of the answer that names a label names `task.answer`, and no other label.
+
+    Labels match as whole words, whatever the case (one-letter labels: as capitals), the longest first. A line that also
+    hedges or negates names none.
+    """
+
+    labels: tuple[Any, ...] | dict[str, Any] = ()
+    """The labels: a list, or a mapping of each label to its spellings (`{A: [A is better, "[[A]]"]}`); empty: those of
+    `info["labels"]`."""
+
+    def __post_init__(self) -> None:
+        if self.labels:
+            labels = read_labels(self.labels)
+            if isinstance(labels, str):
+                raise ConfigError(f"label: {labels}")
+
+    def check_task(self, task: Task) -> str | None:
+        labels = self._labels(task)
+        if isinstance(labels, str):
+            return labels
+        if not isinstance(task.answer, (str, int)) or _gold(task.answer, labels) is None:
+            return f"the answer {_short(task.answer)} is none of the labels {', '.join(labels)}"
+        return None
+
+    def judge(self, task: Task, answer: str) -> Verdict:
+        labels = self._labels(task)
+        assert not isinstance(labels, str)
+        found = last_label(answer, labels)
+        if found is None:
+            return unparsable("no label, or several in the last line that names one", answer)
+        return Verdict.from_score(1.0, answer=found) if found == _gold(task.answer, labels) else wrong("", found)
+
+    def same_answer(self, first: str, second: str) -> bool:
+        return bare(first).casefold() == bare(second).casefold()
+
+    def _labels(self, task: Task) -> Labels | str:
+        return read_labels(self.labels or task.info.get("labels"))
+
+
+def _gold(answer: Any, labels: Labels) -> str | None:
+    if isinstance(answer, bool) or (isinstance(answer, int) and abs(answer) >= 10**80):
+        return None
+    text = str(answer).strip()
+    return next((label for label in labels if label == text), None) or next(
+        (label for label in labels if label.casefold() == text.casefold()), None
+    )
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:80] if not isinstance(value, int) or abs(value) < 10**80 else "a huge number"
+
+
+def read_labels(labels: Any) -> Labels | str:
+    """The labels with their spellings, at least two; else in words what is wrong with them."""
+    if isinstance(labels, Mapping):
+        given = {label: said if isinstance(said, (list, tuple)) else (said,) for label, said in labels.items()}
+    elif isinstance(labels, Sequence) and not isinstance(labels, str):
+        given = dict.fromkeys(labels, ())
+    else:
+        return 'there are no labels: set the verifier\'s `labels` or info["labels"], a list or a mapping to spellings'
+    if any(isinstance(word, bool) for label, said in given.items() for word in (label, *said)):
+        return "a label is true or false: put yes and no in quotes in YAML"
+    table = {str(label): (str(label), *map(str, said)) for label, said in given.items()}
+    spelled = [_key(spelling) for spellings in table.values() for spelling in dict.fromkeys(map(_key, spellings))]
+    if len(table) < 2 or len(set(spelled)) < len(spelled) or "" in spelled:
+        return f"the labels {', '.join(table)} are not at least two, each with spellings of its own"
+    return table
+
+
+def _key(spelling: str) -> str:
+    text = bare(spelling)
+    return text if len(text) == 1 else text.casefold()
+
+
+def last_label(answer: str, labels: Labels) -> str | None:
+    """The label that the last line with a label names; None where no line has one, or that line has two or a doubt."""
+    pattern, meaning = _pattern(tuple(sorted((spelling, label) for label, said in labels.items() for spelling in said)))
+    for line in reversed(answer.splitlines()):
+        text = bare(line)
+        found = {meaning[_key(match[0])] for match in pattern.finditer(text)}
+        if found:
+            clear = len(found) == 1 and not _DOUBT.search(pattern.sub(" ", text))
+            return found.pop() if clear else None
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def _pattern(spellings: tuple[tuple[str, str], ...]) -> tuple[re.Pattern[str], dict[str, str]]:
+    """What finds any spelling, the longest first, and the label that each means."""
+    meaning = {_key(spelling): label for spelling, label in spellings}
+    parts = []
+    for text in sorted({bare(spelling) for spelling, _ in spellings}, key=len, reverse=True):
+        before = r"(?<!\w)" if text[0].isalnum() else ""
+        after = r"(?!\w)" if text[-1].isalnum() else ""
+        letter = len(text) == 1 and text.isalpha()
+        article = _NOT_ARTICLE if text in ("A", "I") else ""
+        parts.append(
+            f"{before}{re.escape(text)}{after}{article}" if letter else f"(?i:{before}{re.escape(text)}{after})"
+        )
+    return re.compile("|".join(parts)), meaning
+
+
+@register_verifier("rating")
+@dataclass
+class RatingVerifier(AnswerVerifier):
+    """The answer is one number on a scale, within `tolerance` of `task.answer`: `7`, `7/10`, `[[7]]`, `Rating: 7`.
+
+    The last line that holds a digit counts. A number off the scale, or a second one, is no rating.
+    """
+
+    low: float = 1.0
+    """The lowest rating."""
+    high: float = 10.0
+    """The highest rating."""
+    tolerance: float = 0.0
+    """Distance from the gold that is still correct."""
+    partial_credit: bool = False
+    """Outside of the tolerance: 1 - distance / (high - low) instead of 0."""
+
+    def __post_init__(self) -> None:
+        check_not_negative("rating", tolerance=self.tolerance)
+        if not self.low < self.high:
+            raise ConfigError(f"rating: low={self.low} is not below high={self.high}")
+        if self.tolerance >= self.high - self.low:
+            raise ConfigError(f"rating: within tolerance={self.tolerance} every rating would be correct")
+
+    def check_task(self, task: Task) -> str | None:
+        gold = None if isinstance(task.answer, bool) else self._read(_short(task.answer).strip("'\""))
+        return (
+            None
+            if gold is not None
+            else f"the answer {_short(task.answer)} is no number from {self.low:g} to {self.high:g}"
+        )
+
+    def judge(self, task: Task, answer: str) -> Verdict:
+        gold, said = self._read(str(task.answer)), self._read(answer)
+        assert gold is not None
+        if said is None:
+            return unparsable(f"not one number from {self.low:g} to {self.high:g}", answer)
+        distance = abs(said - gold)
+        if distance <= self.tolerance + 1e-9:
+            return Verdict.from_score(1.0, answer=answer)
+        return graded(1 - distance / (self.high - self.low), answer) if self.partial_credit else wrong("", answer)
+
+    def same_answer(self, first: str, second: str) -> bool:
+        one, other = self._read(first), self._read(second)
+        return one == other if one is not None else first.strip() == second.strip()
+
+    def _read(self, text: str) -> float | None:
+        lines = [line for line in map(bare, text.splitlines()) if any(c.isdigit() for c in line)]
+        if not lines:
+            return None
+        line = re.sub(r"\[\[\s*([^\[\]]*)\]\]", r" \1 ", lines[-1]).strip(" .")
+        out_of = _OUT_OF.search(line)
+        if out_of:
+            if float(out_of[1]) != self.high:
+                return None
+            line = line[: out_of.start()]
+        number = read_one_number(line)
+        return number[0] if number and not number[1] and self.low <= number[0] <= self.high else None

@@ -1,0 +1,345 @@
+r"""The comparison of two statements: sets, lists and labels first, then value by value.
+
+Each rule here says when two ways of writing are one answer; whatever no rule allows is not equal. The gold decides the
+form: where it is a plain number, arithmetic is no answer, and where it has no operator left to work out, none is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlvr.verifiers.math.expression import (
+    Apply,
+    Bracket,
+    Builder,
+    Node,
+    Number,
+    Relation,
+    Symbol,
+    Words,
+    rename,
+    substitute,
+    symbols,
+    walk,
+)
+from rlvr.verifiers.math.rules import Comparison
+from rlvr.verifiers.math.sampling import Sampler
+from rlvr.verifiers.math.statements import Entry, Refused, Statement, plain, read_entry, read_statement
+from rlvr.verifiers.math.values import Values, all_of, head_of
+
+MAX_ITEMS = 64
+"""Answers of a list; longer ones are not compared here."""
+_INEQUALITIES = frozenset({"<", ">", "<=", ">=", "!="})
+
+
+class Judge(Values):
+    """Compares two trees under `rules`; holds the sampler, and with it the fuel of one comparison."""
+
+    def compare(self, gold: Node, answer: Node) -> Comparison:
+        if _has_ellipsis(gold) != _has_ellipsis(answer):
+            return Comparison(False, "an ellipsis where the other has none")
+        if _is_set_like(gold) or _is_set_like(answer):
+            same = self._same_set(gold, answer)
+            if same is not None:
+                return Comparison(same)
+        try:
+            wanted = read_statement(gold, self.sampler)
+        except Refused as refused:
+            return Comparison(None, f"the gold answer: {refused}")
+        try:
+            found = read_statement(answer, self.sampler)
+        except Refused as refused:
+            return Comparison(False, str(refused))
+        self.parameters = frozenset(said.partition(" ")[0] for said in wanted.parameters | found.parameters)
+        self.integers = frozenset(
+            said.partition(" ")[0] for said in wanted.parameters | found.parameters if said.endswith("Integers")
+        )
+        return Comparison(self._statements(wanted, found))
+
+    def _same_set(self, gold: Node, answer: Node) -> bool | None:
+        try:
+            sides = [_set_side(side, self.sampler) for side in (gold, answer)]
+        except Refused:
+            return None
+        if _other_variable(gold, answer):
+            return False
+        labels = [label for label, _ in sides if label is not None]
+        if len(labels) == 2 and labels[0] != labels[1] and symbols(labels[0]) != symbols(labels[1]):
+            return None
+        return self.sets.same(sides[0][1], sides[1][1])
+
+    # statements
+
+    def _statements(self, gold: Statement, answer: Statement) -> bool | None:
+        if max(len(gold.entries), len(answer.entries)) > MAX_ITEMS:
+            return None
+        if len(gold.entries) == 1 and len(answer.entries) == 1:
+            return self.entries(gold.entries[0], answer.entries[0])
+        tuples = self._list_and_tuple(gold, answer)
+        if tuples is not None:
+            return tuples
+        labelled = _labels(gold), _labels(answer)
+        if any(len(labels) > 1 for labels in labelled):
+            return self._labelled(gold, answer, *labelled)
+        if self.rules.ordered and not gold.is_set:
+            return self._in_order(gold.entries, answer.entries)
+        return self.unordered(gold.entries, answer.entries)
+
+    def _list_and_tuple(self, gold: Statement, answer: Statement) -> bool | None:
+        """`1, 2` for (1, 2), in order; None where neither side is one tuple against a list."""
+        for one, other in ((gold, answer), (answer, gold)):
+            if len(one.entries) == 1 and len(other.entries) > 1 and not other.is_set and other.joined in ",and":
+                value = one.entries[0].value
+                items = (
+                    value.items if isinstance(value, Bracket) and (value.opening, value.closing) == ("(", ")") else ()
+                )
+                if len(items) == len(other.entries) and not any(
+                    isinstance(entry.value, Bracket) for entry in other.entries
+                ):
+                    pairs = [
+                        (Entry(item), Entry(entry.value)) for item, entry in zip(items, other.entries, strict=True)
+                    ]
+                    return all_of(self.entries(*(pair if one is gold else pair[::-1])) for pair in pairs)
+        return None
+
+    def _labelled(self, gold: Statement, answer: Statement, wanted: list[Node], found: list[Node]) -> bool | None:
+        """Values by label, whatever the order of the labels; without labels on one side, in the order of the other."""
+        if not found or not wanted:
+            return self._in_order(_unlabelled(gold), _unlabelled(answer))
+        if set(wanted) != set(found):
+            return False
+        results = []
+        for label in wanted:
+            one, other = (
+                [Entry(e.value, None, e.rounded) for e in side.entries if e.label == label] for side in (gold, answer)
+            )
+            results.append(self.unordered(one, other))
+        return all_of(results)
+
+    def _in_order(self, gold: Sequence[Entry], answer: Sequence[Entry]) -> bool | None:
+        if len(gold) != len(answer):
+            return False
+        return all_of(self.entries(one, other) for one, other in zip(gold, answer, strict=True))
+
+    def unordered(self, gold: Sequence[Entry], answer: Sequence[Entry]) -> bool | None:
+        """Every value of one is a value of the other; repetitions mean nothing."""
+        unsure = False
+        matched: set[int] = set()
+        for start, one in enumerate(gold):
+            found = None
+            for step in range(len(answer)):
+                place = (start + step) % len(answer)
+                other = answer[place]
+                if self._apart(one, other):
+                    continue
+                self.sampler.fuel.spend(30)
+                same = self.entries(one, other)
+                if same:
+                    found = place
+                    matched.add(place)
+                    if place == start and len(gold) == len(answer):
+                        break
+                elif same is None:
+                    unsure = True
+            if found is None:
+                return None if unsure else False
+        if len(matched) < len(answer):
+            return None if unsure else False
+        return True
+
+    def _apart(self, gold: Entry, answer: Entry) -> bool:
+        """Whether two plain values are clearly different numbers: a cheap first look at long lists."""
+        kinds = (Number, Apply)
+        if gold.rounded or answer.rounded or not (isinstance(gold.value, kinds) and isinstance(answer.value, kinds)):
+            return False
+        if self.rules.tolerance or {head_of(gold.value), head_of(answer.value)} & {"percent", "degree", "pmod", ":"}:
+            return False
+        return self.sampler.differ(gold.value, answer.value)
+
+    def entries(self, gold: Entry, answer: Entry) -> bool | None:
+        if gold.label is not None and answer.label is not None and not _same_label(gold.label, answer.label):
+            return self._solved_otherwise(gold, answer)
+        if isinstance(gold.value, Relation) or isinstance(answer.value, Relation):
+            return self._relations(gold, answer)
+        gold_value, answer_value = self._bound(gold, answer)
+        results = [self.same(gold_value, answer_value)]
+        if gold.rounded is not None or answer.rounded is not None:
+            for one in (gold_value, gold.rounded):
+                for other in (answer_value, answer.rounded):
+                    if one is not None and other is not None:
+                        results.append(self.same(one, other))
+        return True if True in results else results[0]
+
+    def _bound(self, gold: Entry, answer: Entry) -> tuple[Node, Node]:
+        """The values with the bound variables of `f(x) = ...` and `f(t) = ...` named alike."""
+        if gold.label is not None and answer.label is not None:
+            ours, theirs = _variables(gold.label), _variables(answer.label)
+            if ours != theirs and len(ours) == len(theirs) and not set(ours) & symbols(answer.value):
+                return gold.value, rename(answer.value, dict(zip(theirs, ours, strict=True)))
+        return gold.value, answer.value
+
+    # relations
+
+    def _relations(self, gold: Entry, answer: Entry) -> bool | None:
+        one, other = _as_relation(gold), _as_relation(answer)
+        if one is None or other is None:
+            return False
+        if one.operators == other.operators == ("=",):
+            return self._equations(one, other)
+        if one.operators == other.operators or one.operators == _flipped(other.operators):
+            flipped = other if one.operators == other.operators else Relation(one.operators, other.sides[::-1])
+            sides = all_of(self.value(a, b) for a, b in zip(one.sides, flipped.sides, strict=True))
+            if sides or len(one.operators) > 1 or not set(one.operators) <= _INEQUALITIES:
+                return sides
+            return self._inequalities(one, flipped)
+        return False
+
+    def _equations(self, gold: Relation, answer: Relation) -> bool | None:
+        """Equal up to a constant factor, which rearranging does not change: `2x + y = 3`, `y = 3 - 2x`."""
+        one, other = _difference(gold), _difference(answer)
+        if symbols(one) != symbols(other):
+            return False
+        if not symbols(one):
+            return False
+        return self.sampler.proportional(one, other, sorted(_divisors(one) | _divisors(other)))
+
+    def _inequalities(self, gold: Relation, answer: Relation) -> bool | None:
+        one, other = _difference(gold), _difference(answer)
+        if symbols(one) != symbols(other) or not self.sampler.proportional(one, other):
+            return False
+        return self.sampler.same_sign(one, other)
+
+    def _solved_otherwise(self, gold: Entry, answer: Entry) -> bool | None:
+        """Two labels: the same equation solved for another variable, or a function under another name (`y`, `f(x)`)."""
+        assert gold.label is not None and answer.label is not None
+        names = symbols(gold.label), symbols(answer.label)
+        if isinstance(gold.label, Words) or isinstance(answer.label, Words):
+            return self.entries(Entry(gold.value, None, gold.rounded), Entry(answer.value, None, answer.rounded))
+        if Symbol("y") in (gold.label, answer.label) and (_variables(gold.label) or _variables(answer.label)):
+            return self.same(gold.value, answer.value)
+        if names[0] | symbols(gold.value) != names[1] | symbols(answer.value) or names[0] == names[1]:
+            return False
+        one, other = _as_relation(gold), _as_relation(answer)
+        if one is None or other is None:
+            return False
+        return self._equations(one, other) or self._inverse(gold, answer)
+
+    def _inverse(self, gold: Entry, answer: Entry) -> bool | None:
+        """`A = \\pi r^2` and `r = \\sqrt{A / \\pi}`: each undoes the other, for positive values."""
+        if not (isinstance(gold.label, Symbol) and isinstance(answer.label, Symbol)):
+            return False
+        there = self.sampler.equal(gold.label, substitute(gold.value, answer.label.name, answer.value), positive=True)
+        back = self.sampler.equal(answer.label, substitute(answer.value, gold.label.name, gold.value), positive=True)
+        return there and back
+
+    # values
+
+
+def _has_ellipsis(node: Node) -> bool:
+    return any(below == Symbol("...") for below in walk(node))
+
+
+def _is_set_like(node: Node) -> bool:
+    """Whether a node can only be a set of reals, or an inequality."""
+    for below in walk(node):
+        match below:
+            case Relation(operators) if set(operators) & _INEQUALITIES:
+                return True
+            case Symbol("Reals" | "emptyset") | Builder() | Apply("cup" | "cap" | "minus"):
+                return True
+            case Bracket("[" | "]" | "(" as opening, closing, (_, _)) if (opening, closing) not in (
+                ("(", ")"),
+                ("[", "]"),
+            ):
+                return True
+            case Symbol("infinity"):
+                return True
+    return False
+
+
+def _other_variable(gold: Node, answer: Node) -> bool:
+    """Whether two inequalities are about different variables (`x > 2`, `y > 2`)."""
+    for node in (gold, answer):
+        parts = list(walk(node))
+        if any(isinstance(below, Builder) for below in parts) or not any(
+            isinstance(below, Relation) and set(below.operators) & _INEQUALITIES for below in parts
+        ):
+            return False
+    return bool(symbols(gold) and symbols(answer)) and not symbols(gold) & symbols(answer)
+
+
+def _set_side(node: Node, sampler: Sampler) -> tuple[Node | None, Node]:
+    """The label (`x \\in`, `D =`) and the set."""
+    node = plain(node)
+    if isinstance(node, Relation) and set(node.operators) <= {"in", "="}:
+        entry = read_entry(node, sampler)
+        return entry.label, entry.value
+    return None, node
+
+
+def _labels(statement: Statement) -> list[Node]:
+    seen: list[Node] = []
+    for entry in statement.entries:
+        if entry.label is not None and entry.label not in seen:
+            seen.append(entry.label)
+    return seen
+
+
+def _unlabelled(statement: Statement) -> list[Entry]:
+    return [Entry(entry.value, None, entry.rounded) for entry in statement.entries]
+
+
+def _same_label(one: Node, other: Node) -> bool:
+    if one == other or isinstance(one, Bracket) or isinstance(other, Bracket):
+        return True
+    if _variables(one) and _variables(other):
+        return _function(one) == _function(other)
+    return isinstance(one, Symbol) and isinstance(other, Symbol) and one.name.casefold() == other.name.casefold()
+
+
+def _function(label: Node) -> str:
+    """The name of the function or sequence in `f(x)`, `P(x)`, `a_n`."""
+    match label:
+        case Apply("*", (Symbol(name), *_)):
+            return name
+        case Apply(head):
+            return head.removeprefix("call ")
+        case Symbol(name):
+            return name.partition("_")[0]
+    return ""
+
+
+def _variables(label: Node) -> list[str]:
+    """The variables of `f(x)`; empty for a label that is no call."""
+    match label:
+        case Apply("*", (Symbol(), Bracket("(", ")", items))):
+            arguments = items
+        case Apply(head, items) if head.startswith("call "):
+            arguments = items
+        case Symbol(name) if len(name.partition("_")[2]) == 1 and name[-1].isalpha():
+            return [name[-1]]
+        case _:
+            return []
+    return [item.name for item in arguments if isinstance(item, Symbol) and symbols(item)]
+
+
+def _as_relation(entry: Entry) -> Relation | None:
+    if isinstance(entry.value, Relation):
+        return entry.value
+    return None if entry.label is None else Relation(("=",), (entry.label, entry.value))
+
+
+def _difference(relation: Relation) -> Node:
+    left, right = relation.sides
+    return Apply("+", (left, Apply("neg", (right,))))
+
+
+def _divisors(node: Node) -> set[str]:
+    """The symbols in denominators: clearing these multiplies an equation by more than a constant."""
+    below = [part.args[1] for part in walk(node) if isinstance(part, Apply) and part.head == "/"]
+    return set().union(*(symbols(part) for part in below))
+
+
+def _flipped(operators: tuple[str, ...]) -> tuple[str, ...]:
+    flip = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
+    return tuple(flip.get(operator, operator) for operator in reversed(operators))

@@ -1,0 +1,249 @@
+r"""What is written with a command or a named function: fractions, roots, integrals, sums, limits, matrices, `\sin x`."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from rlvr.verifiers.math.expression import Apply, Binder, Bracket, Listing, Matrix, Node, Number, Relation, Symbol
+from rlvr.verifiers.math.literals import Literals
+from rlvr.verifiers.math.tokens import Token, Unreadable
+from rlvr.verifiers.math.vocabulary import FUNCTIONS
+
+SUM, PRODUCT = 30, 40
+"""How tight `+` and `*` bind."""
+_DECORATIONS = frozenset(
+    ["overline", "bar", "vec", "hat", "tilde", "widehat", "overrightarrow", "dot", "ddot", "angle", "triangle"]
+)
+
+_ROWS = {
+    "matrix",
+    "pmatrix",
+    "bmatrix",
+    "Bmatrix",
+    "vmatrix",
+    "Vmatrix",
+    "smallmatrix",
+    "array",
+    "cases",
+    "aligned",
+    "align*",
+    "align",
+    "split",
+}
+
+
+class Commands(Literals):
+    """The part of the parser for commands and named functions."""
+
+    def _function(self, name: str) -> Node:
+        index = exponent = None
+        while self.peek().text in ("_", "^") and name not in ("sqrt", "cbrt"):
+            if self.next().text == "_":
+                index = self.exponent()
+            else:
+                exponent = self.exponent()
+        if name in ("max", "min") and index is not None:
+            raise Unreadable("an optimum over a set")
+        if name == "sqrt":
+            return self._root()
+        args = self._arguments()
+        inverse = exponent == Apply("neg", (Number(Fraction(1)),)) and f"a{name}" in FUNCTIONS.values()
+        if inverse:
+            name, exponent = f"a{name}", None
+        node: Node = Apply(name, args if index is None else (*args, index))
+        return node if exponent is None else Apply("^", (node, exponent))
+
+    def _root(self) -> Node:
+        degree = None
+        if self.accept("open", "["):
+            degree = self.expression(SUM)
+            self.expect("close", "]")
+        radicand = self.exponent()
+        return Apply("root", (radicand,) if degree is None else (radicand, degree))
+
+    def _arguments(self) -> tuple[Node, ...]:
+        """The argument of a named function: in brackets, or the product that follows (`\\sin 2x \\cos y` is two factors)."""
+        grouped = self.peek().text == "group" and self.peek(1).text == "("
+        if self.peek() == ("open", "(", self.peek().spaced) or (grouped and self.next()):
+            self.next()
+            inner = self._inside(self.listing)
+            self.expect("close", ")")
+            if grouped:
+                self.expect("close", "group")
+            return inner.items if isinstance(inner, Listing) else (inner,)
+        factors: list[Node] = []
+        while True:
+            token = self.peek()
+            if token.kind == "function" and factors:
+                break
+            if token.kind not in ("number", "symbol", "function", "open", "command") and not (
+                token.text == "|" and not factors
+            ):
+                if not factors and token.text in ("-", "+"):
+                    factors.append(self.expression(PRODUCT + 1))
+                break
+            if factors and token.kind == "open" and token.text != "group":
+                break
+            if factors and token.text == "d" and self.integrals:
+                break
+            factors.append(self.expression(PRODUCT + 1))
+        if not factors:
+            raise Unreadable("a function without an argument")
+        return (factors[0] if len(factors) == 1 else Apply("*", tuple(factors)),)
+
+    def _command(self, name: str) -> Node:
+        if name == "frac":
+            return self._fraction()
+        if name in ("binom", "tbinom", "dbinom"):
+            return Apply("binom", (self._argument(), self._argument()))
+        if name in ("int", "iint", "oint"):
+            return self._integral(name)
+        if name in ("sum", "prod"):
+            return self._sum(name)
+        if name == "lim":
+            return self._limit()
+        if name in _DECORATIONS:
+            return self._decorated(name)
+        raise Unreadable(f"\\{name} is not understood here")
+
+    def _argument(self) -> Node:
+        """The argument of a command: a group, or one token (`\frac12`)."""
+        token = self.peek()
+        if token.kind == "number" and len(token.text) > 1:
+            self.tokens[self.at] = Token("number", token.text[1:], False)
+            return Number(Fraction(token.text[0]))
+        return self.exponent()
+
+    def _fraction(self) -> Node:
+        derivative = self._derivative()
+        if derivative is not None:
+            return derivative
+        return Apply("/", (self._argument(), self._argument()))
+
+    def _derivative(self) -> Node | None:
+        r"""`\frac{d}{dx} y`, `\frac{dy}{dx}`, `\frac{d^2y}{dx^2}`; None where the fraction is something else."""
+        start, order = self.at, "1"
+        if not (self.accept("open", "group") and (self.accept("symbol", "d") or self.accept("command", "partial"))):
+            self.at = start
+            return None
+        if self.accept("operator", "^"):
+            braced = self.accept("open", "group")
+            order = self.next().text
+            if braced:
+                self.accept("close", "group")
+        body = None if self.peek().text == "group" else self.expression(SUM)
+        if (
+            not (
+                self.accept("close", "group")
+                and self.accept("open", "group")
+                and (self.accept("symbol", "d") or self.accept("command", "partial"))
+            )
+            or self.peek().kind != "symbol"
+        ):
+            self.at = start
+            return None
+        variable = self._name(self.next().text)
+        if self.accept("operator", "^"):
+            self.exponent()
+        if not self.accept("close", "group"):
+            self.at = start
+            return None
+        return Binder(
+            "diff", variable, Symbol(f"order {order}"), None, self.expression(PRODUCT) if body is None else body
+        )
+
+    def _bounds(self) -> tuple[Node | None, Node | None]:
+        lower = upper = None
+        while self.peek().text in ("_", "^"):
+            if self.next().text == "^":
+                upper = self._limit_argument()
+            elif self.accept("open", "group"):
+                lower = self.statement()
+                self.expect("close", "group")
+            else:
+                lower = self._limit_argument()
+        return lower, upper
+
+    def _limit_argument(self) -> Node:
+        """What `^` or `_` takes where an index may follow: a name or number stands alone."""
+        token = self.peek()
+        if token.kind == "number":
+            return Number(Fraction(self.next().text))
+        return Symbol(self.next().text) if token.kind == "symbol" else self.exponent()
+
+    def _integral(self, name: str) -> Node:
+        lower, upper = self._bounds()
+        self.integrals.append({"done": 0, "level": self.level, "variable": ""})
+        body = self.expression(SUM)
+        variable = str(self.integrals.pop()["variable"])
+        if not variable and lower is not None:
+            raise Unreadable("an integral without its variable")
+        return Binder(name, variable or "x", lower, upper, body)
+
+    def _sum(self, name: str) -> Node:
+        lower, upper = self._bounds()
+        if not (
+            isinstance(lower, Relation)
+            and lower.operators == ("=",)
+            and isinstance(lower.sides[0], Symbol)
+            and upper is not None
+        ):
+            raise Unreadable("a sum without its limits")
+        return Binder(name, lower.sides[0].name, lower.sides[1], upper, self.expression(PRODUCT))
+
+    def _limit(self) -> Node:
+        self.expect("operator", "_")
+        self.expect("open", "group")
+        side = ""
+        variable = self.expression(SUM)
+        self.expect("relation", "to")
+        target = self.expression(PRODUCT + 25)
+        if self.accept("operator", "^"):
+            braced = self.accept("open", "group")
+            side = self.next().text
+            if braced:
+                self.expect("close", "group")
+        self.expect("close", "group")
+        if not isinstance(variable, Symbol) or side not in ("", "+", "-"):
+            raise Unreadable("a limit over something that is no variable")
+        return Binder(f"lim{side}", variable.name, target, None, self.expression(PRODUCT))
+
+    def _decorated(self, name: str) -> Node:
+        letters = []
+        if self.accept("open", "group"):
+            while self.peek().kind in ("symbol", "words"):
+                letters.append(self._name(self.next().text))
+            self.expect("close", "group")
+        else:
+            while self.peek().kind == "symbol" and (not letters or name in ("angle", "triangle")):
+                letters.append(self._name(self.next().text))
+        if not letters:
+            raise Unreadable(f"\\{name} without letters")
+        return Symbol(f"{name} {''.join(letters)}")
+
+    def _environment(self, text: str) -> Node:
+        command, _, name = text.partition(" ")
+        if command != "begin" or name not in _ROWS:
+            raise Unreadable(f"{text} is not understood")
+        rows: list[tuple[Node, ...]] = []
+        row: list[Node] = []
+        while not self.ends():
+            if self.peek().text == "\\\\":
+                self.next()
+                rows.append(tuple(row))
+                row = []
+                continue
+            row.append(self._inside(self.statement))
+            if not self.accept("operator", "&") and self.peek().text == ",":
+                self.next()
+        if self.next().text != f"end {name}":
+            raise Unreadable("an environment that does not end")
+        if row:
+            rows.append(tuple(row))
+        rows = [entries for entries in rows if entries]
+        if not rows or (len({len(entries) for entries in rows}) > 1 and name != "cases"):
+            raise Unreadable("rows of different lengths")
+        matrix = Matrix(tuple(rows))
+        if name == "cases":
+            return Apply("cases", tuple(Bracket("(", ")", entries) for entries in rows))
+        return Apply("det", (matrix,)) if name == "vmatrix" else matrix

@@ -1,0 +1,66 @@
+r"""Whether two cleaned answers mean the same: trees compared part by part, expressions by their values.
+
+`compare` is the only door. It decides what it understands, and says `None` where the next stage should decide.
+
+Invariants: it never raises; its cost is bounded (tokens, depth, fuel); its verdicts are deterministic. Where the gold is
+a plain number, so must the answer be (`Rules.require_simplified`).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+from rlvr.verifiers.math.answers import Judge
+from rlvr.verifiers.math.evaluate import Unknown
+from rlvr.verifiers.math.expression import Node, Number, is_literal
+from rlvr.verifiers.math.latex import spelling
+from rlvr.verifiers.math.parser import parse
+from rlvr.verifiers.math.rules import Comparison, Rules
+from rlvr.verifiers.math.sampling import Sampler
+from rlvr.verifiers.math.tokens import Unreadable
+
+__all__ = ["Comparison", "Rules", "compare"]
+
+_COMMON_LOG = re.compile(r"\\log_\{?10\b|\\lg\b|\blog_?10\b")
+_LETTERS = re.compile(r"[A-Za-z]{3,}")
+"""A word, or an order of letters: no product, so that an anagram is another answer."""
+_BETWEEN_LETTERS = re.compile(r"\\(?:text|quad|cdot|mathrm|textbf)(?![A-Za-z])|[\s{}(),*]")
+_HEDGE = re.compile(
+    r"\b(?:maybe|perhaps|possibly|either|alternatively|probably|not|guess|wrong|incorrect|unless|instead|otherwise|else|wait)\b|\?",
+    re.IGNORECASE,
+)
+
+
+def compare(gold: str, answer: str, rules: Rules = Rules()) -> Comparison:  # noqa: B008 - frozen
+    """Whether the cleaned `answer` means what the cleaned `gold` means; not symmetric: the gold decides the form asked for."""
+    if spelling(gold) == spelling(answer):
+        return Comparison(True)
+    if not answer:
+        return Comparison(False, "the answer is empty")
+    if _LETTERS.fullmatch(gold):
+        letters = _BETWEEN_LETTERS.sub("", answer).casefold()
+        if sorted(letters) == sorted(gold.casefold()):
+            return Comparison(letters == gold.casefold())
+    if _HEDGE.search(answer) and not _HEDGE.search(gold):
+        return Comparison(False, "the answer hedges")
+    try:
+        expected = _parsed(gold)
+    except (Unreadable, RecursionError) as error:
+        return Comparison(None, f"the gold answer cannot be read here: {error}")
+    try:
+        found = _parsed(answer)
+    except (Unreadable, RecursionError) as error:
+        if rules.require_simplified and (is_literal(expected) or isinstance(expected, Number)):
+            return Comparison(False, f"not a plain number, and the gold is one: {error}")
+        return Comparison(None, f"the answer cannot be read here: {error}")
+    log_base = 10 if _COMMON_LOG.search(gold) or _COMMON_LOG.search(answer) else 0
+    try:
+        return Judge(rules, Sampler(log_base)).compare(expected, found)
+    except (Unknown, RecursionError) as error:
+        return Comparison(None, f"no decision: {error}")
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed(text: str) -> Node:
+    return parse(text)

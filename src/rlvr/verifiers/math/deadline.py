@@ -1,0 +1,45 @@
+"""A time limit on Python code that knows none, on any thread and without signals.
+
+A watcher thread raises `OutOfTime` in the thread that computes. It ends Python code only: one long operation in C (a power
+with millions of digits) is not interrupted, so whoever calls this keeps such operations away.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_AGAIN = 0.05
+"""Seconds until the exception is raised once more, where the code has swallowed it."""
+
+
+class OutOfTime(BaseException):
+    """The time is up. Not an Exception, so that code that expects any Exception lets it through."""
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """What `call` returns; raises OutOfTime after `seconds`."""
+    here, done = threading.get_ident(), threading.Event()
+
+    def watch() -> None:
+        wait = seconds
+        while not done.wait(wait):
+            _raise_in(here, OutOfTime)
+            wait = _AGAIN
+
+    watcher = threading.Thread(target=watch, daemon=True, name="verifier-deadline")
+    watcher.start()
+    try:
+        return call()
+    finally:
+        done.set()
+        watcher.join()
+        _raise_in(here, None)  # one that came too late is taken back
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error) if error else None)

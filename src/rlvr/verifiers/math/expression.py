@@ -1,0 +1,235 @@
+"""The tree that the parser builds and the comparison reads: a few kinds of immutable nodes.
+
+Invariant: a tree from the parser has at most `parser.MAX_DEPTH` levels and as many nodes as its text has tokens, so that
+every function here may recurse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A literal, exactly as written; `base` is set for a literal with a base (`101_2`)."""
+
+    value: Fraction
+    base: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A name: a letter with its subscript and primes, a Greek letter, a constant (`pi`, `e`, `i`, `infinity`)."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Text that is not mathematics."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """An operation: `+` and `*` (any number of arguments), `neg / ^ root log abs binom degree ...`, `call f` for an unknown f."""
+
+    head: str
+    args: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Binder:
+    """An unevaluated operator: `int sum prod lim diff`, over `variable`, with its limits and its body."""
+
+    kind: str
+    variable: str
+    lower: Node | None
+    upper: Node | None
+    body: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A chain `side operator side operator side`, with operators `= != < > <= >= ~ in ...`."""
+
+    operators: tuple[str, ...]
+    sides: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bracket:
+    """What stands in brackets: a tuple, an interval, a set, or one grouped expression."""
+
+    opening: str
+    closing: str
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Rows of entries."""
+
+    rows: tuple[tuple[Node, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Items without brackets, separated by `,`, `;`, `and` or `or`."""
+
+    separator: str
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A value with the unit, or the prose, that follows it."""
+
+    value: Node
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Builder:
+    r"""A set by condition, `\{x \in A \mid conditions\}`; also an answer with a side condition (`k\pi, k \in \mathbb Z`)."""
+
+    subject: Node
+    conditions: tuple[Node, ...]
+
+
+Node: TypeAlias = Number | Symbol | Words | Apply | Binder | Relation | Bracket | Matrix | Listing | Quantity | Builder
+
+CONSTANTS = frozenset(
+    {"pi", "e", "i", "infinity", "Reals", "Integers", "Naturals", "Rationals", "Complexes", "emptyset"}
+)
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """The nodes directly below, in order."""
+    match node:
+        case Apply():
+            return node.args
+        case Relation():
+            return node.sides
+        case Bracket() | Listing():
+            return node.items
+        case Matrix():
+            return tuple(entry for row in node.rows for entry in row)
+        case Binder():
+            return (*(limit for limit in (node.lower, node.upper) if limit is not None), node.body)
+        case Quantity():
+            return (node.value,)
+        case Builder():
+            return (node.subject, *node.conditions)
+        case _:
+            return ()
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """The node and all below it."""
+    yield node
+    for child in children(node):
+        yield from walk(child)
+
+
+def rebuild(node: Node, change: Callable[[Node], Node]) -> Node:
+    """`node` with `change` applied to each node directly below."""
+    match node:
+        case Apply():
+            return Apply(node.head, tuple(map(change, node.args)))
+        case Relation():
+            return Relation(node.operators, tuple(map(change, node.sides)))
+        case Bracket() | Listing():
+            return replace(node, items=tuple(map(change, node.items)))
+        case Matrix():
+            return Matrix(tuple(tuple(map(change, row)) for row in node.rows))
+        case Binder():
+            lower, upper = (None if limit is None else change(limit) for limit in (node.lower, node.upper))
+            return Binder(node.kind, node.variable, lower, upper, change(node.body))
+        case Quantity():
+            return Quantity(change(node.value), node.unit)
+        case Builder():
+            return Builder(change(node.subject), tuple(map(change, node.conditions)))
+        case _:
+            return node
+
+
+def symbols(node: Node) -> frozenset[str]:
+    """The free symbols, less the constants."""
+    if isinstance(node, Symbol):
+        return frozenset() if node.name in CONSTANTS else frozenset({node.name})
+    below = [symbols(child) for child in children(node)]
+    free = frozenset().union(*below)
+    if isinstance(node, Binder) and node.kind != "diff" and not (node.kind == "int" and node.lower is None):
+        limits = [symbols(limit) for limit in (node.lower, node.upper) if limit is not None]
+        free = frozenset().union(*limits) | (symbols(node.body) - {node.variable})
+    return free
+
+
+def rename(node: Node, names: dict[str, str]) -> Node:
+    """`node` with symbols renamed, all at once."""
+    if isinstance(node, Symbol):
+        return Symbol(names.get(node.name, node.name))
+    renamed = rebuild(node, lambda child: rename(child, names))
+    if isinstance(renamed, Binder):
+        return replace(renamed, variable=names.get(renamed.variable, renamed.variable))
+    return renamed
+
+
+def substitute(node: Node, name: str, value: Node) -> Node:
+    """`node` with `value` for a symbol."""
+    if isinstance(node, Symbol):
+        return value if node.name == name else node
+    return rebuild(node, lambda child: substitute(child, name, value))
+
+
+def depth(node: Node) -> int:
+    """Levels of the tree."""
+    return 1 + max(map(depth, children(node)), default=0)
+
+
+def is_literal(node: Node) -> bool:
+    r"""Whether the node is a number in readable form: `-3`, `2.5`, `\frac{1}{2}`, `50\%`, `1.5 \times 10^{3}`; not `6 \cdot 7`."""
+    match node:
+        case Number():
+            return node.base == 0
+        case Apply("neg" | "percent" | "degree", (arg,)):
+            return is_literal(arg)
+        case Bracket(items=(item,)):
+            return is_literal(item)
+        case Quantity():
+            return is_literal(node.value)
+        case Apply("/", (top, bottom)):
+            return is_literal(top) and is_literal(bottom)
+        case Apply("mixed"):
+            return True
+        case Apply("*", (Number(), power)):
+            return _is_power_of_ten(power)
+        case _:
+            return _is_power_of_ten(node)
+
+
+def is_integer_literal(node: Node) -> bool:
+    """Whether the node is an integer as written, with a sign perhaps."""
+    match node:
+        case Number():
+            return node.value.denominator == 1 and node.base == 0
+        case Apply("neg", (arg,)):
+            return is_integer_literal(arg)
+        case Bracket("(", ")", (item,)):
+            return is_integer_literal(item)
+        case _:
+            return False
+
+
+def _is_power_of_ten(node: Node) -> bool:
+    return (
+        isinstance(node, Apply)
+        and node.head == "^"
+        and node.args[0] == Number(Fraction(10))
+        and is_integer_literal(node.args[1])
+    )

@@ -1,0 +1,471 @@
+r"""The reader of answers: tokens -> a tree, by precedence climbing.
+
+Precedence, loosest first: lists, relations, trailing words, set operations, `+ -`, `* /` and juxtaposition, signs, powers,
+postfixes. `parse` evaluates nothing, takes time linear in its text, and raises `Unreadable` for what it does not understand.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from rlvr.verifiers.math.commands import PRODUCT, SUM, Commands
+from rlvr.verifiers.math.expression import (
+    Apply,
+    Bracket,
+    Builder,
+    Listing,
+    Matrix,
+    Node,
+    Number,
+    Quantity,
+    Relation,
+    Symbol,
+    Words,
+    depth,
+)
+from rlvr.verifiers.math.tokens import END, Token, Unreadable, tokenize
+
+MAX_DEPTH = 40
+"""Levels of brackets, fractions, roots and powers in each other."""
+MAX_CHAIN = 24
+"""Operations of one level that nest in the tree (`a/b/c`, `x!!!`)."""
+
+_SETS, _SIGN, _POWER = 20, 45, 60
+_INFIX = {
+    "cup": _SETS,
+    "cap": _SETS,
+    "minus": _SETS,
+    "vee": 8,
+    "wedge": 8,
+    "+": SUM,
+    "-": SUM,
+    "pm": SUM,
+    "mp": SUM,
+    "*": PRODUCT,
+    "/": PRODUCT,
+    ":": 15,
+}
+_CALLS = frozenset("fghFGH")
+_CLOSERS = {
+    "(": ")]",
+    "[": "])[",
+    "{": "}",
+    "<": ">",
+    "floor": "floor",
+    "ceil": "ceil",
+    "group": "group",
+    "bars": "bars",
+}
+_CURRENCIES = {
+    "$": "dollar",
+    "€": "euro",
+    "euro": "euro",
+    "£": "sterling",
+    "pounds": "sterling",
+    "¥": "yen",
+    "₹": "rupee",
+}
+_CONDITIONS = frozenset(
+    {
+        "where",
+        "for",
+        "for all",
+        "for any",
+        "for every",
+        "for each",
+        "for some",
+        "if",
+        "when",
+        "with",
+        "as long as",
+        "provided",
+        "such that",
+    }
+)
+"""Words before a condition on what was said."""
+_SAYS = re.compile(
+    r"(?:\b(?:is|are|be|that|get|have|has|was|therefore|thus|hence|so|answer|equals|when|as)|=)$", re.IGNORECASE
+)
+"""How words end after which the answer proper stands."""
+_CHOICE = re.compile(r"\([A-Z]\)")
+
+
+def parse(text: str) -> Node:
+    """The tree of a whole answer: one item, or a Listing of several; raises Unreadable."""
+    parser = _Parser(tokenize(text))
+    node = parser.listing()
+    if parser.peek() is not END:
+        raise Unreadable(f"unexpected {parser.peek().text!r}")
+    if depth(node) > 3 * MAX_DEPTH:
+        raise Unreadable("nested too deep")
+    return node
+
+
+class _Parser(Commands):
+    # lists and statements
+
+    def listing(self) -> Node:
+        """Items up to a closing token; `;` and line breaks separate looser than `,`."""
+        groups: list[list[Node]] = [[]]
+        separators: set[str] = set()
+        while True:
+            if self.ends() or self._bar_closes():
+                break
+            groups[-1].append(self.statement())
+            if self.peek().kind != "separator":
+                break
+            found = self._separators()
+            if self.ends():
+                break
+            kind = next((word for word in ("or", "and", ";") if word in found), ",")
+            separators.add(kind)
+            if kind == ";":
+                groups.append([])
+        loose = separators - {","}
+        if not groups[0]:
+            raise Unreadable("nothing where an expression should be")
+        if len(groups) > 1:
+            outer = [items[0] if len(items) == 1 else Listing(",", tuple(items)) for items in groups if items]
+            return Listing(";", tuple(outer))
+        return (
+            groups[0][0] if len(groups[0]) == 1 else Listing(min(loose) if len(loose) == 1 else ",", tuple(groups[0]))
+        )
+
+    def _separators(self) -> set[str]:
+        found = set()
+        while self.peek().kind == "separator":
+            text = self.next().text
+            found.add(";" if text == "\\\\" else text)
+        return found
+
+    def statement(self) -> Node:
+        """An optional label in words, a chain of relations."""
+        label = self._label()
+        if label is not None:
+            return Relation(("=",), (label, self.expression(8)))
+        following = self.peek(1).kind
+        if self.peek().kind == "words" and following not in ("end", "separator", "close", "relation", "environment"):
+            if not _SAYS.search(self.next().text):
+                raise Unreadable("words before an expression")
+        elif self.peek().kind == "words" and self.peek(1).kind == "relation":
+            self.at += _SAYS.search(self.peek().text) is not None
+        sides, operators = [self.expression(8)], []
+        while self.peek().kind == "relation" and self.peek().text not in ("mid", "|"):
+            operators.append(self.next().text)
+            if len(operators) > MAX_CHAIN:
+                raise Unreadable("a chain of too many relations")
+            sides.append(self.expression(8))
+        node = Relation(tuple(operators), tuple(sides)) if operators else sides[0]
+        if self.peek().kind == "words" and self.peek().text.lower() in _CONDITIONS:
+            self.next()
+            return Builder(node, (self.statement(),))
+        return node
+
+    def _label(self) -> Words | None:
+        r"""Words that name the value behind them: `\text{Red: } 5`, `Area: 7`, `\textbf{(D) } 12`."""
+        token, following = self.peek(), self.peek(1)
+        if token.kind != "words" or following.kind in ("end", "separator", "close"):
+            return None
+        colon = following.kind == "operator" and following.text == ":"
+        if not colon and not token.text.endswith(":") and not _CHOICE.fullmatch(token.text):
+            return None
+        self.at += 2 if colon else 1
+        return Words(token.text.rstrip(": "))
+
+    # expressions
+
+    def expression(self, power: int) -> Node:
+        self.level += 1
+        if self.level > MAX_DEPTH:
+            raise Unreadable("nested too deep")
+        node = self.prefix()
+        chain = 0
+        while True:
+            found = self.infix(node, power)
+            if found is None:
+                break
+            if not (isinstance(found, Apply) and found.head in "+*"):
+                chain += 1
+            if chain > MAX_CHAIN:
+                raise Unreadable("a chain of too many operations")
+            node = found
+        self.level -= 1
+        return node
+
+    def infix(self, left: Node, power: int) -> Node | None:
+        """`left` with one more operator and its right side, or None where the expression ends."""
+        token = self.peek()
+        if self.integrals and self.integrals[-1]["done"] == 1 and self.level <= int(self.integrals[-1]["level"]) + 1:
+            return None
+        if token.kind == "operator" and token.text != "|":
+            if token.text in _INFIX:
+                return self._binary(left, token, power)
+            return self._postfix(left, token, power)
+        if token.kind == "command" and token.text in ("mod", "bmod") and power <= 35:
+            self.next()
+            return Apply("mod", (left, self.expression(36)))
+        if token.kind == "command" and token.text == "choose" and power <= 12:
+            self.next()
+            return Apply("binom", (left, self.expression(13)))
+        if token.kind == "command" and token.text == "pmod" and power <= 12:
+            self.next()
+            return Apply("pmod", (left, self.expression(PRODUCT)))
+        if token.kind == "open" and token.text == "(" and self.peek(1).text in ("mod", "bmod") and power <= 12:
+            self.at += 2
+            modulus = self.expression(SUM)
+            self.expect("close", ")")
+            return Apply("pmod", (left, modulus))
+        if (
+            token.text == "("
+            and token.kind == "open"
+            and self.peek(1).kind == "symbol"
+            and self.peek(2).kind == "relation"
+        ):
+            return self._condition(left) if power <= 12 else None
+        if token.text == "|" and self.bars == 0 and power <= PRODUCT:
+            return self._times(left, self.expression(PRODUCT + 1))
+        if (
+            token.kind == "words"
+            and token.text.lower() in _CONDITIONS
+            and self.peek(1).kind not in ("end", "separator", "close")
+        ):
+            return None
+        if token.kind == "currency" and power <= 12:
+            return Quantity(left, _CURRENCIES[self.next().text])
+        if token.kind == "words" and power <= 12:
+            return Quantity(left, self._unit())
+        if (
+            token.kind in ("number", "symbol", "function", "open", "command") or token.text.startswith("begin ")
+        ) and power <= PRODUCT:
+            return self._juxtaposed(left, token)
+        return None
+
+    def _binary(self, left: Node, token: Token, power: int) -> Node | None:
+        binding = _INFIX[token.text]
+        if binding < power or (token.text == ":" and self.bars < 0):
+            return None
+        self.next()
+        if (
+            token.text in ("+", "-")
+            and self.peek().kind in ("end", "close", "operator")
+            and self.peek().text in ("", ")", "}", "group")
+        ):
+            raise Unreadable("a sign without a number")
+        right = self.expression(binding + 1)
+        if token.text == "-":
+            right = Apply("neg", (right,))
+        head = {"-": "+"}.get(token.text, token.text)
+        if head in ("+", "*") and isinstance(left, Apply) and left.head == head:
+            return Apply(head, (*left.args, right))
+        if token.text == ":" and isinstance(left, Apply) and left.head == ":":
+            return Apply(":", (*left.args, right))
+        return Apply(head, (left, right))
+
+    def _postfix(self, left: Node, token: Token, power: int) -> Node | None:
+        if token.text == "!":
+            self.next()
+            if self.peek() == ("operator", "!", False):
+                self.next()
+                return (
+                    Apply("factorial2", (left,)) if self.peek() != ("operator", "!", False) else self._threefold(left)
+                )
+            return Apply("factorial", (left,))
+        if token.text == "%":
+            self.next()
+            return Apply("percent", (left,))
+        if token.text in ("'", "prime") and isinstance(left, Symbol):
+            self.next()
+            return self._call_or(Symbol(left.name + "'"))
+        if token.text == "circ" and power <= 65:
+            self.next()
+            return self._degrees(left)
+        if token.text == "^" and power <= _POWER:
+            return self._raised(left)
+        return None
+
+    def _threefold(self, left: Node) -> Node:
+        self.next()
+        return Apply("factorial", (Apply("factorial", (Apply("factorial", (left,)),)),))
+
+    def _raised(self, left: Node) -> Node:
+        self.next()
+        if self.peek().text == "circ" or (
+            self.peek().text == "group" and self.peek(1).text == "circ" and self.peek(2).text == "group"
+        ):
+            self.at += 1 if self.peek().text == "circ" else 3
+            return self._degrees(left)
+        if self.peek().text in ("prime", "'") and isinstance(left, Symbol):
+            self.next()
+            return self._call_or(Symbol(left.name + "'"))
+        if self.peek().text == "group" and self.peek(1).text in ("prime", "'") and isinstance(left, Symbol):
+            self.next()
+            primes = ""
+            while self.peek().text in ("prime", "'"):
+                self.next()
+                primes += "'"
+            self.expect("close", "group")
+            return self._call_or(Symbol(left.name + primes))
+        if self.peek().text == "top" or (self.peek().text == "T" and isinstance(left, (Matrix, Bracket))):
+            self.next()
+            return Apply("transpose", (left,))
+        if self.peek().kind == "symbol" and self.peek(1).kind == "end" and self.peek().text == "*":
+            raise Unreadable("a star")
+        return Apply("^", (left, self.exponent()))
+
+    def _degrees(self, left: Node) -> Node:
+        if self.peek().kind == "symbol" and self.peek().text in "CF":
+            return Quantity(left, f"degrees {self.next().text}")
+        return Apply("degree", (left,))
+
+    def exponent(self) -> Node:
+        r"""What `^` or `_` takes: a group, a signed power, or in LaTeX (`x^23`) one token; here a number is read whole."""
+        if self.accept("operator", "-"):
+            return Apply("neg", (self.exponent(),))
+        if self.accept("operator", "+"):
+            return self.exponent()
+        if self.peek().kind == "number":
+            return Number(Fraction(self.next().text))
+        self.level += 1
+        if self.level > MAX_DEPTH:
+            raise Unreadable("nested too deep")
+        node = self.atom()
+        self.level -= 1
+        return self._raised(node) if self.peek().text == "^" else node
+
+    def _unit(self) -> str:
+        """Words after a value, with powers and further words: `cm^2`, `miles per hour`, `m / s`."""
+        parts = []
+        while True:
+            token = self.peek()
+            if token.kind == "words":
+                parts.append(self.next().text)
+            elif token.text == "^" and parts:
+                self.next()
+                braced = self.accept("open", "group")
+                sign = "-" if self.accept("operator", "-") else ""
+                if self.peek().kind != "number":
+                    raise Unreadable("a power of words")
+                parts[-1] += f"^{sign}{self.next().text}"
+                if braced:
+                    self.expect("close", "group")
+            elif token.text in ("/", "*") and self.peek(1).kind == "words":
+                parts.append(self.next().text)
+            else:
+                return " ".join(parts)
+
+    def _juxtaposed(self, left: Node, token: Token) -> Node | None:
+        if isinstance(left, Quantity):
+            raise Unreadable("words between two expressions")
+        return self._times(left, self.expression(PRODUCT + 1))
+
+    def _condition(self, left: Node) -> Node:
+        r"""A condition in brackets behind a value: `k\pi \ (k \in \mathbb Z)`."""
+        bracket = self._bracket(self.next().text)
+        return Builder(left, bracket.items if isinstance(bracket, Bracket) else (bracket,))
+
+    @staticmethod
+    def _times(left: Node, right: Node) -> Node:
+        if isinstance(left, Apply) and left.head == "*":
+            return Apply("*", (*left.args, right))
+        return Apply("*", (left, right))
+
+    def prefix(self) -> Node:
+        token = self.peek()
+        if token.kind == "currency":
+            self.next()
+            return Quantity(self.expression(PRODUCT), _CURRENCIES[token.text])
+        if token.kind == "operator" and token.text in ("+", "-", "pm", "mp"):
+            self.next()
+            arg = self.expression(_SIGN)
+            return arg if token.text == "+" else Apply({"-": "neg"}.get(token.text, token.text), (arg,))
+        return self.atom()
+
+    def atom(self) -> Node:
+        token = self.next()
+        match token.kind:
+            case "number":
+                return self.number(token)
+            case "symbol":
+                return self._symbol(token)
+            case "words":
+                return Words(token.text)
+            case "function":
+                return self._function(token.text)
+            case "open":
+                return self._bracket(token.text)
+            case "command":
+                return self._command(token.text)
+            case "environment":
+                return self._environment(token.text)
+            case "operator" if token.text == "|":
+                return self._absolute()
+        raise Unreadable(f"unexpected {token.text or 'end'!r}")
+
+    def _symbol(self, token: Token) -> Node:
+        name = token.text
+        if self.integrals and name == "d" and self.peek().kind == "symbol" and self.integrals[-1]["done"] == 0:
+            self.integrals[-1].update(done=1, variable=self._name(self.next().text))
+            return Number(Fraction(1))
+        return self._call_or(Symbol(self._name(name)))
+
+    def _call_or(self, symbol: Symbol) -> Node:
+        """`f(x)` as a call where f is a usual name of a function or has a prime, else the symbol alone."""
+        grouped = self.peek().text == "group" and self.peek().kind == "open" and self.peek(1).text == "("
+        if not ((self.peek() == ("open", "(", False)) or grouped) or not (
+            symbol.name[0] in _CALLS or "'" in symbol.name
+        ):
+            return symbol
+        if grouped:
+            self.next()
+        self.next()
+        inner = self._inside(self.listing)
+        self.expect("close", ")")
+        if grouped:
+            self.expect("close", "group")
+        return Apply(f"call {symbol.name}", inner.items if isinstance(inner, Listing) else (inner,))
+
+    def _bracket(self, opening: str) -> Node:
+        self.level += 1
+        if self.level > MAX_DEPTH:
+            raise Unreadable("nested too deep")
+        node = self._inside(lambda: self._bracketed(opening), -1 if opening == "{" else 0)
+        self.level -= 1
+        return node
+
+    def _bracketed(self, opening: str) -> Node:
+        if self.peek().kind == "close" and self.peek().text in _CLOSERS[opening] and opening in "({[":
+            return Bracket(opening, self.next().text, ())
+        inner = self.listing()
+        if opening == "{" and self.peek().text in ("mid", "|", ":"):
+            return self._builder(inner)
+        closing = self.next()
+        if closing.kind not in ("close", "open") or closing.text not in _CLOSERS[opening]:
+            raise Unreadable(f"{opening} is closed by {closing.text!r}")
+        if opening == "group":
+            return inner
+        if opening in ("floor", "ceil"):
+            return Apply(opening, (inner,))
+        if opening == "bars":
+            return Apply("abs", (inner,))
+        items = inner.items if isinstance(inner, Listing) and inner.separator in (",", ";") else (inner,)
+        return Bracket(opening, closing.text, items)
+
+    def _builder(self, subject: Node) -> Node:
+        self.next()
+        found = self.listing()
+        self.expect("close", "}")
+        conditions = found.items if isinstance(found, Listing) and found.separator != "or" else (found,)
+        return Bracket("{", "}", (Builder(subject, conditions),))
+
+    def _bar_closes(self) -> bool:
+        return self.bars > 0 and self.peek().text == "|"
+
+    def _absolute(self) -> Node:
+        outer, self.bars = self.bars, max(self.bars, 0) + 1
+        node = self.expression(_SETS)
+        self.bars = outer
+        self.expect("operator", "|")
+        return Apply("abs", (node,))
+
+    # commands

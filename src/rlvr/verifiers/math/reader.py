@@ -1,0 +1,91 @@
+"""A cursor over tokens, and the state that the parts of the parser share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlvr.verifiers.math.expression import Node
+from rlvr.verifiers.math.tokens import END, Token, Unreadable
+
+
+class Reader:
+    """Reads tokens one by one; the parser proper (parser.py, commands.py) builds on it."""
+
+    def __init__(self, tokens: list[Token]) -> None:
+        self.tokens, self.at, self.level, self.bars = tokens, 0, 0, 0
+        self.integrals: list[dict[str, str | int]] = []
+
+    def peek(self, ahead: int = 0) -> Token:
+        place = self.at + ahead
+        return self.tokens[place] if place < len(self.tokens) else END
+
+    def next(self) -> Token:
+        token = self.peek()
+        self.at += 1
+        return token
+
+    def accept(self, kind: str, text: str = "") -> bool:
+        token = self.peek()
+        if token.kind != kind or (text and token.text != text):
+            return False
+        self.at += 1
+        return True
+
+    def expect(self, kind: str, text: str = "") -> None:
+        if not self.accept(kind, text):
+            raise Unreadable(f"expected {text or kind} before {self.peek().text!r}")
+
+    def _subscript(self) -> str:
+        """The text of a subscript, written without spaces and braces."""
+        self.expect("operator", "_")
+        if not self.accept("open", "group"):
+            return self.next().text
+        open_braces, parts = 1, []
+        while open_braces:
+            token = self.next()
+            if token is END:
+                raise Unreadable("a subscript that does not close")
+            open_braces += {"open": 1, "close": -1}.get(token.kind, 0) if token.text == "group" else 0
+            if token.text != "group":
+                parts.append(token.text)
+        return "".join(parts)
+
+    def _name(self, name: str) -> str:
+        primes = ""
+        while self.peek().text in ("_", "'"):
+            if self.peek().text == "_":
+                name += "_" + self._subscript()
+            else:
+                self.next()
+                primes += "'"
+        return name + primes
+
+    def _inside(self, read: Callable[[], Node], bars_open: int = 0) -> Node:
+        """What `read` reads in brackets of its own; with -1 bars open a bar is the `such that` of a set."""
+        bars, self.bars = self.bars, bars_open
+        node = read()
+        self.bars = bars
+        return node
+
+    def ends(self) -> bool:
+        """Whether nothing more can stand in this list: the end, a closing bracket, the end of an environment."""
+        kind, text, _ = self.peek()
+        return kind in ("end", "close") or (kind == "environment" and text.startswith("end"))
+
+    # what the parser above this class reads
+
+    def listing(self) -> Node:
+        """Items up to a closing token."""
+        raise NotImplementedError
+
+    def statement(self) -> Node:
+        """One item: a chain of relations, or an expression."""
+        raise NotImplementedError
+
+    def expression(self, power: int) -> Node:
+        """An expression of operators that bind at least as tight as `power`."""
+        raise NotImplementedError
+
+    def exponent(self) -> Node:
+        """What `^` or `_` takes."""
+        raise NotImplementedError

@@ -1,0 +1,290 @@
+r"""Sets of real numbers: intervals, unions, complements, inequalities in one variable, set-builder; one canonical form.
+
+A set is a sorted list of disjoint pieces; ends are compared by value, so `x \ge 2`, `2 \leq x` and `[2, \infty)` are one set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from rlvr.verifiers.math.evaluate import Unknown
+from rlvr.verifiers.math.expression import (
+    Apply,
+    Bracket,
+    Builder,
+    Listing,
+    Node,
+    Number,
+    Relation,
+    Symbol,
+    is_literal,
+    symbols,
+)
+from rlvr.verifiers.math.sampling import Sampler
+from rlvr.verifiers.math.statements import plain
+
+_FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
+_ORDER = frozenset(_FLIP)
+_INFINITY = Symbol("infinity")
+
+
+class NotASet(Exception):
+    """The node is no set of reals that is understood here."""
+
+
+@dataclass(frozen=True)
+class End:
+    """An end of a piece: `side` is -1 or 1 where the value is infinite, else 0."""
+
+    node: Node
+    value: Any
+    side: int = 0
+    closed: bool = False
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An interval, or a point where both ends are the same and closed."""
+
+    low: End
+    high: End
+
+
+Set = tuple[Piece, ...]
+
+
+class RealSets:
+    """Reads nodes as sets of reals; `sampler` gives the values of their ends."""
+
+    def __init__(self, sampler: Sampler, simplified: bool) -> None:
+        self.sampler, self.simplified = sampler, simplified
+
+    def same(self, gold: Node, answer: Node) -> bool | None:
+        """Whether two nodes are the same set; None where one is not understood as one."""
+        try:
+            one, other = self.read(gold), self.read(answer)
+            if len(one) != len(other):
+                return False
+            return all(
+                self._same_end(a.low, b.low) and self._same_end(a.high, b.high) for a, b in zip(one, other, strict=True)
+            )
+        except (NotASet, Unknown):
+            return None
+
+    def read(self, node: Node) -> Set:
+        """The set in canonical form; raises NotASet or Unknown."""
+        node = plain(node)
+        match node:
+            case Symbol("Reals"):
+                return (Piece(self._infinite(-1), self._infinite(1)),)
+            case Symbol("emptyset") | Bracket("{", "}", ()):
+                return ()
+            case Bracket("{", "}", (Builder(subject, conditions),)):
+                return self._builder(subject, conditions)
+            case Bracket("{", "}", items):
+                return self._union([(Piece(self._end(item, True), self._end(item, True)),) for item in items])
+            case Bracket(opening, closing, (low, high)) if opening in "([]" and closing in ")][":
+                return self._interval(low, opening == "[", high, closing == "]")
+            case Bracket("(", ")", (inner,)):
+                return self.read(inner)
+            case Apply("cup" | "vee", parts):
+                return self._union([self.read(part) for part in parts])
+            case Apply("cap" | "wedge", parts):
+                return self._intersection([self.read(part) for part in parts])
+            case Apply("minus", (whole, part)):
+                return self._intersection([self.read(whole), self._complement(self.read(part))])
+            case Apply("+", (Symbol("Reals") as whole, Apply("neg", (part,)))):
+                return self._intersection([self.read(whole), self._complement(self.read(part))])
+            case Relation():
+                return self._relation(node)
+            case Listing("or", parts):
+                return self._union([self.read(part) for part in parts])
+            case Listing("and", parts):
+                return self._intersection([self.read(part) for part in parts])
+            case Listing(",", parts):
+                sets = [self.read(part) for part in parts]
+                if all(isinstance(part, Relation) and len(symbols(part)) == 1 for part in parts):
+                    return self._intersection(sets) or self._union(sets)
+                return self._union(sets)
+        raise NotASet
+
+    # pieces
+
+    def _infinite(self, side: int) -> End:
+        return End(_INFINITY, None, side)
+
+    def _end(self, node: Node, closed: bool) -> End:
+        match node:
+            case Symbol("infinity"):
+                return self._infinite(1)
+            case Apply("neg", (Symbol("infinity"),)):
+                return self._infinite(-1)
+        if symbols(node):
+            raise NotASet
+        value = self.sampler.value(node)
+        if not isinstance(value, Fraction) and getattr(value, "imag", 0) != 0:
+            raise NotASet
+        return End(node, value, 0, closed)
+
+    def _interval(self, low: Node, low_closed: bool, high: Node, high_closed: bool) -> Set:
+        start, stop = self._end(low, low_closed), self._end(high, high_closed)
+        order = self._compare(start, stop)
+        if order > 0 or start.side > 0 or stop.side < 0:
+            raise NotASet
+        return (Piece(start, stop),) if order < 0 or (low_closed and high_closed) else ()
+
+    def _compare(self, one: End, other: End) -> int:
+        if one.side or other.side:
+            return (one.side > other.side) - (one.side < other.side)
+        a, b = one.value, other.value
+        if type(a) is not type(b):
+            a, b = (float(value) if isinstance(value, Fraction) else value for value in (a, b))
+        near = Fraction(1, 10**12) if isinstance(a, Fraction) else 1e-12
+        if abs(a - b) <= abs(a) * near and self.sampler.equal(one.node, other.node):
+            return 0
+        return (a > b) - (a < b)
+
+    def _same_end(self, gold: End, answer: End) -> bool:
+        if gold.side != answer.side or gold.closed != answer.closed:
+            return False
+        if gold.side:
+            return True
+        if self.simplified and is_literal(gold.node) and not is_literal(answer.node):
+            return False
+        return bool(self.sampler.equal(gold.node, answer.node))
+
+    def _union(self, sets: list[Set]) -> Set:
+        pieces = sorted((piece for one in sets for piece in one), key=_by_start)
+        merged: list[Piece] = []
+        for piece in pieces:
+            if merged:
+                last = merged[-1]
+                gap = self._compare(last.high, piece.low)
+                if gap > 0 or (gap == 0 and (last.high.closed or piece.low.closed)):
+                    order = self._compare(last.high, piece.high)
+                    high = last.high if order > 0 or (order == 0 and last.high.closed) else piece.high
+                    low = last.low
+                    if self._compare(last.low, piece.low) == 0 and piece.low.closed:
+                        low = piece.low
+                    merged[-1] = Piece(low, high)
+                    continue
+            merged.append(piece)
+        return tuple(merged)
+
+    def _complement(self, one: Set) -> Set:
+        pieces, low = [], self._infinite(-1)
+        for piece in one:
+            if not piece.low.side:
+                pieces.append(Piece(low, End(piece.low.node, piece.low.value, 0, not piece.low.closed)))
+            low = End(piece.high.node, piece.high.value, piece.high.side, not piece.high.closed)
+        if low.side <= 0:
+            pieces.append(Piece(low, self._infinite(1)))
+        return tuple(
+            piece
+            for piece in pieces
+            if self._compare(piece.low, piece.high) or (piece.low.closed and piece.high.closed)
+        )
+
+    def _intersection(self, sets: list[Set]) -> Set:
+        return self._complement(self._union([self._complement(one) for one in sets]))
+
+    # relations
+
+    def _relation(self, node: Relation) -> Set:
+        if "in" in node.operators:
+            return self._membership(node)
+        if not set(node.operators) <= _ORDER or node.operators == ("=",):
+            raise NotASet
+        parts = []
+        for at, operator in enumerate(node.operators):
+            parts.append(self._one(node.sides[at], operator, node.sides[at + 1]))
+        return self._intersection(parts)
+
+    def _membership(self, node: Relation) -> Set:
+        if node.operators[-1] != "in" or len(symbols(node.sides[0])) != 1:
+            raise NotASet
+        return self.read(node.sides[-1])
+
+    def _one(self, left: Node, operator: str, right: Node) -> Set:
+        """One relation, linear in its variable: `-x > -1`; or in its absolute value: `|x| < 2`."""
+        names = symbols(left) | symbols(right)
+        if not names:
+            raise NotASet
+        left_names, right_names = symbols(left), symbols(right)
+        if left_names and right_names:
+            left, right = Apply("+", (left, Apply("neg", (right,)))), Number(Fraction(0))
+        elif right_names:
+            left, operator, right = right, _FLIP[operator], left
+        if isinstance(left, Apply) and left.head == "abs":
+            return self._absolute(left.args[0], operator, right)
+        if isinstance(left, Symbol) or (isinstance(left, Apply) and left.head.startswith("call ")) or _is_call(left):
+            return self._ray(operator, right)
+        slope, start = self._linear(left, names)
+        end: Node = Apply("/", (Apply("+", (right, Apply("neg", (start,)))), slope))
+        if not symbols(right) and isinstance(bound := self.sampler.value(right), Fraction):
+            end = Number((bound - start.value) / slope.value)
+        return self._ray(operator if self.sampler.value(slope) > 0 else _FLIP[operator], end)
+
+    def _ray(self, operator: str, node: Node) -> Set:
+        end = self._end(node, operator in ("<=", ">=", "=", "!="))
+        low, high = self._infinite(-1), self._infinite(1)
+        match operator:
+            case "<" | "<=":
+                return (Piece(low, end),) if end.side >= 0 else ()
+            case ">" | ">=":
+                return (Piece(end, high),) if end.side <= 0 else ()
+            case "!=":
+                return self._complement((Piece(end, end),))
+        return (Piece(end, end),)
+
+    def _absolute(self, inner: Node, operator: str, bound: Node) -> Set:
+        minus = bound.args[0] if isinstance(bound, Apply) and bound.head == "neg" else _negated(bound)
+        if operator in ("<", "<="):
+            return self._intersection([self._one(inner, operator, bound), self._one(inner, _FLIP[operator], minus)])
+        if operator in (">", ">="):
+            return self._union([self._one(inner, operator, bound), self._one(inner, _FLIP[operator], minus)])
+        raise NotASet
+
+    def _linear(self, node: Node, names: frozenset[str]) -> tuple[Number, Number]:
+        """slope and value at 0 of an expression that is linear in its one symbol; exact, or NotASet."""
+        if len(names) != 1:
+            raise NotASet
+        (name,) = names
+        values = [self.sampler.at(node, {name: Fraction(x)}) for x in (0, 1, 2, 5, Fraction(-7, 3))]
+        if not all(isinstance(value, Fraction) for value in values):
+            raise NotASet
+        start, slope = values[0], values[1] - values[0]
+        if slope == 0 or [start + slope * x for x in (0, 1, 2, 5, Fraction(-7, 3))] != values:
+            raise NotASet
+        return Number(slope), Number(start)
+
+    def _builder(self, subject: Node, conditions: tuple[Node, ...]) -> Set:
+        sets = [self.read(subject)] if isinstance(subject, Relation) else []
+        names = symbols(subject.sides[0] if isinstance(subject, Relation) else subject)
+        if len(names) != 1 or any(
+            symbols(condition) != names | (symbols(condition) & {"Reals"}) for condition in conditions
+        ):
+            raise NotASet
+        return self._intersection([*sets, *(self.read(condition) for condition in conditions)])
+
+
+def _negated(node: Node) -> Node:
+    return Number(-node.value) if isinstance(node, Number) else Apply("neg", (node,))
+
+
+def _is_call(node: Node) -> bool:
+    """`P(x)`: read as a product of a letter and a bracket."""
+    return (
+        isinstance(node, Apply)
+        and node.head == "*"
+        and len(node.args) == 2
+        and isinstance(node.args[0], Symbol)
+        and isinstance(node.args[1], Bracket)
+        and isinstance(node.args[1].items[0], Symbol)
+    )
+
+
+def _by_start(piece: Piece) -> tuple[int, float, bool]:
+    return (piece.low.side, float(piece.low.value) if not piece.low.side else 0.0, not piece.low.closed)

@@ -1,0 +1,28 @@
+"""What a comparison is asked to tolerate, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How strict a comparison is."""
+
+    ordered: bool = False
+    """Whether the order of a plain list of answers counts; tuples and vectors are always ordered, sets never."""
+    require_simplified: bool = True
+    r"""A plain number wants a plain number (`6 \cdot 7` is not 42), and an operator (an integral, a sum) must be worked out
+    unless the gold has one too."""
+    tolerance: float = 0.0
+    """Relative rounding error allowed between numbers; 0 compares exactly."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The outcome of one comparison."""
+
+    equal: bool | None
+    """None: it cannot be decided here."""
+    reason: str = ""
+    """Why the answer is not equal, where there is more to say than that its value is another."""

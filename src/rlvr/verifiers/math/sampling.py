@@ -1,0 +1,215 @@
+"""Equality of expressions: identities are confirmed, and refuted, at fixed sample points at high precision.
+
+A true identity holds at every point where both sides have a value; two different analytic expressions agree at ten
+unrelated points only by a coincidence that the precision excludes. Constants are one point.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from rlvr.verifiers.math.evaluate import DIGITS, Evaluator, Fuel, TooLarge, Unknown, Value
+from rlvr.verifiers.math.expression import Apply, Node, Symbol, symbols, walk
+
+POINTS = 12
+"""Where two expressions are compared."""
+
+
+@dataclass
+class Sampler:
+    """Equality of expressions by sampling, with one supply of fuel; values are kept, so that lists compare fast."""
+
+    log_base: int = 0
+    tolerance: float = 0.0
+    fuel: Fuel = field(default_factory=Fuel)
+    _values: dict[tuple[int, int, int], Value] = field(default_factory=dict)
+    _roughly: dict[int, complex | None] = field(default_factory=dict)
+    _alive: list[Node] = field(default_factory=list)
+
+    def value(self, node: Node, digits: int = DIGITS[0]) -> Value:
+        """The value of an expression without free symbols; raises Unknown."""
+        return self._at(node, -1, {}, digits)
+
+    def differ(self, gold: Node, answer: Node) -> bool:
+        """Whether two constants are clearly not the same; cheap for the same nodes again and again."""
+        one, other = self._rough(gold), self._rough(answer)
+        return one is not None and other is not None and abs(one - other) > 1e-6 * abs(one)
+
+    def _rough(self, node: Node) -> complex | None:
+        if id(node) not in self._roughly:
+            self._alive.append(node)
+            try:
+                self._roughly[id(node)] = complex(self.value(node))
+            except (Unknown, OverflowError):
+                self._roughly[id(node)] = None
+        return self._roughly[id(node)]
+
+    def at(self, node: Node, point: dict[str, Fraction]) -> Value:
+        """The value at one point; raises Unknown."""
+        return Evaluator(point, self.fuel, DIGITS[0], self.log_base)(node)
+
+    def equal(self, gold: Node, answer: Node, positive: bool = False) -> bool | None:
+        """Whether two expressions have the same value wherever both have one; None where that cannot be told.
+
+        With `positive` only positive values of the symbols count.
+        """
+        names = sorted(symbols(gold) | symbols(answer))
+        if not names:
+            return self._constants(gold, answer)
+        is_complex = any(
+            isinstance(node, Symbol) and node.name == "i" for side in (gold, answer) for node in walk(side)
+        )
+        strict = _has_abs(gold) != _has_abs(answer)
+        agreed = agreed_off_axis = 0
+        for number, point in enumerate(_points(tuple(names))):
+            if positive and min(point.values()) < 0:
+                continue
+            try:
+                one, other = self._at(gold, number, point), self._at(answer, number, point)
+            except TooLarge:
+                if self.fuel.left < 0:
+                    return None
+                continue
+            except Unknown:
+                continue
+            real = [_is_real(value) for value in (one, other)]
+            if not is_complex and not all(real):
+                if any(real) and strict:
+                    return False
+                agreed_off_axis += not any(real) and self._same(gold, answer, number, point)
+                continue
+            if not self._same(gold, answer, number, point):
+                return False
+            agreed += _is_telling(one)
+        return True if agreed >= 3 or (agreed == 0 and agreed_off_axis >= 3) else None
+
+    def _constants(self, gold: Node, answer: Node) -> bool | None:
+        try:
+            one = self.value(gold)
+        except Unknown:
+            return None
+        try:
+            other = self.value(answer)
+        except TooLarge:
+            return False if self.fuel.left > 0 else None
+        except Unknown:
+            return None
+        if self.tolerance and abs(
+            one - other if type(one) is type(other) else complex(one) - complex(other)
+        ) <= self.tolerance * abs(one):
+            return True
+        same = self._same(gold, answer, -1, {})
+        return None if same and not _is_telling(one) else same
+
+    def proportional(self, gold: Node, answer: Node, factors: Sequence[str] = ()) -> bool | None:
+        """Whether one expression is a constant, not zero, times the other; None where too few points tell.
+
+        Powers of the symbols in `factors` count as constants.
+        """
+        if factors and len(factors) <= 3:
+            powers = itertools.product(range(-2, 3), repeat=len(factors))
+            return any(self._proportional(gold, answer, dict(zip(factors, power, strict=True))) for power in powers)
+        return self._proportional(gold, answer, {})
+
+    def _proportional(self, gold: Node, answer: Node, powers: dict[str, int]) -> bool | None:
+        names, pairs = sorted(symbols(gold) | symbols(answer)), []
+        for number, point in enumerate(_points(tuple(names))):
+            try:
+                pair = [self._at(gold, number, point), self._at(answer, number, point)]
+            except Unknown:
+                continue
+            inexact = Evaluator({}, self.fuel).inexact
+            factor = functools.reduce(
+                lambda a, b: a * b, (point[name] ** power for name, power in powers.items()), Fraction(1)
+            )
+            pairs.append((inexact(pair[0]), inexact(pair[1]) * inexact(factor)))
+        if len(pairs) < 4 or all(one == 0 for one, _ in pairs) or all(other == 0 for _, other in pairs):
+            return None
+        scale = max(pairs, key=lambda pair: abs(pair[0]))
+        return all(
+            abs(a * scale[1] - b * scale[0]) <= 1e-20 * (abs(a * scale[1]) + abs(b * scale[0])) for a, b in pairs
+        )
+
+    def same_sign(self, gold: Node, answer: Node) -> bool | None:
+        """Whether two proportional expressions have the same sign."""
+        for number, point in enumerate(_points(tuple(sorted(symbols(gold))))):
+            try:
+                one, other = self._at(gold, number, point), self._at(answer, number, point)
+            except Unknown:
+                continue
+            if _is_real(one) and _is_real(other) and one != 0 and other != 0:
+                inexact = Evaluator({}, self.fuel).inexact
+                return bool((inexact(one).real > 0) == (inexact(other).real > 0))
+        return None
+
+    def _at(self, node: Node, number: int, point: dict[str, Fraction], digits: int = DIGITS[0]) -> Value:
+        key = (id(node), number if symbols(node) else -1, digits)
+        if key not in self._values:
+            self._alive.append(node)
+            try:
+                self._values[key] = Evaluator(point, self.fuel, digits, self.log_base)(node)
+            except Unknown as unknown:
+                self._values[key] = unknown
+            except (ArithmeticError, ValueError, TypeError) as error:  # mpmath raises these outside a domain
+                self._values[key] = Unknown(str(error))
+        value = self._values[key]
+        if isinstance(value, Unknown):
+            raise value
+        return value
+
+    def _same(self, gold: Node, answer: Node, number: int, point: dict[str, Fraction]) -> bool:
+        """Exact for fractions; else equal but for an error that shrinks with the precision."""
+        rough = self._difference(gold, answer, number, point, DIGITS[0])
+        if rough[0] == 0 or isinstance(rough[0], Fraction) or (rough[0] > rough[1] * 1e-10 and rough[0] > 1e-12):
+            return bool(rough[0] == 0)
+        fine = self._difference(gold, answer, number, point, DIGITS[1])
+        return bool(fine[0] <= fine[1] * 1e-45 or fine[0] <= rough[0] * 1e-15)
+
+    def _difference(
+        self, gold: Node, answer: Node, number: int, point: dict[str, Fraction], digits: int
+    ) -> tuple[Value, Value]:
+        """|gold - answer|, and the larger of the two sizes."""
+        one, other = self._at(gold, number, point, digits), self._at(answer, number, point, digits)
+        if not (isinstance(one, Fraction) and isinstance(other, Fraction)):
+            inexact = Evaluator({}, self.fuel, digits).inexact
+            one, other = inexact(one), inexact(other)
+        return abs(one - other), max(abs(one), abs(other))
+
+
+def _is_telling(value: Value) -> bool:
+    """Whether two such values that agree are equal: of a huge rounded value the last digits are lost."""
+    return isinstance(value, Fraction) or abs(value) < 1e30
+
+
+def _is_real(value: Value) -> bool:
+    return isinstance(value, Fraction) or abs(value.imag) <= abs(value) * 1e-20
+
+
+def _has_abs(node: Node) -> bool:
+    return any(isinstance(below, Apply) and below.head == "abs" for below in walk(node))
+
+
+def _points(names: tuple[str, ...]) -> tuple[dict[str, Fraction], ...]:
+    """Where to compare: reals of both signs, positive reals, small positive integers; a name has its own values everywhere."""
+    values = [_coordinates(name) for name in names]
+    return tuple(dict(zip(names, point, strict=True)) for point in zip(*values, strict=True))
+
+
+@functools.lru_cache(maxsize=512)
+def _coordinates(name: str) -> tuple[Fraction, ...]:
+    rng = random.Random(zlib.crc32(name.encode()))
+
+    def fraction(low: int, high: int) -> Fraction:
+        return Fraction(2 * rng.randint(low, high) + 1, rng.choice([8, 10, 14, 22]))  # odd / even: no real root of -1
+
+    mixed = [rng.choice([-1, 1]) * fraction(0, 24) for _ in range(4)]
+    large = [fraction(11, 24) for _ in range(2)]
+    small = [fraction(0, 3) for _ in range(2)]
+    whole = [Fraction(rng.randint(1, 6)) for _ in range(POINTS - 8)]
+    return (*mixed, *large, *small, *whole)

@@ -1,0 +1,376 @@
+r"""What an answer states: the values it gives, each with the label it gives it.
+
+`x = 2 \text{ or } x = 3`, `x \in \{2, 3\}`, `2, 3` and `\{3, 2\}` all give two values; `x = 2, y = 3` gives two labels one
+value each. Plus-minus becomes two values. A chain of equalities must be true, or the answer is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from rlvr.verifiers.math.evaluate import Unknown
+from rlvr.verifiers.math.expression import (
+    Apply,
+    Binder,
+    Bracket,
+    Builder,
+    Listing,
+    Matrix,
+    Node,
+    Number,
+    Quantity,
+    Relation,
+    Symbol,
+    Words,
+    children,
+    rebuild,
+    symbols,
+    walk,
+)
+from rlvr.verifiers.math.sampling import Sampler
+from rlvr.verifiers.math.units import SCALES, changes_meaning
+
+_INTEGER = re.compile(r"(?:is )?(?:(?:an|any|some) )?(?:arbitrary )?integer", re.IGNORECASE)
+MAX_SIDE = 6
+"""Rows of a matrix that is multiplied."""
+MAX_SIGNS = 3
+"""Independent plus-minus signs in one value."""
+NUMBER_SETS = frozenset({"Integers", "Naturals", "Rationals", "Complexes", "Reals"})
+
+
+_SPOKEN = {
+    **dict.fromkeys(
+        [
+            "all real numbers",
+            "all reals",
+            "real numbers",
+            "all real",
+            "the real numbers",
+            "the set of all real numbers",
+            "all real x",
+        ],
+        "Reals",
+    ),
+    **dict.fromkeys(
+        ["no solution", "no solutions", "empty set", "the empty set", "no real solutions", "no real solution", "none"],
+        "emptyset",
+    ),
+    **dict.fromkeys(["dne", "does not exist", "undefined"], "undefined"),
+    "infinity": "infinity",
+}
+
+
+class Refused(Exception):
+    """The answer states something that cannot be right: a false equality, a hedge."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One value: its label (an expression that stands for what was asked), the value, and a rounded form of it."""
+
+    value: Node
+    label: Node | None = None
+    rounded: Node | None = None
+
+
+@dataclass(frozen=True)
+class Statement:
+    """All that an answer gives."""
+
+    entries: tuple[Entry, ...]
+    is_set: bool = False
+    """Whether it was written as a set: order and repetitions mean nothing."""
+    joined: str = ","
+    """How the entries were separated."""
+    parameters: frozenset[str] = frozenset()
+    """What was said of symbols: `k in Integers`."""
+
+
+def read_statement(node: Node, sampler: Sampler) -> Statement:
+    """The statement that a tree makes; raises Refused for a false equality."""
+    node = plain(node)
+    parameters: set[str] = set()
+    node = _unconditional(node, parameters)
+    items = [part for part in (node.items if isinstance(node, Listing) else (node,)) if not _declares(part, parameters)]
+    if isinstance(node, Listing) and node.separator == ";":
+        items = [_grouped(part, sampler) for part in items]
+    entries: list[Entry] = []
+    is_set, label = False, None
+    for item in items or [node]:
+        item = _unconditional(item, parameters)
+        entry = read_entry(item, sampler)
+        entry = replace(entry, value=_unconditional(entry.value, parameters))
+        if entry.label is None and label is not None and not isinstance(entry.value, (Relation, Words)):
+            entry = replace(entry, label=label)
+        label = entry.label
+        values = _members(entry.value)
+        is_set = is_set or (values is not None and len(items) == 1)
+        for value in (entry.value,) if values is None else values:
+            signs = expand_signs(value)
+            entries.extend(
+                Entry(one, entry.label, entry.rounded if values is None and len(signs) == 1 else None) for one in signs
+            )
+    separator = node.separator if isinstance(node, Listing) else ","
+    entries = _cycled(entries)
+    return Statement(tuple(entries), is_set, separator, frozenset(parameters))
+
+
+def _cycled(entries: list[Entry]) -> list[Entry]:
+    """`x=1, y=2 or x=2, y=1` as two tuples: labels that come round in the same order."""
+    labels = [entry.label for entry in entries]
+    period = next((k for k in range(1, len(labels)) if labels[k] == labels[0]), 0)
+    if period < 2 or None in labels or len(labels) % period or labels != labels[:period] * (len(labels) // period):
+        return entries
+    label = Bracket("(", ")", tuple(name for name in labels[:period] if name is not None))
+    rounds = [entries[at : at + period] for at in range(0, len(entries), period)]
+    return [Entry(Bracket("(", ")", tuple(entry.value for entry in one)), label) for one in rounds]
+
+
+def _unconditional(node: Node, parameters: set[str]) -> Node:
+    r"""`node` without side conditions (`n \in \mathbb Z`, `x > 0`): what they declare is noted."""
+    match node:
+        case Bracket("{", "}", (Builder(subject, conditions),)) if not isinstance(subject, Relation):
+            if all(_declares(condition, set()) for condition in conditions):
+                node = Builder(subject, conditions)
+    while isinstance(node, Builder):
+        for condition in node.conditions:
+            _declares(condition, parameters)
+        node = plain(node.subject)
+    return node
+
+
+def _declares(node: Node, parameters: set[str]) -> bool:
+    r"""Whether an item only says what its letters are (`k \in \mathbb Z`, `n = 0, \pm 1, ...` is not known)."""
+    if (
+        isinstance(node, Relation)
+        and node.operators == ("in",)
+        and isinstance(node.sides[1], Symbol)
+        and node.sides[1].name in NUMBER_SETS - {"Reals"}
+    ):
+        parameters.update(f"{name} in {node.sides[1].name}" for name in symbols(node.sides[0]))
+        return True
+    if isinstance(node, Quantity) and isinstance(node.value, Symbol) and _INTEGER.fullmatch(node.unit):
+        parameters.add(f"{node.value.name} in Integers")
+        return True
+    return False
+
+
+def _grouped(node: Node, sampler: Sampler) -> Node:
+    """`p=5, q=2`, one of several groups, as the tuple (5, 2)."""
+    if not isinstance(node, Listing):
+        return node
+    entries = [read_entry(item, sampler) for item in node.items]
+    return Bracket("(", ")", tuple(entry.value for entry in entries))
+
+
+def _members(node: Node) -> tuple[Node, ...] | None:
+    """The members of a finite set."""
+    if isinstance(node, Bracket) and node.opening == "{" and node.items and not isinstance(node.items[0], Builder):
+        return node.items
+    if isinstance(node, Apply) and node.head == "cup":
+        parts = [_members(part) for part in node.args]
+        if all(part is not None for part in parts):
+            return tuple(member for part in parts if part is not None for member in part)
+    return None
+
+
+def read_entry(node: Node, sampler: Sampler) -> Entry:
+    """The label and the value of one item."""
+    node = plain(node)
+    if not isinstance(node, Relation):
+        return Entry(node)
+    if node.operators == ("in",) and (is_label(node.sides[0]) or isinstance(node.sides[0], Bracket)):
+        if isinstance(node.sides[1], Symbol) and node.sides[1].name in NUMBER_SETS:
+            return Entry(node)
+        return Entry(plain(node.sides[1]), node.sides[0])
+    if node.operators == ("equiv",) and is_label(node.sides[0]):
+        return Entry(plain(node.sides[1]), node.sides[0])
+    if not set(node.operators) <= {"=", "~", "to"} or node.operators[0] == "to":
+        return Entry(node)
+    sides, operators = list(node.sides), list(node.operators)
+    label = None
+    if (isinstance(sides[0], Binder) and not isinstance(sides[-1], Binder)) or (
+        is_label(sides[0]) and (len(sides) > 1)
+    ):
+        label, sides, operators = sides[0], sides[1:], operators[1:]
+    elif len(sides) == 2 and is_label(sides[1]) and not symbols(sides[0]):
+        label, sides, operators = sides[1], sides[:1], []
+    elif symbols(node) and len(sides) == 2 and operators == ["="]:
+        return Entry(node)
+    return _chain(label, [plain(side) for side in sides], operators, sampler)
+
+
+def _chain(label: Node | None, sides: list[Node], operators: list[str], sampler: Sampler) -> Entry:
+    """`a = b = c` gives c where all agree; what follows an approximation sign must be near."""
+    value, rounded = sides[0], None
+    for operator, side in zip(operators, sides[1:], strict=True):
+        if operator == "=" and rounded is None:
+            if is_label(side) and is_label(value):
+                value = side
+                continue
+            if sampler.equal(value, side) is not True:
+                raise Refused("the sides of a chain of equalities differ")
+            value = side
+        elif _near(value, side, sampler):
+            rounded = side
+        else:
+            raise Refused("a value and its approximation differ")
+    return Entry(value, label, rounded)
+
+
+def _near(value: Node, rounded: Node, sampler: Sampler) -> bool:
+    try:
+        exact, other = complex(sampler.value(value)), complex(sampler.value(rounded))
+    except (Unknown, OverflowError):
+        return False
+    return abs(exact - other) <= 0.05 * abs(exact)
+
+
+def is_label(node: Node) -> bool:
+    r"""Whether a left side only names what was asked: `x`, `f(x)`, `AB`, `(x, y)`, `\sin\theta`, `\angle ABC`, `\text{Area}`, `A : B`."""
+    match node:
+        case Symbol():
+            return bool(symbols(node))
+        case Words():
+            return True
+        case Apply("*", (Apply("^", (Symbol(), Apply("neg", (Number(),)))), Bracket("(", ")", (Symbol(),)))):
+            return True
+        case Apply("*", args) if len(args) == 2 and isinstance(args[1], Bracket):
+            return isinstance(args[0], Symbol) and bool(symbols(args[0]))
+        case Apply("*", args):
+            return all(
+                isinstance(arg, Symbol) and (arg.name[:1].isupper() or " " in arg.name or arg.name == "m")
+                for arg in args
+            )
+        case Apply("/" | ":" | "abs" | "sin" | "cos" | "tan" | "cot" | "degree" | "log" | "ln" | "det", args):
+            return all(is_label(arg) for arg in args)
+        case Apply("^", (Apply("sin" | "cos" | "tan") as function, Number())):
+            return is_label(function)
+        case Apply(head):
+            return head.startswith("call ")
+        case Bracket("(", ")" | "]", items) | Bracket("[", "]", items):
+            return bool(items) and all(is_label(item) for item in items)
+        case Quantity(value=value):
+            return is_label(value)
+        case _:
+            return False
+
+
+def plain(node: Node) -> Node:
+    """`node` without brackets round the whole, prose after it, or a unit that is a factor."""
+    match node:
+        case Bracket("(", ")", (item,)) if not isinstance(item, Builder):
+            return plain(item)
+        case Bracket("[", "]", (item,)):
+            return plain(item)
+        case Quantity(value, unit):
+            return _quantity(plain(value), unit)
+        case Apply("neg", (Apply("percent" | "degree" as head, (arg,)),)):
+            return Apply(head, (Apply("neg", (arg,)),))
+        case Apply("neg", (Quantity(value, unit),)):
+            return plain(Quantity(Apply("neg", (value,)), unit))
+        case Words(text) if meaning := _SPOKEN.get(" ".join(text.lower().split()).strip(". ")):
+            return Symbol(meaning)
+        case Apply("*", (Symbol(name), Bracket("(", ")", (_, _, *_)) as point)) if name[:1].isupper():
+            return point
+        case Apply("transpose", (inner,)):
+            return _transposed(plain(inner))
+        case Apply("*" | "+" | "neg" | "/") if any(
+            isinstance(below, Matrix) or _is_vector(below) for below in children(node)
+        ):
+            return _matrix(node)
+        case _:
+            return node
+
+
+def _quantity(value: Node, unit: str) -> Node:
+    words = unit.split()
+    while words and words[0].lower() in SCALES:
+        scale = SCALES[words.pop(0).lower()]
+        value = (
+            Apply("percent", (value,))
+            if scale < 1
+            else Apply("mixed", (Apply("*", (value, Number(scale))), Number(Fraction(0))))
+        )
+    unit = " ".join(words)
+    if unit.lower() in ("degrees", "degree", "deg"):
+        return Apply("degree", (value,))
+    if changes_meaning(unit):
+        raise Refused(f"{unit!r} after the value")
+    return Quantity(value, unit) if unit else value
+
+
+def _transposed(node: Node) -> Node:
+    if isinstance(node, Matrix):
+        return Matrix(tuple(zip(*node.rows, strict=True)))
+    return node if isinstance(node, Bracket) else Apply("transpose", (node,))
+
+
+def _is_vector(node: Node) -> bool:
+    return isinstance(node, Bracket) and node.opening in "(<" and len(node.items) > 1
+
+
+def _rows(node: Node) -> tuple[tuple[Node, ...], ...] | None:
+    if isinstance(node, Matrix):
+        return node.rows
+    return tuple((item,) for item in node.items) if isinstance(node, Bracket) and _is_vector(node) else None
+
+
+def _matrix(node: Apply) -> Node:
+    """A scalar times a matrix, a sum of matrices or a product of two, as one matrix; anything else stays."""
+    args = [plain(arg) if not _is_vector(arg) else arg for arg in node.args]
+    rows = [_rows(arg) for arg in args]
+    known = [one for one in rows if one is not None]
+    if node.head == "neg" and known:
+        return Matrix(tuple(tuple(Apply("neg", (entry,)) for entry in row) for row in known[0]))
+    if node.head == "/" and rows[0] is not None and rows[1] is None:
+        return Matrix(tuple(tuple(Apply("/", (entry, args[1])) for entry in row) for row in rows[0]))
+    if node.head == "*" and len(known) == 1:
+        scalars = tuple(arg for arg, one in zip(args, rows, strict=True) if one is None)
+        return Matrix(tuple(tuple(Apply("*", (*scalars, entry)) for entry in row) for row in known[0]))
+    if node.head == "*" and all(isinstance(arg, Matrix) for arg in node.args) and len(known) == 2:
+        left, columns = known[0], tuple(zip(*known[1], strict=True))
+        if len(left[0]) == len(known[1]) <= MAX_SIDE:
+            return Matrix(
+                tuple(
+                    tuple(
+                        Apply("+", tuple(Apply("*", pair) for pair in zip(row, column, strict=True)))
+                        for column in columns
+                    )
+                    for row in left
+                )
+            )
+    if node.head == "+" and len(known) == len(rows) and len({(len(one), len(one[0])) for one in known}) == 1:
+        return Matrix(
+            tuple(
+                tuple(Apply("+", entries) for entries in zip(*stacked, strict=True))
+                for stacked in zip(*known, strict=True)
+            )
+        )
+    return node
+
+
+def expand_signs(node: Node) -> list[Node]:
+    r"""The values that plus-minus signs stand for; the signs are independent unless a `\mp` ties them together."""
+    signs = [below for below in walk(node) if isinstance(below, Apply) and below.head in ("pm", "mp")]
+    if not signs:
+        return [node]
+    if len(signs) > MAX_SIGNS:
+        raise Refused("too many plus-minus signs")
+    if any(sign.head == "mp" for sign in signs):
+        return [_signed(node, iter([plus if s.head == "pm" else not plus for s in signs])) for plus in (True, False)]
+    choices = [[bool(number >> place & 1) for place in range(len(signs))] for number in range(2 ** len(signs))]
+    return [_signed(node, iter(choice)) for choice in choices]
+
+
+def _signed(node: Node, choice) -> Node:  # type: ignore[no-untyped-def]
+    if isinstance(node, Apply) and node.head in ("pm", "mp"):
+        positive = next(choice)
+        *first, last = [_signed(arg, choice) for arg in node.args]
+        last = last if positive else Apply("neg", (last,))
+        return Apply("+", (*first, last)) if first else last
+    if isinstance(node, Binder):
+        return node
+    return rebuild(node, lambda child: _signed(child, choice))

@@ -1,0 +1,331 @@
+r"""The comparison of two values: numbers with units, words, tuples and matrices, ratios and residues, expressions.
+
+The gold decides the form: where it is a plain number, arithmetic is no answer, and where it has no operator left to work
+out, none is allowed. What no rule here allows is not equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+
+from rlvr.verifiers.math.evaluate import Unknown
+from rlvr.verifiers.math.expression import (
+    Apply,
+    Binder,
+    Bracket,
+    Builder,
+    Listing,
+    Matrix,
+    Node,
+    Number,
+    Quantity,
+    Relation,
+    Symbol,
+    Words,
+    is_integer_literal,
+    is_literal,
+    rename,
+    symbols,
+    walk,
+)
+from rlvr.verifiers.math.realsets import RealSets
+from rlvr.verifiers.math.rules import Rules
+from rlvr.verifiers.math.sampling import Sampler
+from rlvr.verifiers.math.statements import Entry, plain, read_entry
+from rlvr.verifiers.math.units import dimension
+
+Rows = tuple[tuple[Node, ...], ...]
+_PARAMETERS = frozenset("kKnNmMlLjtsrpqcCaAbBdD")
+_CONSTANTS = frozenset("cCkK")
+_SETS_OF_NUMBERS = frozenset(
+    map(Symbol, ("Reals", "Integers", "Naturals", "Rationals", "Complexes", "emptyset", "undefined"))
+)
+
+
+class Values:
+    """Compares values under `rules`; holds the sampler, and with it the fuel of one comparison."""
+
+    def __init__(self, rules: Rules, sampler: Sampler) -> None:
+        self.rules, self.sampler = rules, sampler
+        sampler.tolerance = rules.tolerance
+        self.sets = RealSets(sampler, rules.require_simplified)
+        self.parameters: frozenset[str] = frozenset()
+        self.integers: frozenset[str] = frozenset()
+
+    def value(self, gold: Node, answer: Node) -> bool | None:
+        return self.entries(Entry(plain(gold)), Entry(plain(answer)))
+
+    def same(self, gold: Node, answer: Node) -> bool | None:
+        """Whether two values are the same."""
+        if gold == answer:
+            return True
+        if isinstance(gold, Quantity) or isinstance(answer, Quantity):
+            return self._quantities(gold, answer)
+        if (
+            isinstance(gold, Binder) != isinstance(answer, Binder)
+            and self.rules.require_simplified
+            and not _has_operator(gold)
+        ):
+            return False
+        if isinstance(gold, Words) or isinstance(answer, Words):
+            return _spoken(gold) == _spoken(answer)
+        if isinstance(gold, (Matrix, Bracket)) or isinstance(answer, (Matrix, Bracket)):
+            return self._containers(gold, answer)
+        if isinstance(gold, (Relation, Listing, Builder)) or isinstance(answer, (Relation, Listing, Builder)):
+            return False
+        for head in ("percent", "degree"):
+            marked = [isinstance(side, Apply) and side.head == head for side in (gold, answer)]
+            if any(marked):
+                return self._marked(head, gold, answer, marked)
+        if head_of(gold) in ("pmod", "cases", ":", "cup", "cap", "minus", "transpose") or head_of(answer) in (
+            "pmod",
+            "cases",
+            ":",
+        ):
+            return self._composed(gold, answer)
+        return self._expressions(gold, answer)
+
+    def _expressions(self, gold: Node, answer: Node) -> bool | None:
+        if _infinite(gold) or _infinite(answer):
+            return _infinite(gold) == _infinite(answer)
+        if gold in _SETS_OF_NUMBERS or answer in _SETS_OF_NUMBERS:
+            return False
+        if self.rules.require_simplified:
+            if _has_operator(answer) and not _has_operator(gold):
+                return False
+            if is_literal(gold) and not is_literal(answer):
+                return False
+            if is_integer_literal(gold) and head_of(answer) == "/":
+                return False
+            if _based(gold) != _based(answer):
+                return False
+        same = self.sampler.equal(gold, answer)
+        if same or symbols(gold) == symbols(answer):
+            return self._families(gold, answer) if same is False else same
+        return self._renamed(gold, answer)
+
+    def _renamed(self, gold: Node, answer: Node) -> bool | None:
+        """Equal but for the name of an arbitrary integer (next to pi, or declared) or of a constant of integration."""
+        ours, theirs = symbols(gold) - symbols(answer), symbols(answer) - symbols(gold)
+        if len(ours) != 1 or len(theirs) != 1:
+            return False
+        (one,), (other,) = ours, theirs
+        if not ({one, other} <= self.parameters or (one[0] in _PARAMETERS and other[0] in _PARAMETERS)):
+            return False
+        declared = one in self.parameters or other in self.parameters
+        constant = one[0] in _CONSTANTS and other[0] in _CONSTANTS
+        periodic = one in "knmlj" and other in "knmlj" and _multiplies_pi(gold, one) and _multiplies_pi(answer, other)
+        if not (declared or constant or periodic):
+            return False
+        renamed = rename(answer, {other: one})
+        if {one, other} & self.integers:
+            self.integers = self.integers | {one}
+        same = self.sampler.equal(gold, renamed)
+        return self._families(gold, renamed) if same is False else same
+
+    def _families(self, gold: Node, answer: Node) -> bool | None:
+        """`a + b k` for every integer k: the same numbers where b is the same up to sign and a differs by a multiple of b."""
+        if len(symbols(gold)) != 1 or symbols(gold) != symbols(answer):
+            return False
+        (name,) = symbols(gold)
+        if not all(_multiplies_pi(side, name) for side in (gold, answer)) and name not in self.integers:
+            return False
+        if name not in self.integers and name not in "knmlj":
+            return False
+        try:
+            lines = []
+            for side in (gold, answer):
+                at = [self.sampler.at(side, {name: Fraction(k)}) for k in range(3)]
+                inexact = [complex(value) for value in at]
+                if abs(inexact[2] - 2 * inexact[1] + inexact[0]) > 1e-12 * (1 + abs(inexact[2])):
+                    return False
+                lines.append((inexact[0], inexact[1] - inexact[0]))
+        except (Unknown, OverflowError):
+            return None
+        (start, step), (other_start, other_step) = lines
+        if not step or abs(abs(step) - abs(other_step)) > 1e-12 * abs(step):
+            return False
+        turns = (other_start - start) / step
+        return abs(turns - round(turns.real)) < 1e-10
+
+    def _quantities(self, gold: Node, answer: Node) -> bool | None:
+        """Units convert where both are known; one side may leave its unit out, and prose is not compared."""
+        one = gold if isinstance(gold, Quantity) else Quantity(gold, "")
+        other = answer if isinstance(answer, Quantity) else Quantity(answer, "")
+        ours, theirs = (dimension(side.unit) if side.unit else None for side in (one, other))
+        if ours is None or theirs is None:
+            return self.same(one.value, other.value)
+        if ours[0] != theirs[0]:
+            return False
+        if ours[1] == theirs[1]:
+            return self.same(one.value, other.value)
+        if self.rules.require_simplified and is_literal(one.value) and not is_literal(other.value):
+            return False
+        return self.sampler.equal(
+            Apply("*", (one.value, Number(ours[1]))), Apply("*", (other.value, Number(theirs[1])))
+        )
+
+    def _marked(self, head: str, gold: Node, answer: Node, marked: list[bool]) -> bool | None:
+        """A percent or degree sign on one side may have been left out by the other, or worked out."""
+        bare = [
+            side.args[0] if isinstance(side, Apply) and has else side
+            for side, has in zip((gold, answer), marked, strict=True)
+        ]
+        if all(marked) or (same := self.same(bare[0], bare[1])):
+            return self.same(bare[0], bare[1])
+        if head == "degree" and not any(
+            isinstance(n, Symbol) and n.name == "pi" for n in walk(bare[0] if marked[1] else bare[1])
+        ):
+            return same
+        return self.sampler.equal(gold, answer)
+
+    def _composed(self, gold: Node, answer: Node) -> bool | None:
+        """Ratios, residue classes, cases, sets that are no sets of reals: part by part."""
+        heads = head_of(gold), head_of(answer)
+        if isinstance(gold, Apply) and isinstance(answer, Apply) and heads[0] == heads[1]:
+            if heads[0] == "pmod":
+                return self._residues(gold, answer)
+            if len(gold.args) != len(answer.args):
+                return False
+            if heads[0] == ":":
+                return self._ratios(gold, answer)
+            return all_of(self.value(a, b) for a, b in zip(gold.args, answer.args, strict=True))
+        if heads[0] == "pmod" or heads[1] == "pmod":
+            one, other = (
+                side.args[0] if isinstance(side, Apply) and side.head == "pmod" else side for side in (gold, answer)
+            )
+            return self.same(one, other)
+        if heads == (":", ":"):
+            return False
+        if ":" in heads and "/" in heads:
+            return self.sampler.equal(gold, answer)
+        return False
+
+    def _ratios(self, gold: Apply, answer: Apply) -> bool | None:
+        """Part by part, or in proportion where neither can be a time of day (`3:30`)."""
+        same = all_of(self.value(a, b) for a, b in zip(gold.args, answer.args, strict=True))
+        parts = [part.value if isinstance(part, Number) else Fraction(0) for part in (*gold.args, *answer.args)]
+        if (
+            same
+            or 0 in parts
+            or all(10 <= ratio.args[1].value < 60 for ratio in (gold, answer) if isinstance(ratio.args[1], Number))
+        ):
+            return same
+        half = len(gold.args)
+        return all(parts[0] * parts[half + k] == parts[half] * parts[k] for k in range(half))
+
+    def _residues(self, gold: Apply, answer: Apply) -> bool | None:
+        (one, modulus), (other, other_modulus) = gold.args, answer.args
+        if not self.sampler.equal(modulus, other_modulus):
+            return False
+        try:
+            values = [self.sampler.value(node) for node in (one, other, modulus)]
+        except Unknown:
+            return self.same(one, other)
+        if not all(isinstance(value, Fraction) for value in values) or values[2] == 0:
+            return self.same(one, other)
+        return (values[0] - values[1]) % values[2] == 0
+
+    def _containers(self, gold: Node, answer: Node) -> bool | None:
+        """Tuples, vectors, matrices, intervals, nested sets."""
+        one, other = _rows(gold, isinstance(answer, Matrix)), _rows(answer, isinstance(gold, Matrix))
+        if one is not None and other is not None:
+            if isinstance(answer, Bracket) != isinstance(gold, Bracket):
+                one, other = _as_column(one, other), _as_column(other, one)
+            if [len(row) for row in one] != [len(row) for row in other]:
+                return False
+            return all_of(self.value(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True))
+        if not isinstance(gold, Bracket) or not isinstance(answer, Bracket):
+            return False
+        if gold.opening == answer.opening == "{":
+            return self.unordered(
+                [read_entry(i, self.sampler) for i in gold.items], [read_entry(i, self.sampler) for i in answer.items]
+            )
+        if (gold.opening, gold.closing) != (answer.opening, answer.closing) or len(gold.items) != len(answer.items):
+            return False
+        return all_of(self.value(a, b) for a, b in zip(gold.items, answer.items, strict=True))
+
+    def entries(self, gold: Entry, answer: Entry) -> bool | None:
+        """Whether two labelled values are the same: the judge above this class knows labels and relations."""
+        raise NotImplementedError
+
+    def unordered(self, gold: Sequence[Entry], answer: Sequence[Entry]) -> bool | None:
+        """Whether two sets of entries are the same."""
+        raise NotImplementedError
+
+
+def all_of(results: Iterable[bool | None]) -> bool | None:
+    """False where one is, else None where one is, else True; stops at the first False."""
+    unsure = False
+    for result in results:
+        if result is False:
+            return False
+        unsure = unsure or result is None
+    return None if unsure else True
+
+
+def head_of(node: Node) -> str:
+    """The operation of a node, or an empty text."""
+    return node.head if isinstance(node, Apply) else ""
+
+
+def _has_operator(node: Node) -> bool:
+    return any(isinstance(below, Binder) for below in walk(node))
+
+
+def _spoken(node: Node) -> str:
+    """Words or the name of a symbol, as text to compare: `\\text{(B)}`, `B`."""
+    match node:
+        case Words(text):
+            return text.strip("() .").casefold()
+        case Symbol(name):
+            return name.casefold()
+        case Apply("*", args) if all(isinstance(arg, Symbol) for arg in args):
+            return "".join(arg.name for arg in args if isinstance(arg, Symbol)).casefold()
+    return f"\0{node}"
+
+
+def _infinite(node: Node) -> int:
+    match node:
+        case Symbol("infinity"):
+            return 1
+        case Apply("neg", (Symbol("infinity"),)):
+            return -1
+    return 0
+
+
+def _based(node: Node) -> int:
+    return node.base if isinstance(node, Number) else 0
+
+
+def _rows(node: Node, as_matrix: bool) -> Rows | None:
+    match node:
+        case Matrix(rows):
+            return rows
+        case Bracket("[" | "(", "]" | ")", items) if as_matrix and all(isinstance(item, Bracket) for item in items):
+            return tuple(item.items for item in items if isinstance(item, Bracket))
+        case Bracket("[", "]", items) if as_matrix:
+            return tuple((item,) for item in items)
+        case Bracket("(", ")", items) | Bracket("<", ">", items):
+            return tuple((item,) for item in items)
+        case Bracket("[", "]", items) if len(items) > 2:
+            return tuple((item,) for item in items)
+    return None
+
+
+def _as_column(rows: Rows, other: Rows) -> Rows:
+    """A row as a column where the other is a column: `(1 2)` is the vector (1, 2)."""
+    if len(rows) == 1 and len(other) > 1 and len(other[0]) == 1:
+        return tuple((entry,) for entry in rows[0])
+    return rows
+
+
+def _multiplies_pi(node: Node, name: str) -> bool:
+    r"""Whether the symbol stands in a product with pi (or 180 or 360 degrees): then it counts periods."""
+    for below in walk(node):
+        if isinstance(below, Apply) and below.head in ("*", "/") and Symbol(name) in list(walk(below)):
+            parts = list(walk(below))
+            if Symbol("pi") in parts or any(isinstance(part, Apply) and part.head == "degree" for part in parts):
+                return True
+    return False

@@ -1,0 +1,176 @@
+"""The words of mathematical notation: commands, names, signs and brackets, each with its one name here."""
+
+# ruff: noqa: RUF001 - characters that look like ASCII are part of what is read here
+
+from __future__ import annotations
+
+FUNCTIONS: dict[str, str] = {
+    **{name: name for name in ["sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "coth", "sech", "csch", "exp", "ln", "log", "gcd", "lcm", "max", "min", "det"]},
+    **{f"{arc}{name}": f"a{name}" for arc in ("a", "arc") for name in ("sin", "cos", "tan", "cot", "sec", "csc")},
+    **{f"{arc}{name}h": f"a{name}h" for arc in ("a", "ar", "arc") for name in ("sin", "cos", "tan", "cot")},
+    "lg": "lg", "cosec": "csc", "tg": "tan", "ctg": "cot", "sgn": "sgn", "sign": "sgn", "Re": "re", "Im": "im", "arg": "arg",
+    "sqrt": "sqrt", "abs": "abs", "floor": "floor", "ceil": "ceil", "cbrt": "cbrt", "Gamma": "gamma",
+}  # fmt: skip
+"""Names of functions -> the name used here."""
+
+_GREEK = [
+    "alpha",
+    "beta",
+    "gamma",
+    "delta",
+    "epsilon",
+    "zeta",
+    "eta",
+    "theta",
+    "iota",
+    "kappa",
+    "lambda",
+    "mu",
+    "nu",
+    "xi",
+    "omicron",
+    "rho",
+    "sigma",
+    "tau",
+    "upsilon",
+    "phi",
+    "chi",
+    "psi",
+    "omega",
+    "Gamma",
+    "Delta",
+    "Theta",
+    "Lambda",
+    "Xi",
+    "Sigma",
+    "Upsilon",
+    "Phi",
+    "Psi",
+    "Omega",
+    "ell",
+    "hbar",
+    "nabla",
+]
+
+NAMES: dict[str, str] = {
+    **{name: name for name in _GREEK},
+    **{f"var{name}": name for name in ("epsilon", "theta", "phi", "rho", "sigma", "kappa")},
+    "pi": "pi", "infty": "infinity", "infinity": "infinity", "inf": "infinity", "oo": "infinity", "imath": "i",
+    "emptyset": "emptyset", "varnothing": "emptyset", "ldots": "...", "cdots": "...", "dots": "...", "dotsc": "...", "dotsb": "...",
+    "vdots": "...", "top": "top", "intercal": "top", "R": "Reals", "infin": "infinity",
+}  # fmt: skip
+
+SETS = {"R": "Reals", "Z": "Integers", "N": "Naturals", "Q": "Rationals", "C": "Complexes"}
+
+RELATIONS = {
+    "=": "=", "==": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "=<": "<=", "!=": "!=", "\\ne": "!=", "\\neq": "!=",
+    "\\leq": "<=", "\\le": "<=", "\\leqslant": "<=", "\\leqq": "<=", "\\geq": ">=", "\\ge": ">=", "\\geqslant": ">=", "\\geqq": ">=",
+    "\\lt": "<", "\\gt": ">", "\\approx": "~", "\\simeq": "~", "\\cong": "cong", "\\sim": "sim", "\\in": "in", "\\notin": "notin",
+    "\\equiv": "equiv", "\\to": "to", "\\rightarrow": "to", "\\longrightarrow": "to", "\\Rightarrow": "to", "\\Longrightarrow": "to",
+    "\\subset": "subset", "\\subseteq": "subseteq", "\\mid": "mid", "\\vert": "|", "\\propto": "propto", "\\doteq": "~",
+    "\\perp": "perp", "\\parallel": "parallel", "\\iff": "iff", "\\Leftrightarrow": "iff", "\\implies": "to", "\\mapsto": "mapsto",
+    ":=": "=", "\\coloneqq": "=", "\\ge\\ ": ">=",
+}  # fmt: skip
+
+OPERATORS = {
+    "\\cdot": "*", "\\times": "*", "\\ast": "*", "*": "*", "\\div": "/", "/": "/", "+": "+", "-": "-", "^": "^", "**": "^", "_": "_",
+    "\\pm": "pm", "\\mp": "mp", "+-": "pm", "+/-": "pm", "\\cup": "cup", "\\bigcup": "cup", "\\cap": "cap", "\\setminus": "minus",
+    "\\backslash": "minus", "!": "!", "'": "'", "\\prime": "prime", "|": "|", "\\|": "|", "\\Vert": "|", ":": ":", "\\colon": ":",
+    "\\%": "%", "%": "%", "&": "&", "\\circ": "circ", "\\vee": "vee", "\\wedge": "wedge", "\\lor": "vee", "\\land": "wedge",
+}  # fmt: skip
+
+BRACKETS = {
+    "(": "(", "[": "[", "{": "group", "\\{": "{", "\\lbrace": "{", "\\lbrack": "[", "\\langle": "<", "\\lfloor": "floor",
+    "\\lceil": "ceil", "\\lVert": "bars",
+}  # fmt: skip
+
+CLOSING = {
+    ")": ")", "]": "]", "}": "group", "\\}": "}", "\\rbrace": "}", "\\rbrack": "]", "\\rangle": ">", "\\rfloor": "floor",
+    "\\rceil": "ceil", "\\rVert": "bars",
+}  # fmt: skip
+
+COMMANDS = frozenset(
+    [
+        r"frac",
+        r"binom",
+        r"tbinom",
+        r"dbinom",
+        r"int",
+        r"iint",
+        r"oint",
+        r"sum",
+        r"prod",
+        r"lim",
+        r"overline",
+        r"bar",
+        r"vec",
+        r"hat",
+        r"tilde",
+        r"widehat",
+        r"overrightarrow",
+        r"dot",
+        r"ddot",
+        r"underbrace",
+        r"overset",
+        r"angle",
+        r"triangle",
+        r"pmod",
+        r"bmod",
+        r"mod",
+        r"partial",
+        r"choose",
+        r"not",
+    ]
+)
+
+IGNORED = frozenset(
+    [
+        r"limits",
+        r"nolimits",
+        r"displaystyle",
+        r"textstyle",
+        r"big",
+        r"Big",
+        r"bigg",
+        r"Bigg",
+        r"bigl",
+        r"bigr",
+        r"Bigl",
+        r"Bigr",
+        r"biggl",
+        r"biggr",
+        r"left",
+        r"right",
+        r"middle",
+        r"quad",
+        r"qquad",
+        r"medspace",
+        r"thickspace",
+        r"thinspace",
+        r"negthinspace",
+        r"negmedspace",
+        r"negthickspace",
+        r"hline",
+        r"hfill",
+        r"rm",
+        r"mathstrut",
+        r"strut",
+        r"smallskip",
+        r"nonumber",
+    ]
+)
+
+UNICODE = str.maketrans(
+    {
+        "ℤ": "\\mathbb{Z}", "ℕ": "\\mathbb{N}", "ℚ": "\\mathbb{Q}", "ℂ": "\\mathbb{C}", "ℝ": "\\mathbb{R}", "→": "\\to ", "⇒": "\\to ",
+        "∖": "\\setminus ", "≈": "\\approx ", "…": "\\ldots ", "⋯": "\\cdots ", "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil ",
+        "⌉": "\\rceil ", "∫": "\\int ", "∑": "\\sum ", "∏": "\\prod ", "⟨": "\\langle ", "⟩": "\\rangle ", "≡": "\\equiv ",
+        "∓": "\\mp ", "∣": "\\mid ", "⩽": "\\leq ", "⩾": "\\geq ", "∉": "\\notin ", "∠": "\\angle ", "∂": "\\partial ",
+        "∛": "\\cbrt ", "⊂": "\\subset ", "⊆": "\\subseteq ", "∧": "\\wedge ", "∨": "\\vee ", "∗": "*", "∶": ":", "≅": "\\cong ",
+        "ϕ": "\\phi ", "φ": "\\phi ", "ε": "\\epsilon ", "μ": "\\mu ", "σ": "\\sigma ", "ω": "\\omega ", "δ": "\\delta ",
+        "ρ": "\\rho ", "τ": "\\tau ", "ψ": "\\psi ", "η": "\\eta ", "Δ": "\\Delta ", "Ω": "\\Omega ", "Γ": "\\Gamma ", "Σ": "\\Sigma ",
+        "ξ": "\\xi ", "ν": "\\nu ", "κ": "\\kappa ", "χ": "\\chi ", "ζ": "\\zeta ", "Φ": "\\Phi ", "Θ": "\\Theta ", "Λ": "\\Lambda ",
+        "″": "''", "⊤": "\\top ", "ᵀ": "^\\top ", "≪": "<", "−": "-", "∙": "\\cdot ", "•": "\\cdot ",
+        **{char: f"_{digit}" for digit, char in enumerate("₀₁₂₃₄₅₆₇₈₉")},
+    }
+)  # fmt: skip

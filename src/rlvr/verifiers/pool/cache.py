@@ -1,0 +1,56 @@
+"""Verdicts that were given before: the same verifier, the same gold, the same extracted answer.
+
+Invariant: only what the answer alone decides is kept, never a timeout, an error, an undecided verdict, or one that points
+into its completion's text.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+
+from rlvr.records import Task, Verdict, VerdictStatus
+from rlvr.verifiers.base import Verifier
+
+ENTRIES = 65_536
+
+Key = tuple[int, Hashable]
+
+
+class VerdictCache:
+    """The verdicts last asked for, at most `entries` of them; safe to use from several threads."""
+
+    def __init__(self, entries: int = ENTRIES) -> None:
+        self.entries = entries
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Key, tuple[Verifier, Verdict]] = OrderedDict()
+
+    @staticmethod
+    def key(verifier: Verifier, task: Task, completion: str) -> Key | None:
+        """Under what the verdict is kept; None where the verifier does not say, or says nonsense."""
+        try:
+            key = (id(verifier), verifier.cache_key(task, completion))
+            hash(key)
+        except Exception:  # the verifier's own code: its trouble costs the memory of this verdict only
+            return None
+        return None if key[1] is None else key
+
+    def get(self, key: Key) -> Verdict | None:
+        """The verdict kept under a key."""
+        with self._lock:
+            if key not in self._kept:
+                return None
+            self._kept.move_to_end(key)
+            return self._kept[key][1]
+
+    def put(self, key: Key, verifier: Verifier, verdict: Verdict) -> None:
+        """Keep a verdict, if it is one to keep. The verifier is kept along, so that its id stays its own."""
+        failed = verdict.status in (VerdictStatus.TIMEOUT, VerdictStatus.ERROR)
+        if failed or not verdict.decided or verdict.spans:
+            return
+        with self._lock:
+            self._kept[key] = verifier, verdict
+            self._kept.move_to_end(key)
+            while len(self._kept) > self.entries:
+                self._kept.popitem(last=False)

@@ -1,0 +1,273 @@
+"""Worker processes by verifier: a template that loaded it, the workers forked from that, and what becomes of a job.
+
+Invariants: a worker has at most one job; one that was late, broke off or was cancelled in a job is ended, never used again;
+at most `most` workers are kept idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import pickle
+import signal
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from rlvr.records import Verdict, VerdictStatus
+from rlvr.verifiers.base import FunctionVerifier, Verifier
+from rlvr.verifiers.pool import process
+from rlvr.verifiers.pool.process import Background, Forker, Late, Server, Worker, WorkerError
+from rlvr.verifiers.pool.sandbox import readable, sandboxed
+from rlvr.verifiers.pool.sending import packed
+from rlvr.verifiers.pool.wire import Job, Load
+
+MAX_SENT = 1024
+"""Verifiers that are not pickled again when they are asked for again."""
+MAX_CREWS = 32
+"""Verifiers that are kept loaded; the one longest unused gives way."""
+MAX_TRIES = 5
+"""Attempts at a job when the server or the template that should give it a worker has died."""
+RETRY_SECONDS = 60.0
+"""A verifier that could not be loaded is not tried again for so long."""
+CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
+"""What a process does to itself; SIGKILL comes from outside."""
+
+
+class LoadError(Exception):
+    """A verifier cannot be loaded in a process of its own. `crashed`: it ended that process or never came back."""
+
+    def __init__(self, reason: str, crashed: bool) -> None:
+        super().__init__(reason)
+        self.crashed = crashed
+
+
+class Crews:
+    """The crews of a pool, and the server that they come from. For one event loop."""
+
+    def __init__(self, memory_mb: int, most: int) -> None:
+        self.memory_mb, self.most = memory_mb, most
+        self.background = Background()
+        self.closed = False
+        self._servers: dict[Any, Server] = {}
+        self._sent: OrderedDict[int, tuple[Any, Load | str]] = OrderedDict()
+        self._crews: OrderedDict[Load, Crew] = OrderedDict()
+
+    def of(self, verifier: Verifier) -> Crew | str:
+        """The crew of a verifier, or why it can have none. A verifier is sent as it is when first asked for; those that
+        are the same when sent share a crew."""
+        owner = verifier.call.function if isinstance(verifier, FunctionVerifier) else verifier
+        if id(owner) not in self._sent:
+            self._sent[id(owner)] = owner, packed(verifier)
+            if len(self._sent) > MAX_SENT:
+                self._sent.popitem(last=False)
+        self._sent.move_to_end(id(owner))
+        load = self._sent[id(owner)][1]
+        if isinstance(load, str):
+            return load
+        if load not in self._crews:
+            self._crews[load] = Crew(self, verifier, load)
+            self._make_room()
+        self._crews.move_to_end(load)
+        return self._crews[load]
+
+    def refuse(self, verifier: Verifier, reason: str) -> None:
+        """From now on the verifier can have no crew."""
+        for key, (owner, _) in self._sent.items():
+            if owner is verifier or (isinstance(verifier, FunctionVerifier) and owner is verifier.call.function):
+                self._sent[key] = owner, reason
+
+    def server(self, sandbox: tuple[str, ...] | None) -> Server:
+        """The server, started when first asked for and again when it is gone; one per set of readable files in a sandbox."""
+        server = self._servers.get(sandbox)
+        if server is None or not server.alive:
+            if server is not None:
+                self.background.start(server.close())
+            server = self._servers[sandbox] = Server(self.memory_mb, None if sandbox is None else sandboxed(sandbox))
+        return server
+
+    def trim(self, keep: Crew) -> None:
+        """End idle workers of other crews until one more worker is within bounds."""
+        over = sum(crew.alive for crew in self._crews.values()) + 1 - self.most
+        for crew in self._crews.values():
+            while over > 0 and crew is not keep and crew.idle:
+                crew.dismiss(crew.idle.pop(0))
+                over -= 1
+
+    async def close(self) -> None:
+        """End all processes."""
+        self.closed = True
+        await asyncio.gather(*(server.close() for server in self._servers.values()))
+        for crew in self._crews.values():
+            crew.forget()
+
+    def _make_room(self) -> None:
+        for load, crew in list(self._crews.items())[:-1]:
+            if len(self._crews) > MAX_CREWS and not crew.busy:
+                self.background.start(self._crews.pop(load).disband())
+
+
+@dataclass
+class Template:
+    """A process that has loaded a verifier. `forks`: it may be forked; else it has threads, and is to work itself."""
+
+    parent: Server
+    pid: int
+    forker: Forker
+    forks: bool
+
+
+class Crew:
+    """The workers of one verifier."""
+
+    def __init__(self, crews: Crews, verifier: Verifier, load: Load) -> None:
+        self.crews, self.verifier, self.load = crews, verifier, load
+        self.idle: list[Worker] = []
+        self.alive = 0
+        self.busy = 0
+        self._template: asyncio.Task[Template] | None = None
+        self._failure: LoadError | None = None
+        self._failed_at = 0.0
+
+    async def run(self, job: Job, limit: float) -> list[Verdict]:
+        """The verdicts of one job; a worker that broke off is worth a second try. LoadError, PicklingError."""
+        body, count = pickle.dumps(job), len(job.completions)
+        broken, deaths, tries = WorkerError("the pool is closed"), 0, 0
+        self.busy += 1
+        try:
+            while deaths < 2 and tries < MAX_TRIES and not self.crews.closed:
+                tries += 1
+                try:
+                    worker = await self._take()
+                    deaths += 1
+                    return await self._on(worker, body, limit, count)
+                except Late as late:
+                    return [self._too_late(late, limit, job.group)] * count
+                except WorkerError as error:
+                    broken = error
+            return [self._broken(broken, job.group)] * count
+        finally:
+            self.busy -= 1
+
+    async def _on(self, worker: Worker, body: bytes, limit: float, count: int) -> list[Verdict]:
+        try:
+            verdicts = await worker.run(body, limit, count)
+        except WorkerError as error:
+            error.code = await asyncio.shield(self.dismiss(worker))
+            raise
+        except BaseException:  # too late, or cancelled
+            self.dismiss(worker)
+            raise
+        self.idle.append(worker)
+        return verdicts
+
+    def dismiss(self, worker: Worker) -> asyncio.Task[int | None]:
+        """End a worker, without waiting for it."""
+        self.alive -= 1
+        worker.stream.close()
+        return self.crews.background.start(worker.end())
+
+    async def disband(self) -> None:
+        """End all processes of the crew."""
+        self.forget()
+        if self._template is not None:
+            template = await asyncio.wait_for(asyncio.shield(self._template), process.START_SECONDS)
+            template.forker.stream.close()
+            await template.parent.end(template.pid)
+
+    def forget(self) -> None:
+        """Close what leads to processes that are gone."""
+        for worker in self.idle:
+            worker.stream.close()
+        self.idle.clear()
+        if self._template is not None and self._template.done() and not self._template.exception():
+            self._template.result().forker.stream.close()
+
+    async def _take(self) -> Worker:
+        while self.idle:
+            worker = self.idle.pop()
+            if worker.stream.quiet:
+                return worker
+            self.dismiss(worker)
+        self.crews.trim(self)
+        background = self.crews.background
+        while True:
+            if self._template is None:
+                self._check_failure()
+                self._template = background.start(self._start())
+            starting = self._template
+            try:
+                template = await asyncio.shield(starting)
+                if not template.forks:
+                    if self._template is not starting:
+                        continue  # somebody else has taken it
+                    self._template = None
+                    worker = Worker(template.parent, template.pid, template.forker.stream)
+                    worker.promote()
+                else:
+                    worker = await background.whole(self._hire(template), self._return)
+                self.alive += 1
+                return worker
+            except (WorkerError, LoadError):
+                if self._template is starting:
+                    self._template = None
+                raise
+
+    async def _hire(self, template: Template) -> Worker:
+        pid, stream = await template.forker.fork()
+        return Worker(template.forker, pid, stream)
+
+    async def _return(self, worker: Worker) -> None:
+        self.alive += 1
+        self.idle.append(worker)
+
+    async def _start(self) -> Template:
+        """A new template. LoadError when the verifier cannot be loaded, WorkerError when the server is gone."""
+        sandbox = tuple(sorted(readable(self.verifier))) if self.verifier.needs.sandbox else None
+        server = self.crews.server(sandbox)
+        pid, stream = await server.fork()
+        try:
+            try:
+                async with asyncio.timeout(process.START_SECONDS):
+                    await stream.send(pickle.dumps(self.load))
+                    said = json.loads(await stream.receive())
+            except TimeoutError:
+                raise LoadError(f"it did not load within {process.START_SECONDS:g} s", crashed=True) from None
+            except (OSError, EOFError):
+                code = await server.end(pid)
+                raise LoadError(f"its process ended with code {code} while loading it", crashed=True) from None
+            if said["problem"] is not None:
+                raise LoadError(said["problem"], crashed=False)
+            return Template(server, pid, Forker(stream), said["forks"])
+        except BaseException as error:
+            stream.close()
+            if isinstance(error, LoadError):
+                self._failure, self._failed_at = error, time.monotonic()
+            with contextlib.suppress(WorkerError):
+                await server.end(pid)
+            raise
+
+    def _check_failure(self) -> None:
+        if self._failure is not None and time.monotonic() < self._failed_at + RETRY_SECONDS:
+            raise self._failure
+
+    def _too_late(self, late: Late, limit: float, group: bool) -> Verdict:
+        needs, reason = self.verifier.needs, f"no verdict after {limit:g} s: "
+        if group:
+            reason += "the group's, so that no one answer is to blame"
+        elif needs.remote or (isinstance(self.verifier, FunctionVerifier) and not late.computing):
+            reason += "the function was waiting, not computing, so the answer is not to blame"
+        else:
+            return Verdict(VerdictStatus.TIMEOUT, 0.0, f"the answer took more than {limit:g} s", seconds=late.seconds)
+        return Verdict.undecided(reason, VerdictStatus.TIMEOUT, seconds=late.seconds)
+
+    def _broken(self, error: WorkerError, group: bool) -> Verdict:
+        if self.crews.closed:
+            return Verdict.undecided("the verifier pool is closed")
+        if error.code is not None and -error.code in CRASHES and not group:
+            name = signal.Signals(-error.code).name
+            return Verdict(VerdictStatus.ERROR, 0.0, f"the answer made the verifier crash ({name}), twice")
+        ended = "" if error.code is None else f"; it ended with code {error.code}"
+        return Verdict.undecided(f"the worker process died twice: {error}{ended}")

@@ -1,0 +1,72 @@
+"""The command that starts a server in a bubblewrap sandbox, for verifiers that run what a model wrote.
+
+Inside there is no network, no environment, no process of the outside, nothing to write but a bounded folder in memory, and
+nothing to read but the system's and Python's own files, this package, and the verifier's file.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shutil
+import site
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rlvr.verifiers.base import FunctionVerifier, Verifier
+from rlvr.verifiers.pool.process import ONE_THREAD
+
+TMP_BYTES = 64 * 2**20
+"""What fits into the sandbox's only writable folder, /tmp."""
+
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
+
+
+def missing() -> str | None:
+    """Why there can be no sandbox here, or None."""
+    if shutil.which("bwrap") is None:
+        return "a sandbox needs the program bwrap: install the package bubblewrap (apt install bubblewrap)"
+    return None
+
+
+def readable(verifier: Verifier) -> list[str]:
+    """The files that a verifier is made of."""
+    owner = verifier.call.function if isinstance(verifier, FunctionVerifier) else type(verifier)
+    try:
+        return [str(Path(inspect.getfile(owner)).resolve())]
+    except (TypeError, OSError):  # made in a notebook: it is sent by value
+        return []
+
+
+def sandboxed(files: Sequence[str]) -> Callable[[list[str]], list[str]]:
+    """A function that puts a command into a sandbox which can read `files`."""
+
+    def wrap(command: list[str]) -> list[str]:
+        package, source = (str(Path(__file__).resolve().parents[up]) for up in (2, 3))
+        prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, *site.getsitepackages(), package}
+        reads = dict.fromkeys([*_SYSTEM, *sorted(prefixes), *files])
+        imports = dict.fromkeys([source, *(str(Path(file).parent) for file in files)])
+        return [
+            *(
+                shutil.which("bwrap") or "bwrap",
+                "--unshare-all",
+                "--die-with-parent",
+                "--new-session",
+                "--cap-drop",
+                "ALL",
+            ),
+            *("--proc", "/proc", "--dev", "/dev", "--size", str(TMP_BYTES), "--tmpfs", "/tmp", "--chdir", "/tmp"),
+            *(option for path in reads if os.path.exists(path) for option in _read(path)),  # some may be below /tmp
+            *("--remount-ro", "/", "--clearenv", "--setenv", "PYTHONPATH", os.pathsep.join(imports)),
+            *(option for name, value in ONE_THREAD.items() for option in ("--setenv", name, value)),
+            *command,
+        ]
+
+    return wrap
+
+
+def _read(path: str) -> tuple[str, str, str]:
+    if os.path.islink(path):
+        return "--symlink", os.readlink(path), path
+    return "--ro-bind", path, path

@@ -1,0 +1,185 @@
+"""The processes that fork: one warm server, and below it one template per verifier, from which its workers are forked.
+
+The server is started by exec, `main` with the number of its control socket and the process id of the trainer, and knows no
+verifier. On request it forks a template, which loads one verifier (the import of a user's file, the seconds that SymPy
+takes) and then forks workers in milliseconds. So a verifier whose import crashes or hangs costs its template only.
+
+Invariants: every process here has one thread when it forks (a template that has more becomes a worker itself); each child
+leads a session of its own; it is killed, with what it forked, when its parent ends or is asked to end it; a child is
+reaped only after it was killed, so no process id is used again while anybody may still mean the old one. The server ends,
+and everything below it, when its control socket closes or the trainer dies, however it dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import gc
+import importlib.util
+import json
+import os
+import pickle
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from rlvr.verifiers.base import Verifier
+from rlvr.verifiers.pool.wire import END, FORK, REPLY, REQUEST, WORK, Load, receive, send
+from rlvr.verifiers.pool.worker import work
+
+_SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36
+
+Run = Callable[[socket.socket], None]
+"""What a child does with its socket."""
+
+
+def main() -> None:
+    """The server: `python -c "..." CONTROL_FD TRAINER_PID MEMORY_MB`; a trainer of 0 is not looked for."""
+    control_fd, trainer, memory_mb = (int(argument) for argument in sys.argv[1:4])
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    family = Family()
+
+    def on_death(*_: object) -> None:
+        if os.getppid() != trainer:  # the kernel also says so when only the thread that started us has ended
+            family.end_all()
+            os._exit(0)
+
+    if trainer:
+        signal.signal(signal.SIGTERM, on_death)
+        die_with(trainer, signal.SIGTERM)
+    gc.freeze()
+    family.serve(socket.socket(fileno=control_fd), functools.partial(template, memory_mb=memory_mb))
+
+
+def template(control: socket.socket, memory_mb: int) -> None:
+    """Load the verifier that the first frame holds, say so, and fork its workers on request."""
+    body = receive(control)
+    if body is None:
+        return
+    problem, verifier = None, None
+    try:
+        verifier = load(pickle.loads(body))
+    except BaseException as error:  # the user's code: SystemExit too costs its verdicts only
+        problem = f"{type(error).__name__}: {error}"
+    send(control, json.dumps({"problem": problem, "forks": _threads() == 1}).encode())
+    if verifier is not None:
+        gc.freeze()
+        Family().serve(control, functools.partial(work, verifier=verifier, memory_mb=memory_mb))
+
+
+def load(sent: Load) -> Verifier:
+    """The verifier, ready to be called."""
+    for name, path in sent.files:
+        if name not in sys.modules:
+            spec = importlib.util.spec_from_file_location(name, path)
+            assert spec is not None
+            assert spec.loader is not None
+            module = sys.modules[name] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+    verifier: Verifier = pickle.loads(sent.verifier)
+    verifier.prepare()
+    return verifier
+
+
+class Family:
+    """The children of this process."""
+
+    def __init__(self) -> None:
+        self.pids: set[int] = set()
+        _prctl(_SET_SUBREAPER, 1)  # what a child's forks leave behind becomes ours, to be killed
+
+    def serve(self, control: socket.socket, run: Run) -> None:
+        """Do what the trainer asks for until it closes the socket; `run` is what a forked child does."""
+        try:
+            while True:
+                request, fds, _, _ = socket.recv_fds(control, REQUEST.size, 1)
+                if len(request) < REQUEST.size:
+                    return
+                what, pid = REQUEST.unpack(request)
+                if what == FORK:
+                    answer = self.fork(control, fds[0], run)
+                elif what == END:
+                    answer = self.end(pid)
+                else:
+                    assert what == WORK
+                    run(control)
+                    return
+                control.sendall(REPLY.pack(answer))
+        except ConnectionError:
+            return
+        finally:
+            self.end_all()
+
+    def fork(self, control: socket.socket, fd: int, run: Run) -> int:
+        """The process id of a new child that serves the socket `fd`; 0 when the system has none to spare."""
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(fd)
+            return 0
+        if pid == 0:
+            try:
+                control.close()
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                os.setsid()
+                die_with(parent, signal.SIGKILL)
+                run(socket.socket(fileno=fd))
+            finally:
+                os._exit(0)
+        os.close(fd)
+        self.pids.add(pid)
+        return pid
+
+    def end(self, pid: int) -> int:
+        """Kill a child, its session and what it left behind, and reap them; its exit code, negative for a signal."""
+        if pid not in self.pids:
+            return 0
+        for kill in (os.kill, os.killpg):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        self.pids.discard(pid)
+        while strays := _children() - self.pids:
+            for stray in strays:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(stray, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(stray, 0)
+        return os.waitstatus_to_exitcode(status)
+
+    def end_all(self) -> None:
+        """Kill and reap every child."""
+        for pid in list(self.pids):
+            self.end(pid)
+
+
+def die_with(parent: int, how: signal.Signals) -> None:
+    """Have the kernel send this process a signal when its parent dies, however it dies."""
+    _prctl(_SET_DEATH_SIGNAL, how)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":  # elsewhere only the closed socket ends a process
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _threads() -> int:
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except FileNotFoundError:
+        return 1
+
+
+def _children() -> set[int]:
+    try:
+        return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+    except OSError:
+        return set()

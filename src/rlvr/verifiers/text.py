@@ -1,0 +1,214 @@
+"""Texts against a rule: a regular expression, a number within a tolerance, the words shared with the gold."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from rlvr.errors import ConfigError
+from rlvr.records import Task, Verdict
+from rlvr.registry import register_verifier
+from rlvr.verifiers.answers import (
+    AnswerVerifier,
+    bare,
+    check_not_negative,
+    check_threshold,
+    graded,
+    unparsable,
+    wrong,
+)
+from rlvr.verifiers.base import Needs
+from rlvr.verifiers.extraction import Fallback, Method
+from rlvr.verifiers.golds import read_texts
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
+_NUMBER = re.compile(
+    rf"(?P<sign>[-+]\s*)?(?:(?P<number>{_DIGITS}(?:\.[0-9]*)?|\.[0-9]+)(?:[eE](?P<exponent>[-+]?[0-9]+)(?![\w.])"
+    rf"|\s*(?:\\times|\\cdot|[x*\u00d7\u00b7])\s*10\s*(?:\^|\*\*)\s*\{{?(?P<power>[-+]?[0-9]+)\}}?"
+    rf"|\s*/\s*(?P<denominator>{_DIGITS}(?:\.[0-9]*)?))?)\s*(?P<percent>\\?%)?"
+)
+_WORDS = re.compile(r"[^0-9+*/=^<>\\{}_()\[\]|\u00b1]*")
+_CHANGES = re.compile(
+    r"\b(?:not|or|maybe|perhaps|either|between|than|least|most|below|above|under|over|plus|minus|times|half|squared|cubed|"
+    r"dozen|(?:hundred|thousand|million|billion|trillion|tenth|hundredth|thousandth)s?)\b",
+    re.IGNORECASE,
+)
+"""Words beside a number that make it another one, or several."""
+
+
+@register_verifier("regex")
+@dataclass
+class RegexVerifier(AnswerVerifier):
+    """The answer matches a regular expression: `pattern`, else `info["pattern"]`, else `task.answer`.
+
+    It runs in a worker process: an answer that makes the pattern backtrack past the time limit scores 0.
+    """
+
+    methods: tuple[Method, ...] = ()
+    """Where to look for the answer before the fallback: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`), `phrase`."""
+    max_length: int = 100_000
+    """Characters of an answer; a longer one is unparsable."""
+    pattern: str = ""
+    """The pattern of every task, in the syntax of Python's `re`; empty: each task brings its own."""
+    match: Literal["full", "search"] = "full"
+    """Whether the pattern covers the whole answer or occurs in it."""
+    ignore_case: bool = False
+    """Ignore case."""
+    time_limit: float = 5.0
+    """Seconds for one answer; one that takes longer scores 0."""
+
+    needs: ClassVar[Needs] = Needs(process=True)
+
+    def __post_init__(self) -> None:
+        problem = self._problem(self.pattern) if self.pattern else None
+        if problem:
+            raise ConfigError(f"regex: {problem}")
+
+    def check_task(self, task: Task) -> str | None:
+        pattern = self._pattern(task)
+        if not isinstance(pattern, str) or not pattern:
+            return 'there is no pattern: set the verifier\'s `pattern`, info["pattern"], or the answer'
+        return self._problem(pattern)
+
+    def judge(self, task: Task, answer: str) -> Verdict:
+        compiled = re.compile(self._pattern(task), self._flags)
+        found = compiled.fullmatch(answer) if self.match == "full" else compiled.search(answer)
+        return Verdict.from_score(found is not None, answer=answer)
+
+    @property
+    def _flags(self) -> re.RegexFlag:
+        return re.IGNORECASE if self.ignore_case else re.NOFLAG
+
+    def _pattern(self, task: Task) -> str:
+        pattern: str = self.pattern or task.info.get("pattern") or task.answer
+        return pattern
+
+    def _problem(self, pattern: str) -> str | None:
+        try:
+            compiled = re.compile(pattern, self._flags)
+        except (re.error, RecursionError, OverflowError) as error:
+            return f"the pattern {pattern!r} is no regular expression: {error}"
+        if compiled.fullmatch("") if self.match == "full" else compiled.search(""):
+            return f"the pattern {pattern!r} matches the empty answer"
+        return None
+
+
+@register_verifier("numeric")
+@dataclass
+class NumericVerifier(AnswerVerifier):
+    """The answer is one number, and |answer - gold| <= max(absolute, relative * |gold|).
+
+    Words around the number (a unit) are ignored; a second number, a formula or a hedge is not. A percentage equals its number
+    with or without the division by 100 where only one of answer and gold is written with `%`.
+    """
+
+    fallback: Fallback = "none"
+    """When none of the methods finds anything: `none`, the `last_formula`, the `last_number`, or the `whole` text after the
+    reasoning."""
+    absolute: float = 0.0
+    """Absolute error allowed."""
+    relative: float = 1e-6
+    """Error allowed as a share of the gold."""
+
+    def __post_init__(self) -> None:
+        check_not_negative("numeric", absolute=self.absolute, relative=self.relative)
+
+    def check_task(self, task: Task) -> str | None:
+        golds = read_texts(task.answer)
+        if isinstance(golds, str):
+            return golds
+        bad = [gold for gold in golds if read_one_number(gold) is None]
+        return f"the answer {bad[0]!r} is not one number" if bad else None
+
+    def judge(self, task: Task, answer: str) -> Verdict:
+        found = read_one_number(answer)
+        if found is None:
+            return unparsable("not one number", answer)
+        golds = [read_one_number(gold) for gold in read_texts(task.answer)]
+        if any(gold is not None and self._equal(found, gold) for gold in golds):
+            return Verdict.from_score(1.0, answer=answer)
+        return wrong("", answer)
+
+    def same_answer(self, first: str, second: str) -> bool:
+        one, other = read_one_number(first), read_one_number(second)
+        return self._equal(one, other) if one and other else first.strip() == second.strip()
+
+    def _equal(self, found: tuple[float, bool], gold: tuple[float, bool]) -> bool:
+        (value, percent), (wanted, wanted_percent) = found, gold
+        pairs = [(value, wanted)]
+        if percent != wanted_percent:
+            pairs.append((value / 100, wanted) if percent else (value, wanted / 100))
+        return any(abs(a - b) <= max(self.absolute, self.relative * abs(b)) for a, b in pairs)
+
+
+def read_one_number(text: str) -> tuple[float, bool] | None:
+    """The only number in `text` and whether it is a percentage; None where there is none, or something beside it."""
+    text = bare(text).replace("\u2212", "-").replace("{,}", ",")
+    match = _NUMBER.search(text)
+    if match is None:
+        return None
+    before, after = text[: match.start()], text[match.end() :]
+    if not (_WORDS.fullmatch(before) and _WORDS.fullmatch(after)) or _CHANGES.search(before + " " + after):
+        return None
+    if before[-1:].isalnum() or before[-1:] in ("-", ".") or (after[:1] in ("-", ",", ".") and after[1:2].isalnum()):
+        return None
+    if before and (match["sign"] or "").endswith(" "):  # a dash between words, not a sign
+        return None
+    try:
+        value = float(match["number"].replace(",", "")) * 10.0 ** int(match["exponent"] or match["power"] or 0)
+        value /= float((match["denominator"] or "1").replace(",", ""))
+    except (OverflowError, ZeroDivisionError, ValueError):
+        return None
+    if value in (float("inf"), float("-inf")) or value != value:
+        return None
+    return (-value if (match["sign"] or "").startswith("-") else value), match["percent"] is not None
+
+
+@register_verifier("token_f1")
+@dataclass
+class TokenF1Verifier(AnswerVerifier):
+    """F1 of the words of the answer and of the nearest gold, normalised as SQuAD does (Rajpurkar et al. 2016).
+
+    Normalised: lower case, no ASCII punctuation, no articles, single spaces. A gold of yes, no or noanswer wants exactly that
+    word (HotpotQA, Yang et al. 2018).
+    """
+
+    threshold: float | None = None
+    """From this score on an answer is correct, below it is wrong; null: the score itself."""
+
+    def __post_init__(self) -> None:
+        check_threshold("token_f1", self.threshold)
+
+    def check_task(self, task: Task) -> str | None:
+        golds = read_texts(task.answer)
+        if isinstance(golds, str):
+            return golds
+        bad = [gold for gold in golds if not squad_words(gold)]
+        return f"the answer {bad[0]!r} has no word" if bad else None
+
+    def judge(self, task: Task, answer: str) -> Verdict:
+        said = squad_words(answer)
+        return graded(
+            max(token_f1(said, squad_words(gold)) for gold in read_texts(task.answer)), answer, self.threshold
+        )
+
+    def same_answer(self, first: str, second: str) -> bool:
+        return squad_words(first) == squad_words(second)
+
+
+def squad_words(text: str) -> list[str]:
+    """The words that SQuAD compares."""
+    kept = "".join(c for c in text.lower() if c not in string.punctuation)
+    return _ARTICLES.sub(" ", kept).split()
+
+
+def token_f1(said: list[str], gold: list[str]) -> float:
+    """2PR / (P + R) over the multisets of words."""
+    if said != gold and any(words in (["yes"], ["no"], ["noanswer"]) for words in (said, gold)):
+        return 0.0
+    shared = (Counter(said) & Counter(gold)).total()
+    return 2 * shared / (len(said) + len(gold)) if shared else 0.0

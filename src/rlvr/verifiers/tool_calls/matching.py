@@ -1,0 +1,187 @@
+"""How well the calls of a completion match those that a task wants.
+
+The measure is that of ToolRL (arXiv 2504.13958, section 3.3): names as multisets, then for each wanted call the best call of
+the same name, by names and by values of parameters. It is 1 exactly when every wanted call has an equal call and there is no
+other.
+
+Invariants: calls are a multiset (their order does not count) unless `ordered`; each call is paired at most once, and the
+pairing is the best one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rlvr.verifiers.tool_calls.pairing import align, assign
+from rlvr.verifiers.tool_calls.reading import Call
+
+TextMatch = Literal["exact", "bfcl"]
+
+_NUMBER = re.compile(r"[+-]?\d{1,40}(?:\.\d{1,40})?(?:[eE][+-]?\d{1,3})?")
+_BFCL_IGNORED = re.compile(r"[ ,./\-_*^]")
+
+
+@dataclass(frozen=True)
+class Equality:
+    """When two argument values are the same. True and 1 never are."""
+
+    int_is_float: bool = True
+    number_is_text: bool = False
+    text: TextMatch = "exact"
+
+    def same(self, found: Any, wanted: Any) -> bool:
+        """Whether two JSON values are the same, item by item."""
+        if isinstance(found, bool) or isinstance(wanted, bool):
+            return found is wanted
+        if isinstance(found, dict) and isinstance(wanted, dict):
+            return found.keys() == wanted.keys() and all(self.same(found[key], wanted[key]) for key in wanted)
+        if isinstance(found, list) and isinstance(wanted, list):
+            return len(found) == len(wanted) and all(map(self.same, found, wanted))
+        if isinstance(found, str) and isinstance(wanted, str):
+            return self._spelling(found) == self._spelling(wanted)
+        if self.number_is_text and isinstance(found, str) != isinstance(wanted, str):
+            found, wanted = _as_number(found), _as_number(wanted)
+            return found is not None and found == wanted
+        numbers = isinstance(found, (int, float)) and isinstance(wanted, (int, float))
+        return ((numbers and self.int_is_float) or type(found) is type(wanted)) and bool(found == wanted)
+
+    def _spelling(self, text: str) -> str:
+        return text if self.text == "exact" else _BFCL_IGNORED.sub("", text).lower().replace("'", '"')
+
+
+def _as_number(value: Any) -> float | None:
+    if isinstance(value, str):
+        return float(value) if _NUMBER.fullmatch(value.strip()) else None
+    try:
+        return float(value) if isinstance(value, (int, float)) else None
+    except OverflowError:
+        return None
+
+
+@dataclass(frozen=True)
+class Argument:
+    """What one argument may be: any of `values`, or left out where `optional`.
+
+    `nested`: in mappings among the values every entry is again a list of acceptable values (BFCL).
+    """
+
+    values: Sequence[Any]
+    optional: bool = False
+    nested: bool = False
+
+    def accepts(self, found: Any, equality: Equality) -> bool:
+        return any(_acceptable(found, value, equality, self.nested) for value in self.values)
+
+
+def _acceptable(found: Any, wanted: Any, equality: Equality, nested: bool) -> bool:
+    if nested and isinstance(wanted, dict):
+        if not isinstance(found, dict) or not found.keys() <= wanted.keys():
+            return False
+        return all(
+            any(_acceptable(found[key], value, equality, True) for value in choices) if key in found else "" in choices
+            for key, choices in wanted.items()
+        )
+    if nested and isinstance(wanted, list) and isinstance(found, list):
+        return len(found) == len(wanted) and all(
+            _acceptable(one, other, equality, True) for one, other in zip(found, wanted, strict=True)
+        )
+    return equality.same(found, wanted)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One call that a task wants, and the defaults of its tool's parameters."""
+
+    name: str
+    arguments: Mapping[str, Argument]
+    defaults: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A wanted call beside a call of the same name: shares of parameter names, and number of values that agree."""
+
+    names: float
+    values: int
+
+    @property
+    def score(self) -> float:
+        return self.names + self.values
+
+
+def compare(wanted: Wanted, call: Call, equality: Equality) -> Pair:
+    """`names`: Jaccard index of the parameter names, in [0, 1]; `values`: how many arguments are as wanted.
+
+    An optional argument that is left out counts as given right; an argument that only repeats its default is not counted.
+    """
+    given = {
+        key: value
+        for key, value in call.arguments.items()
+        if key in wanted.arguments or key not in wanted.defaults or not equality.same(value, wanted.defaults[key])
+    }
+    omitted = {key for key, argument in wanted.arguments.items() if argument.optional and key not in given}
+    keys, union = given.keys() | omitted, given.keys() | wanted.arguments.keys()
+    right = sum(argument.accepts(given[key], equality) for key, argument in wanted.arguments.items() if key in given)
+    return Pair(len(keys & wanted.arguments.keys()) / len(union) if union else 1.0, right + len(omitted))
+
+
+@dataclass(frozen=True)
+class Match:
+    """Agreement of calls with wanted calls, each part in [0, 1]: 1 is full agreement."""
+
+    names: float
+    """Jaccard index of the multisets of tool names."""
+    parameters: float
+    """Parameter names, averaged over the wanted calls."""
+    values: float
+    """Share of the wanted arguments that have the wanted value."""
+    total: float
+    """R_max / S_max of ToolRL."""
+
+
+def match_calls(
+    wanted: Sequence[Wanted],
+    calls: Sequence[Call],
+    equality: Equality,
+    ordered: bool = False,
+    extra_calls_cost: bool = True,
+) -> Match:
+    """ToolRL's match: (r_name + sum of r_param + r_value over the best pairing) / (1 + calls + parameters wanted).
+
+    That charges extra calls in r_name only, so that guessing many variants of a call pays. With `extra_calls_cost` the part
+    of the denominator that belongs to calls grows with their number beyond the number wanted; without, it is the paper's.
+    """
+    if not wanted or not calls:
+        part = float(len(wanted) == len(calls))
+        return Match(part, part, part, part)
+    table = [[compare(w, c, equality) if w.name == c.name else None for c in calls] for w in wanted]
+    scores = [[pair.score if pair else 0.0 for pair in row] for row in table]
+    pairs = [table[i][j] for i, j in (align if ordered else assign)(scores)]
+    names = _jaccard((w.name for w in wanted), (c.name for c in calls))
+    parameters = sum(pair.names for pair in pairs if pair)
+    values = sum(pair.values for pair in pairs if pair)
+    parameter_count = sum(len(w.arguments) for w in wanted)
+    stretch = max(1.0, len(calls) / len(wanted)) if extra_calls_cost else 1.0
+    if ordered and [w.name for w in wanted] != [c.name for c in calls]:
+        names = min(names, _in_order(wanted, calls) / max(len(wanted), len(calls)))
+    return Match(
+        names,
+        parameters / len(wanted),
+        values / parameter_count if parameter_count else parameters / len(wanted),
+        (names + parameters + values) / (1 + (len(wanted) + parameter_count) * stretch),
+    )
+
+
+def _jaccard(first: Iterable[str], second: Iterable[str]) -> float:
+    one, other = Counter(first), Counter(second)
+    return (one & other).total() / (one | other).total()
+
+
+def _in_order(wanted: Sequence[Wanted], calls: Sequence[Call]) -> int:
+    """How many names can be paired in order (longest common subsequence)."""
+    pairs = align([[float(w.name == c.name) for c in calls] for w in wanted])
+    return sum(wanted[i].name == calls[j].name for i, j in pairs)

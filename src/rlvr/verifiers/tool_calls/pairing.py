@@ -1,0 +1,63 @@
+"""The best way to pair rows with columns of a small table of scores, each used at most once.
+
+Pure functions; scores are at least 0 and tables have at least one row and one column.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def assign(scores: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
+    """The pairs (row, column) with the largest sum of scores: the Hungarian method, O(rows^2 columns)."""
+    if len(scores) > len(scores[0]):
+        return [(i, j) for j, i in assign(list(zip(*scores, strict=True)))]
+    columns = len(scores[0])
+    row_price, column_price = [0.0] * len(scores), [0.0] * (columns + 1)
+    owner = [-1] * (columns + 1)  # of each column: its row; the last column is where a new row starts
+    for row in range(len(scores)):
+        owner[columns] = row
+        column = columns
+        slack, previous, done = [math.inf] * columns, [columns] * columns, [False] * (columns + 1)
+        while owner[column] >= 0:
+            done[column] = True
+            i, step, nearest = owner[column], math.inf, columns
+            for j in range(columns):
+                if done[j]:
+                    continue
+                cost = -scores[i][j] - row_price[i] - column_price[j]
+                if cost < slack[j]:
+                    slack[j], previous[j] = cost, column
+                if slack[j] < step:
+                    step, nearest = slack[j], j
+            for j in range(columns + 1):
+                if done[j]:
+                    row_price[owner[j]] += step
+                    column_price[j] -= step
+                elif j < columns:
+                    slack[j] -= step
+            column = nearest
+        while column != columns:
+            owner[column], column = owner[previous[column]], previous[column]
+        owner[columns] = -1
+    return [(owner[j], j) for j in range(columns) if owner[j] >= 0]
+
+
+def align(scores: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
+    """The pairs (row, column), rising in both, with the largest sum of scores: dynamic programming, O(rows columns)."""
+    rows, columns = len(scores), len(scores[0])
+    best = [[0.0] * (columns + 1) for _ in range(rows + 1)]
+    for i in reversed(range(rows)):
+        for j in reversed(range(columns)):
+            best[i][j] = max(best[i + 1][j], best[i][j + 1], scores[i][j] + best[i + 1][j + 1])
+    pairs, i, j = [], 0, 0
+    while i < rows and j < columns:
+        if best[i][j] == best[i + 1][j]:
+            i += 1
+        elif best[i][j] == best[i][j + 1]:
+            j += 1
+        else:
+            pairs.append((i, j))
+            i, j = i + 1, j + 1
+    return pairs

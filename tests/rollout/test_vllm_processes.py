@@ -1,0 +1,122 @@
+"""No process and no file of an engine outlives the trainer, however it ends; both engines inside a running event loop."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from vllm_helpers import alive, group_of, needs_vllm, until
+
+from rlvr import lifeline
+
+pytestmark = needs_vllm
+START = 180  # seconds that an engine and a server may take to start on a busy machine
+HERE = Path(__file__).parent
+
+TRAINER = """
+import signal, sys, time
+from concurrent.futures import ThreadPoolExecutor
+sys.path.insert(0, {here!r})
+if __name__ == "__main__":
+    from vllm_helpers import FAST, tiny
+    from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions
+    policy = tiny()
+    with ThreadPoolExecutor() as both:
+        engine, server = both.map(lambda options: options(**FAST).open(policy), (VLLMOptions, VLLMServerOptions))
+    print(engine._host.process.pid, server._members.all[0].started.process.pid, flush=True)
+    {then}
+"""
+
+
+def started(tmp_path, then):
+    """A trainer with an engine and a server, their process groups, and its scratch folders."""
+    script = tmp_path / "trainer.py"
+    script.write_text(TRAINER.format(here=str(HERE), then=then))
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, env=environment, start_new_session=True
+    )
+    leaders = [int(word) for word in process.stdout.readline().split()]
+    assert len(leaders) == 2, "the engines did not start"
+    return process, leaders
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("number", "then"),
+    [
+        (signal.SIGKILL, "time.sleep(600)"),
+        pytest.param(signal.SIGTERM, "time.sleep(600)", marks=pytest.mark.slow),
+        (signal.SIGINT, "time.sleep(600)"),
+        pytest.param(None, "raise RuntimeError('nobody closes')", marks=pytest.mark.slow),
+    ],
+    ids=["SIGKILL", "SIGTERM", "Ctrl-C", "exception"],
+)
+def test_nothing_outlives_the_trainer(tmp_path, number, then):
+    process, leaders = started(tmp_path, then)
+    processes = [pid for leader in leaders for pid in group_of(leader)]
+    if number is not None:
+        assert len(processes) >= 3  # the engine, the server and its engine core
+        assert len(list(tmp_path.glob(f"{lifeline.PREFIX}*"))) == 2
+        os.kill(process.pid, number)
+    process.wait(60)
+    until(lambda: not any(group_of(leader) for leader in leaders), 20, "the engines' processes to end")
+    assert not any(map(alive, processes))
+    until(lambda: not list(tmp_path.glob(f"{lifeline.PREFIX}*")), 20, "the scratch folders to go")
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", ["vllm", "vllm-server"])
+def test_a_trainer_inside_a_running_event_loop(tmp_path, name):
+    """As in a notebook; in a process of its own, because a test's loop is not one that is already running."""
+    script = tmp_path / "notebook.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import asyncio, sys
+            sys.path.insert(0, {str(HERE)!r})
+            from rlvr import GRPOTrainer
+            from vllm_helpers import FAST, TINY
+
+            async def cell():
+                config = {{
+                    "run": {{"dir": {str(tmp_path)!r}, "steps": 3}},
+                    "model": {{"scratch": {{**TINY, "context": 96, "init_std": 0.2}}, "device": "cpu"}},
+                    "rollout": {{"engine": {{"name": {name!r}, **FAST}}, "prompts_per_step": 2, "group_size": 4, "max_new_tokens": 8}},
+                    "optim": {{"lr": 0.01}},
+                    "logging": {{"console": "off"}},
+                }}
+                with GRPOTrainer(None, ["a b", "c d"], lambda completion: sum(c.isdigit() for c in completion) / 8, config) as trainer:
+                    return trainer.train()
+
+            if __name__ == "__main__":
+                rows = asyncio.run(cell())
+                assert len(rows) == 3
+                assert all(row["mismatch/max"] is None or row["mismatch/max"] < 1e-4 for row in rows), rows
+                assert all(row["publish/bytes"] > 10**5 and row["publish/seconds"] > 0 for row in rows), rows
+                assert any(row["mismatch/max"] is not None for row in rows)
+            """
+        )
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=START, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_scratch_folders_are_removed_and_nothing_else(tmp_path):
+    """A process whose owner is gone removes the owner's scratch folder, only when it is one by its name."""
+    for name, goes in ((f"{lifeline.PREFIX}abc", True), ("my-data", False)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "file").write_text("x")
+        code = "from rlvr import lifeline; lifeline.tie(); import time; time.sleep(30)"
+        gone = subprocess.Popen([sys.executable, "-c", "pass"])
+        gone.wait()
+        environment = {**os.environ, lifeline.OWNER: str(gone.pid), lifeline.SCRATCH: str(folder)}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, start_new_session=True, timeout=60, check=False
+        )
+        assert done.returncode != 0
+        assert folder.exists() is not goes

@@ -1,0 +1,304 @@
+import json
+import math
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlvr import registry
+from rlvr.errors import ConfigError
+from rlvr.records import Task, VerdictStatus
+from rlvr.verifiers import JsonSchemaVerifier
+from rlvr.verifiers.documents import DocumentError, find_document, matched_fields, read_json, same_json
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "minLength": 1}, "age": {"type": "integer", "minimum": 0}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+GOOD = '{"name": "Ada", "age": 36}'
+
+
+def verify(completion, answer=None, schema=PERSON, **options):
+    info = {} if schema is None else {"schema": schema}
+    return JsonSchemaVerifier(**options).verify(Task("t", "p", answer, info=info), completion)
+
+
+@pytest.mark.parametrize(
+    ("where", "completion", "status"),
+    [
+        ("whole", GOOD, "correct"),
+        ("whole", f"\n {GOOD} \n", "correct"),
+        ("whole", f"<think>no {{</think>{GOOD}", "correct"),
+        ("whole", f"```json\n{GOOD}\n```", "unparsable"),
+        ("whole", f"Here: {GOOD}", "unparsable"),
+        ("whole", f"{GOOD} and that is it", "unparsable"),
+        ("whole", f"{GOOD}\n{GOOD}", "unparsable"),
+        ("fenced", f"```json\n{GOOD}\n```", "correct"),
+        ("fenced", f"Here:\n```JSON\n{GOOD}\n```\nDone.", "correct"),
+        ("fenced", f"```\n{GOOD}\n```", "correct"),
+        ("fenced", f"````\n{GOOD}\n````", "correct"),
+        ("fenced", f"```python\nprint(1)\n```\n```json\n{GOOD}\n```", "correct"),
+        ("fenced", GOOD, "unparsable"),
+        ("fenced", f"```json\n{GOOD}", "unparsable"),
+        ("fenced", f"```python\n{GOOD}\n```", "unparsable"),
+        ("fenced", f"```json\n{GOOD}\n```\n```json\n{GOOD}\n```", "unparsable"),
+        ("fenced", f"```json\n{GOOD}\n{GOOD}\n```", "unparsable"),
+        ("either", GOOD, "correct"),
+        ("either", f"Here:\n```json\n{GOOD}\n```", "correct"),
+        ("either", f"```json\n{GOOD}\n```\nor\n```json\n{GOOD}\n```", "unparsable"),
+        ("either", f"```json\n{GOOD}\n```\nor\n```json\n{GOOD}", "unparsable"),
+        ("either", f"{GOOD} or so", "unparsable"),
+        ("either", f"<think>{GOOD}</think>", "unparsable"),
+        ("either", f"<think>{GOOD}", "unparsable"),
+        ("either", f"<think>```json\n{GOOD}\n```</think>I do not know", "unparsable"),
+        ("either", "", "unparsable"),
+        ("either", "```json\n```", "unparsable"),
+    ],
+)
+def test_where_the_document_stands_is_a_policy(where, completion, status):
+    verdict = verify(completion, where=where)
+    assert (verdict.status, verdict.score) == (VerdictStatus(status), float(status == "correct"))
+
+
+def test_a_template_that_opens_the_reasoning():
+    assert verify(GOOD, think_opened_by_prompt=True).status is VerdictStatus.UNPARSABLE
+    assert verify(f"hm</think>{GOOD}", think_opened_by_prompt=True).score == 1
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ('{"name": "Ada", "age": 1, "age": 36}', "'age' is given twice"),
+        ('{"name": "Ada", "age": 36, "x": {"y": 1, "y": 1}}', "'y' is given twice"),
+        ('{"name": "Ada", "age": NaN}', "NaN"),
+        ('{"name": "Ada", "age": -Infinity}', "-Infinity"),
+        ('{"name": "Ada", "age": 1e999}', "too large"),
+        ('{"name": "Ada", "age": ' + "9" * 5000 + "}", "not JSON"),
+        ('{"name": "Ada", "age": 036}', "not JSON"),
+        ("{'name': 'Ada', 'age': 36}", "not JSON"),
+        ('{"name": "Ada", "age": 36,}', "not JSON"),
+        ('{"name": "Ada", /* c */ "age": 36}', "not JSON"),
+        ('{"name": "A\nda", "age": 36}', "not JSON"),
+        ("[" * 65 + "]" * 65, "more than 64 deep"),
+        ("[" * 50_000, "more than 64 deep"),
+        ('["' + "x" * 100_000 + '"]', "over the limit"),
+        ("{" * 10, "not JSON"),
+        ('"' + "\\" * 999, "not JSON"),
+    ],
+)
+def test_a_document_that_is_not_read_alike_by_all_is_refused(document, says):
+    verdict = verify(document)
+    assert (verdict.status, verdict.score) == (VerdictStatus.UNPARSABLE, 0.0)
+    assert says in verdict.reason
+    assert JsonSchemaVerifier().quick(Task("t", "p", info={"schema": PERSON}), document) == verdict
+
+
+@pytest.mark.parametrize(
+    ("document", "place"),
+    [
+        ('{"name": "Ada"}', "'age' is a required property"),
+        ('{"name": "Ada", "age": "36"}', "$.age"),
+        ('{"name": "Ada", "age": 36.5}', "$.age"),
+        ('{"name": "Ada", "age": true}', "$.age"),
+        ('{"name": "", "age": 36}', "$.name"),
+        ('{"name": "Ada", "age": -1}', "$.age"),
+        ('{"name": "Ada", "age": 36, "x": 1}', "'x' was unexpected"),
+        ("[]", "is not of type 'object'"),
+        ("null", "is not of type 'object'"),
+    ],
+)
+def test_a_document_that_does_not_fit_says_where(document, place):
+    verdict = verify(document)
+    assert (verdict.status, verdict.score) == (VerdictStatus.WRONG, 0.0)
+    assert place in verdict.reason
+    assert len(verdict.reason) <= 200
+
+
+@pytest.mark.parametrize(
+    ("format", "good", "bad"),
+    [
+        ("date", "2024-02-29", "2023-02-29"),
+        ("date-time", "2024-02-29T12:00:00Z", "2024-02-29 noon"),
+        ("time", "12:00:00Z", "25:00:00Z"),
+        ("email", "a@b.org", "a"),
+        ("ipv4", "127.0.0.1", "127.0.0.256"),
+        ("ipv6", "::1", ":::1"),
+        ("uuid", "123e4567-e89b-12d3-a456-426614174000", "123e4567"),
+        ("uri", "https://example.org/x", "not a uri"),
+        ("hostname", "example.org", "-example-.org"),
+        ("regex", "a+", "a("),
+        ("json-pointer", "/a/0", "a/0"),
+        ("duration", "P1D", "1 day"),
+    ],
+)
+def test_formats_are_checked_offline(format, good, bad, monkeypatch):
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("no network"))
+    schema = {"type": "string", "format": format}
+    assert verify(json.dumps(good), schema=schema).score == 1
+    assert verify(json.dumps(bad), schema=schema).score == 0
+    assert verify(json.dumps(bad), schema=schema, formats=False).score == 1
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        (None, "there is no schema"),
+        ({"type": "strin"}, "not a JSON schema: $.type"),
+        ({"pattern": "("}, "not a 'regex'"),
+        ({"$ref": "https://example.org/schema.json"}, "nothing is fetched"),
+        ({"properties": {"a": {"$ref": "other.json#/x"}}}, "nothing is fetched"),
+        ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {}}, "#/$defs/b"[1:]),
+        ({"$ref": "#"}, "leads back to itself"),
+        ({"properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}]}}}, "leads back to itself"),
+        ({"$schema": "https://example.org/draft"}, "draft that is not known"),
+        ([1], "a mapping, not list"),
+        ("{", "info['schema']: not JSON"),
+        ({"enum": {1, 2}}, "not JSON"),
+    ],
+)
+def test_bad_schemas_are_found_before_training(schema, says, monkeypatch):
+    for call in ("socket.socket.connect", "socket.getaddrinfo", "urllib.request.urlopen"):
+        monkeypatch.setattr(call, lambda *_, **__: pytest.fail("nothing is fetched"))
+    info = {} if schema is None else {"schema": schema}
+    assert says in JsonSchemaVerifier().check_task(Task("t", "p", info=info))
+
+
+def test_a_bad_option_is_refused_when_the_verifier_is_built():
+    with pytest.raises(ConfigError, match="the option schema: not a JSON schema"):
+        registry.build("verifier", {"name": "json_schema", "schema": {"type": 3}})
+    with pytest.raises(ConfigError, match="max_depth=65"):
+        JsonSchemaVerifier(max_depth=65)
+    built = registry.build("verifier", {"name": "json_schema", "schema": PERSON})
+    assert built.verify(Task("t", "p"), GOOD).score == 1
+    assert built.verify(Task("t", "p", info={"schema": {"type": "array"}}), GOOD).score == 0  # the task's own wins
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'rlvr\[verifiers\]'"):
+        JsonSchemaVerifier()
+
+
+def test_schemas_may_refer_to_themselves_and_name_their_draft():
+    tree = {"$ref": "#/$defs/node", "$defs": {"node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, "additionalProperties": False}}}  # fmt: skip
+    assert JsonSchemaVerifier().check_task(Task("t", "p", info={"schema": tree})) is None
+    assert verify('{"next": {"next": {}}}', schema=tree).score == 1
+    assert verify('{"next": {"nxt": {}}}', schema=tree).score == 0
+    deep = '{"next": ' * 60 + "{}" + "}" * 60
+    assert verify(deep, schema=tree).score == 1
+    data = {"enum": [{"$ref": "https://example.org/x"}], "default": {"$ref": "#/nowhere"}}
+    assert JsonSchemaVerifier().check_task(Task("t", "p", info={"schema": data})) is None
+    assert verify('{"$ref": "https://example.org/x"}', schema=data).score == 1
+    old = {"$schema": "http://json-schema.org/draft-04/schema#", "maximum": 3, "exclusiveMaximum": True}
+    assert verify("3", schema=json.dumps(old)).score == 0
+    assert verify("2", schema=json.dumps(old)).score == 1
+
+
+def test_bad_tasks_are_undecided():
+    assert verify(GOOD, schema=None).score is None
+    assert verify(GOOD, schema=None, compare="equal").score is None
+    assert verify(GOOD, "{", compare="equal").score is None
+    assert "not JSON" in JsonSchemaVerifier(compare="equal").check_task(Task("t", "p", "{"))
+    misfit = JsonSchemaVerifier(compare="fields").check_task(Task("t", "p", {"name": "Ada"}, info={"schema": PERSON}))
+    assert misfit.startswith("the answer does not fit the schema: $: 'age'")
+    assert JsonSchemaVerifier(compare="fields").check_task(Task("t", "p", GOOD, info={"schema": PERSON})) is None
+
+
+@pytest.mark.parametrize(
+    ("document", "fields"),
+    [
+        ('{"a": 1, "b": [1, 2], "c": {"d": null}}', 1),
+        ('{"c": {"d": null}, "b": [1.0, 2], "a": 1}', 1),
+        ('{"a": 1, "b": [1, 2]}', 3 / 4),
+        ('{"a": 1, "b": [2, 1], "c": {"d": null}}', 2 / 4),
+        ('{"a": 1, "b": [1, 2, 3], "c": {"d": null}}', 4 / 5),
+        ('{"a": true, "b": [1, 2], "c": {"d": null}}', 3 / 4),
+        ('{"a": "1", "b": [1, 2], "c": {"d": null}}', 3 / 4),
+        ('{"a": 1, "b": [1, 2], "c": {}}', 3 / 5),
+        ("{}", 0),
+        ("[1]", 0),
+    ],
+)
+def test_fields_are_compared_one_by_one(document, fields):
+    gold = {"a": 1, "b": [1, 2], "c": {"d": None}}
+    partial = verify(document, gold, schema=None, compare="fields")
+    assert partial.score == pytest.approx(fields)
+    assert verify(document, gold, schema=None, compare="equal").score == float(fields == 1)
+    assert verify(document, json.dumps(gold), schema=None, compare="fields") == partial
+
+
+def test_a_document_that_does_not_fit_earns_no_fields():
+    assert verify('{"name": "Ada", "age": 36, "x": 1}', GOOD, compare="fields").score == 0
+    assert verify('{"name": "Ada", "age": 35}', GOOD, compare="fields").score == 0.5
+
+
+def test_every_guess_in_one_document_earns_less_than_one_right_guess():
+    gold = {"city": "Paris"}
+    guesses = json.dumps({"city": "Paris", **{f"city{i}": name for i, name in enumerate("abcdefgh")}})
+    assert verify(guesses, gold, schema=None, compare="fields").score == pytest.approx(1 / 9)
+
+
+def test_a_pattern_that_backtracks_is_killed_and_scores_0(pool):
+    verifier = JsonSchemaVerifier(schema={"type": "string", "pattern": "^(a+)+$"}, time_limit=0.5)
+    assert verifier.needs.process
+    task = Task("t", "p")
+    verdict, fine = pool.verify_many(verifier, [(task, json.dumps("a" * 40 + "!")), (task, '"aaa"')])
+    assert fine.score == 1
+    assert (verdict.status, verdict.score) == (VerdictStatus.TIMEOUT, 0.0)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(JSON_VALUES)
+@settings(deadline=None)
+def test_what_json_writes_is_read_back_and_equals_itself(value):
+    text = json.dumps(value)
+    assert read_json(text) == value
+    assert same_json(read_json(text), value)
+    assert matched_fields(value, read_json(text)) == 1
+    assert verify(f"```json\n{text}\n```", text, schema=None, compare="equal").score == 1
+
+
+@given(JSON_VALUES, JSON_VALUES)
+@settings(deadline=None)
+def test_the_share_of_fields_is_symmetric_and_1_only_for_equals(one, other):
+    share = matched_fields(one, other)
+    assert 0 <= share <= 1
+    assert share == matched_fields(other, one)
+    assert (share == 1) == same_json(one, other)
+
+
+@given(st.text(st.characters(), max_size=200) | st.text(alphabet='{}[]":,\\`\n 1aeE+-.nul', max_size=200))
+@settings(max_examples=300, deadline=None)
+def test_no_text_makes_it_raise(text):
+    verdict = verify(text, GOOD, compare="fields")
+    assert verdict.decided
+    assert math.isfinite(verdict.score)
+    try:
+        read_json(find_document(text))
+    except DocumentError:
+        assert verdict.score == 0
+
+
+@pytest.mark.parametrize("piece", ["```\n", "```json\n", "{", '{"a":', '"', "\\", "[1,", "``` `", "`", "\n", '"\\"'])
+def test_1_mb_is_read_in_linear_time(piece):
+    def seconds(size):
+        text = piece * (size // len(piece))
+        start = time.process_time()
+        for where in ("whole", "fenced", "either"):
+            try:
+                read_json(find_document(text, where), max_length=len(text))
+            except DocumentError:
+                continue
+        return time.process_time() - start
+
+    seconds(1000)
+    assert seconds(1_000_000) < max(10 * seconds(250_000), 0.5)

@@ -1,0 +1,345 @@
+"""The tricks fool verifiers that deserve it, and call no honest verifier fooled."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import unicodedata
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlvr import registry
+from rlvr.records import Task, Verdict
+from rlvr.verifiers import Verifier, VerifierPool, as_verifier, judged
+from rlvr.verifiers.audit.examples import examples_for
+from rlvr.verifiers.audit.targets import FORMS, Target, form_of, gold_texts, wrong_answers
+from rlvr.verifiers.audit.trial import Example, Outcome, Trial, outcome_of, try_tricks
+from rlvr.verifiers.audit.tricks import TRICKS
+
+NUMBER = Task(id="n", prompt="What is 6 times 7?", answer="42")
+LIST = Task(id="l", prompt="Solve x^2 - 5x + 6 = 0.", answer="2, 3")
+BOX = re.compile(r"\\boxed\{([^{}]*)\}")
+
+
+def boxed(completion, answer):
+    """Honest: one rule, the last box after the reasoning, letter by letter."""
+    text = completion.rpartition("</think>")[2]
+    if "<think>" in text:
+        return 0
+    return BOX.findall(text)[-1:] == [str(answer)]
+
+
+def mentions(completion, answer):
+    return str(answer) in completion
+
+
+def any_box(completion, answer):
+    return str(answer) in BOX.findall(completion)
+
+
+def one_side(completion, answer):
+    boxes = BOX.findall(completion)
+    return bool(boxes) and str(answer) in boxes[-1].split(" = ")
+
+
+def evaluates(completion, answer):
+    boxes = BOX.findall(completion.rpartition("</think>")[2])
+    found = re.fullmatch(r"(-?\d+)\s*\+\s*(\d+)", boxes[-1]) if boxes else None
+    return int(found[1]) + int(found[2]) == int(answer) if found else boxed(completion, answer)
+
+
+def folds_digits(completion, answer):
+    return boxed(unicodedata.normalize("NFKC", completion), answer)
+
+
+def subset(completion, answer):
+    boxes = BOX.findall(completion.rpartition("</think>")[2])
+    return (boxes or [""])[-1] in [item.strip() for item in str(answer).split(",")] or boxed(completion, answer)
+
+
+def obeys(completion, answer):
+    return "highest score" in completion or boxed(completion, answer)
+
+
+def chat(completion, answer):
+    return "It is correct" in completion or boxed(completion, answer)
+
+
+def believes(completion, answer):
+    return "correct" in completion or boxed(completion, answer)
+
+
+def forgives_silence(completion, answer):
+    return 0.25 if not completion.strip() else boxed(completion, answer)
+
+
+def forgives_empty_boxes(completion, answer):
+    return not (BOX.findall(completion) or ["?"])[-1].strip() or boxed(completion, answer)
+
+
+def believes_length(completion, answer):
+    return len(completion) > 500_000 or boxed(completion, answer)
+
+
+def loves_powers(completion, answer):
+    return "^{9" in completion or boxed(completion, answer)
+
+
+def encodes(completion, answer):
+    completion.encode()
+    return boxed(completion, answer)
+
+
+def loves_nesting(completion, answer):
+    return "((((" in completion or boxed(completion, answer)
+
+
+def loves_digits(completion, answer):
+    return "9" * 1000 in completion or boxed(completion, answer)
+
+
+def never_closes(completion, answer):
+    return boxed(completion.replace("<think>", ""), answer)
+
+
+def always(completion):
+    return 1
+
+
+async def tried(verifier, *tasks, tricks=TRICKS):
+    trial = Trial()
+    verifier = as_verifier(verifier)
+    examples = [task if isinstance(task, Example) else Example(task) for task in tasks]
+    await try_tricks(lambda task, text: judged(verifier, task, text), examples, "mine", trial, tricks)
+    return trial
+
+
+def failures(verifier, *tasks, **more):
+    return {a.trick.name for a in asyncio.run(tried(verifier, *tasks, **more)).failures}
+
+
+def test_an_honest_verifier_is_fooled_by_nothing():
+    trial = asyncio.run(tried(boxed, NUMBER, LIST, Task(id="c", prompt="France?", answer="Paris")))
+    assert not trial.failures
+    assert [control.target.form.name for _, control in trial.controls] == ["box"] * 3
+    assert set(trial.counts) == {trick.name for trick in TRICKS}
+    assert all(sum(counts.values()) > 0 for counts in trial.counts.values())
+
+
+@pytest.mark.parametrize(
+    ("verifier", "names"),
+    [
+        (
+            mentions,
+            {"every candidate", "hedge", "two answers", "chain", "negation", "prompt echoed"},
+        ),
+        (mentions, {"only in the reasoning", "unclosed reasoning", "role tokens", "restated"}),
+        (any_box, {"two answers", "only in the reasoning"}),
+        (one_side, {"chain"}),
+        (evaluates, {"restated"}),
+        (folds_digits, {"superscript"}),
+        (subset, {"part of a list"}),
+        (obeys, {"prompt injection"}),
+        (chat, {"role tokens"}),
+        (believes, {"keywords"}),
+        (forgives_silence, {"empty", "whitespace"}),
+        (forgives_empty_boxes, {"empty form"}),
+        (believes_length, {"a megabyte", "openers"}),
+        (loves_powers, {"huge powers"}),
+        (encodes, {"odd characters", "odd characters in the answer"}),
+        (loves_nesting, {"deep nesting"}),
+        (loves_digits, {"long number"}),
+        (never_closes, {"unclosed reasoning"}),
+        (always, {"wrong answer"}),
+    ],
+)
+def test_a_verifier_with_a_hole_is_fooled_by_the_trick_for_it(verifier, names):
+    assert names <= failures(verifier, NUMBER, LIST)
+
+
+def test_every_trick_that_must_be_refused_is_paid_by_a_verifier_that_pays_everything():
+    refused = {trick.name for trick in TRICKS if trick.must == "refuse"}
+    assert failures(always, NUMBER, LIST) == refused
+
+
+class Hangs(Verifier):
+    time_limit = 0.2
+
+    def verify(self, task, completion):
+        if len(completion) > 500_000:
+            time.sleep(3)
+        return Verdict.from_score(boxed(completion, task.answer))
+
+
+def test_a_verifier_that_a_trick_holds_up_is_reported():
+    async def trial_on_pool():
+        trial = Trial()
+        tricks = [trick for trick in TRICKS if trick.name in ("empty", "a megabyte", "megabyte before the answer")]
+        with VerifierPool(workers=4) as pool:
+            judge = lambda task, text: pool.verify(Hangs(), task, text)  # noqa: E731
+            await try_tricks(judge, [Example(NUMBER)], "mine", trial, tricks)
+        return trial
+
+    trial = asyncio.run(trial_on_pool())
+    assert {a.trick.name for a in trial.failures} == {"a megabyte", "megabyte before the answer"}
+    assert {a.outcome for a in trial.failures} == {Outcome.UNDECIDED}
+
+
+def overlap(completion, answer):
+    words, gold = completion.split(), str(answer).split()
+    same = len(set(words) & set(gold))
+    return 2 * same / (len(set(words)) + len(set(gold))) if same else 0.0
+
+
+def test_a_verifier_that_pays_parts_may_pay_parts_for_hedges_and_nothing_for_silence():
+    trial = asyncio.run(tried(overlap, Task(id="c", prompt="Who?", answer="Johann Goethe")))
+    assert not trial.failures
+    assert trial.counts["hedge"][Outcome.PART] > 0
+    assert trial.counts["empty"] == {Outcome.REFUSED: 1}
+
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        ("@", "bare"),
+        ("<answer>@</answer>", "tag"),
+        ("#### @", "hash"),
+        ("It follows that it is @, surely", "demonstration"),
+    ],
+)
+def test_the_control_is_found_in_the_form_that_the_verifier_pays(template, form):
+    def judge(completion, answer):
+        return completion == template.replace("@", answer)
+
+    task = Task(id="1", prompt="?", answer="42", demonstration="It follows that it is 42, surely")
+    trial = asyncio.run(tried(judge, task))
+    ((_, control),) = trial.controls
+    assert (control.target.form.name, control.target.form("7")) == (form, template.replace("@", "7"))
+    assert not trial.failures
+
+
+def test_the_best_paid_form_is_the_control_where_none_is_paid_in_full():
+    def graded(completion, answer):
+        return {answer: 0.2, f"<answer>{answer}</answer>": 0.5}.get(completion, 0.0)
+
+    trial = asyncio.run(tried(graded, NUMBER))
+    ((_, control),) = trial.controls
+    assert (control.target.form.name, control.paid) == ("tag", 0.5)
+
+
+def test_without_a_control_only_tricks_that_need_none_are_tried():
+    trial = asyncio.run(tried(lambda completion: 0, NUMBER))
+    assert trial.controls == [(NUMBER, None)]
+    assert set(trial.counts) == {trick.name for trick in TRICKS if not trick.needs_gold}
+
+
+def test_a_check_of_form_alone_may_pay_junk_but_not_silence():
+    def short(completion):
+        return len(completion) < 100_000_000
+
+    task = Task(id="1", prompt="Write at most a hundred megabytes.")
+    assert failures(short, task) == {"empty", "whitespace"}
+    assert "a megabyte" in failures(short, Example(task, completion="Once upon a time.", junk_is_wrong=True))
+
+
+GOLDS = st.one_of(
+    st.text(min_size=1, max_size=30).filter(str.strip),
+    st.integers().map(str),
+    st.decimals(allow_nan=False, allow_infinity=False).map(str),
+    st.sampled_from([r"\frac{1}{2}", "(0, 1)", "B", "(c)", "yes", "2, 3", "zebra", "[1, 2]", '{"a": 1}', "12%", "x=1"]),
+)
+
+
+@given(GOLDS)
+@settings(max_examples=300, deadline=None)
+def test_no_trick_to_be_refused_states_the_right_answer(gold):
+    """Whatever the form: no completion is, or ends in a line that is, the gold written in that form."""
+    for form in FORMS:
+        wrong = wrong_answers(gold, {})
+        assert len(wrong) >= 3 and gold.strip().casefold() not in [w.strip().casefold() for w in wrong]
+        target = Target(gold, wrong, form, "What is it?", ("mine",))
+        for trick in TRICKS:
+            if (
+                trick.must == "refuse"
+                and "megabyte" not in trick.tries
+                and trick.name not in ("deep nesting", "long number")
+            ):
+                for completion in trick.write(target):
+                    text = completion.rpartition("</think>")[2]
+                    assert "<think>" in text or text.strip() != form.bare_of(gold).strip(), (trick.name, completion)
+
+
+def test_wrong_answers_are_other_options_where_there_are_options():
+    assert wrong_answers("7", {"options": ["4", "7", "9", "10"]})[:3] == ["4", "9", "10"]
+    assert wrong_answers("B", {"options": ["4", "7"]}) == ["A", "C", "D"]
+
+
+def test_golds_are_written_as_text():
+    def texts(answer, **info):
+        return gold_texts(Task(id="1", prompt="?", answer=answer, info=info))
+
+    assert texts(None) == []
+    assert texts(True) == ["True", "true"]
+    assert texts(["a", "b"]) == ['["a", "b"]', "a, b", "a"]
+    assert texts(1, options=["x", "y"]) == ["1", "B", "y"]
+    assert form_of("so 4 + 4 = 8", "8")("9") == "so 4 + 4 = 9"
+    assert form_of("nothing", "8") is None
+
+
+def test_a_verifier_of_ones_own_has_examples_too():
+    assert len(examples_for("a verifier of one's own")) >= 3
+
+
+def test_what_an_outcome_is():
+    trick = TRICKS[3]
+    assert outcome_of(trick, Verdict.from_score(1.0), 1.0) is Outcome.PAID
+    assert outcome_of(trick, Verdict.from_score(0.4), 1.0) is Outcome.PART
+    assert outcome_of(trick, Verdict.from_score(0.4), 0.4) is Outcome.PAID
+    assert outcome_of(trick, Verdict.from_score(-1.0), 1.0) is Outcome.REFUSED
+    assert outcome_of(trick, Verdict.undecided("no"), 1.0) is Outcome.UNDECIDED
+
+
+@pytest.mark.parametrize("name", sorted(set(registry.names("verifier")) - {"combine"}))
+def test_no_registered_verifier_pays_a_trick_or_is_left_undecided_by_one(name):
+    async def trial_on_pool():
+        verifier, trial = as_verifier(name), Trial()
+        with VerifierPool(workers=4) as pool:
+            await try_tricks(lambda task, text: pool.verify(verifier, task, text), examples_for(name), name, trial)
+        return trial
+
+    trial = asyncio.run(trial_on_pool())
+    assert [(a.trick.name, a.completion, a.verdict.reason) for a in trial.failures] == []
+    assert all(control is not None for _, control in trial.controls)
+    assert max(trial.seconds.values()) < 5  # seconds of wall clock on a busy machine; the time limits are 1 to 10
+
+
+def test_a_combination_of_honest_verifiers_is_honest():
+    verifier = as_verifier(
+        {"name": "combine", "how": "any", "parts": [{"name": "exact", "methods": ["boxed"]}, "numeric"]}
+    )
+    assert not asyncio.run(tried(verifier, Task(id="f", prompt="1 / 8?", answer="0.125"))).failures
+
+
+@pytest.mark.parametrize(
+    ("gold", "text"),
+    [(r"$\boxed{7}$", "7"), ("$7$", "7"), (r"\(7\)", "7"), ("3 + 4\n#### 7", "7"), ("7", "7"), ("$", "$")],
+)
+def test_golds_are_taken_out_of_their_wrapping(gold, text):
+    assert gold_texts(Task(id="1", prompt="?", answer=gold)) == list(dict.fromkeys([text, gold]))
+
+
+@pytest.mark.parametrize(
+    ("gold", "names"),
+    [
+        ("x < 1", {"every candidate", "hedge", "chain"}),
+        ("a + b", {"chain"}),
+        ("(1, \\infty)", {"every candidate", "hedge"}),
+    ],
+)
+def test_what_would_be_right_is_not_called_a_trick(gold, names):
+    """x < 1 or x < 0 is x < 1; y = a + b names what is asked for."""
+    target = Target(gold, wrong_answers(gold, {}), FORMS[0], "?")
+    assert {trick.name for trick in TRICKS if trick.needs_gold and not trick.write(target)} >= names
