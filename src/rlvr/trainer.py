@@ -371,7 +371,7 @@ class GRPOTrainer:
             verify=verification.verify,
             prompt=prompts,
             reply=prompts.reply,
-            context=self.policy.context,
+            context=getattr(self.engine, "context", self.policy.context),  # vLLM may be given a shorter one
             seed=lambda *more: seed_of(self.seed, *path, *more),
             sampling=sampling,
             group_size=group_size,

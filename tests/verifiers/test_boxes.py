@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rlvr import registry
 from rlvr.errors import ConfigError
 from rlvr.records import Task, VerdictStatus
-from rlvr.verifiers.boxes import BoxesVerifier, IntervalVerifier, PointVerifier
-from rlvr.verifiers.geometry import generalised_iou, in_polygon, interval_iou, iou
+from rlvr.verifiers.grounding.boxes import BoxesVerifier, IntervalVerifier, PointVerifier
+from rlvr.verifiers.grounding.geometry import generalised_iou, in_polygon, interval_iou, iou
 
 GOLD = [10, 20, 50, 80]
 

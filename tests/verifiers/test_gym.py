@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rlvr import registry
 from rlvr.errors import ConfigError
 from rlvr.records import Task, VerdictStatus
-from rlvr.verifiers.gym import ReasoningGymVerifier, harmless
+from rlvr.verifiers.puzzles.gym import ReasoningGymVerifier, harmless
 
 reasoning_gym = pytest.importorskip("reasoning_gym", reason="reasoning-gym (extra gym) is not installed")
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr.records import Task, VerdictStatus
-from rlvr.verifiers.knights_knaves import KnightsAndKnavesVerifier
+from rlvr.verifiers.puzzles.knights_knaves import KnightsAndKnavesVerifier
 
 ROLES = {"Zoey": "knight", "Jack": "knave", "Mary Ann": "knight"}
 

@@ -112,6 +112,7 @@ def test_what_cannot_be_sent_runs_on_a_thread_and_says_so_once(pool):
     def odd(completion):
         return Verdict.from_score(local is not None, answer=str(os.getpid()))
 
+    odd.needs = Needs(process=True)
     with pytest.warns(UserWarning, match="odd cannot be sent") as said:
         verdicts = pool.verify_many(FunctionVerifier(odd), [(TASK, "4")] * 3)
     assert [v.answer for v in verdicts] == [str(os.getpid())] * 3
@@ -139,6 +140,7 @@ def test_a_function_that_cannot_be_loaded_there_runs_on_a_thread(pool):
     def judge(completion):
         return 1.0 if model and here else 0.0
 
+    judge.needs = Needs(process=True)
     with pytest.warns(UserWarning, match="judge cannot be loaded in a worker process"):
         assert one(pool, FunctionVerifier(judge), "4").score == 1
 

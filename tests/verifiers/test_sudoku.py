@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr.records import Task, VerdictStatus
-from rlvr.verifiers.sudoku import SudokuVerifier
+from rlvr.verifiers.puzzles.sudoku import SudokuVerifier
 
 # The example of en.wikipedia.org/wiki/Sudoku
 PUZZLE = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"

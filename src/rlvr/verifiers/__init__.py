@@ -1,22 +1,22 @@
 """Checking of answers. Importing this room registers the built-in verifiers; it needs neither torch nor SymPy."""
 
 from rlvr.verifiers.base import FunctionVerifier, Needs, Verifier, as_verifier, judged
-from rlvr.verifiers.boxes import BoxesVerifier, IntervalVerifier, PointVerifier
 from rlvr.verifiers.choice import ChoiceVerifier
 from rlvr.verifiers.combine import CombineVerifier
-from rlvr.verifiers.countdown import CountdownVerifier
 from rlvr.verifiers.exact import ExactVerifier
 from rlvr.verifiers.format import FormatVerifier
-from rlvr.verifiers.gym import ReasoningGymVerifier
+from rlvr.verifiers.grounding.boxes import BoxesVerifier, IntervalVerifier, PointVerifier
 from rlvr.verifiers.instructions import InstructionsVerifier
 from rlvr.verifiers.json_schema import JsonSchemaVerifier
-from rlvr.verifiers.knights_knaves import KnightsAndKnavesVerifier
 from rlvr.verifiers.label import LabelVerifier, RatingVerifier
 from rlvr.verifiers.math import MathVerifier
 from rlvr.verifiers.overlap import BleuVerifier, RougeVerifier
 from rlvr.verifiers.pool import VerifierPool
+from rlvr.verifiers.puzzles.countdown import CountdownVerifier
+from rlvr.verifiers.puzzles.gym import ReasoningGymVerifier
+from rlvr.verifiers.puzzles.knights_knaves import KnightsAndKnavesVerifier
+from rlvr.verifiers.puzzles.sudoku import SudokuVerifier
 from rlvr.verifiers.ranking import RankingVerifier
-from rlvr.verifiers.sudoku import SudokuVerifier
 from rlvr.verifiers.text import NumericVerifier, RegexVerifier, TokenF1Verifier
 from rlvr.verifiers.tool_calls import ToolCallVerifier
 

@@ -111,7 +111,7 @@ class Server:
             if "structured_outputs" in fields:
                 fields["structured_outputs"] = self._constrained(**fields["structured_outputs"])
             sampling = self._sampling(**fields, flat_logprobs=True, output_kind=self._final)
-            prompt = {"prompt_token_ids": list(token_ids)}
+            prompt: Any = {"prompt_token_ids": list(token_ids)}
             self.engine.add_request(
                 str(number), prompt, sampling, lora_request=LoRARequest(**adapter) if adapter else None
             )

@@ -46,7 +46,7 @@ class SharedBucket(WeightTransferUpdateInfo):
             for name, dtype, shape, offset in zip(self.names, self.dtypes, self.shapes, self.offsets, strict=True):
                 kind = getattr(torch, dtype)
                 count = torch.Size(shape).numel()
-                view = torch.frombuffer(memory, dtype=kind, count=count, offset=offset)
+                view: torch.Tensor = torch.frombuffer(memory, dtype=kind, count=count, offset=offset)
                 found.append((name, view.view(shape).clone()))
                 del view
         return found

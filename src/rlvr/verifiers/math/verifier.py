@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_args
 
@@ -142,6 +143,10 @@ class MathVerifier(Verifier):
                     return verdict
                 verdicts.append(verdict)
         return next((verdict for verdict in verdicts if verdict.score is None), verdicts[0])
+
+    def cache_key(self, task: Task, completion: str) -> Hashable | None:
+        found = self._find(completion)
+        return None if isinstance(found, Verdict) else (repr(task.answer), _last_message(task.prompt), found)
 
     def check_task(self, task: Task) -> str | None:
         for gold in read_golds(task.answer, self.decimal_comma):

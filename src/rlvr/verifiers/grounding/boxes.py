@@ -14,8 +14,8 @@ from typing import Any, Literal, cast
 from rlvr.records import Task, Verdict
 from rlvr.registry import register_verifier
 from rlvr.verifiers.answers import AnswerVerifier, check_threshold, graded, require, unparsable, wrong
-from rlvr.verifiers.coordinates import is_coordinate, read_intervals, read_tuples
-from rlvr.verifiers.geometry import Box, Point, best_matching, generalised_iou, in_polygon, interval_iou, iou
+from rlvr.verifiers.grounding.coordinates import is_coordinate, read_intervals, read_tuples
+from rlvr.verifiers.grounding.geometry import Box, Point, best_matching, generalised_iou, in_polygon, interval_iou, iou
 
 Scale = Literal["same", "pixel", "unit", "thousand"]
 Layout = Literal["xyxy", "xywh", "cxcywh"]

@@ -9,7 +9,7 @@ from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict
 from rlvr.registry import register_verifier
 from rlvr.verifiers.answers import AnswerVerifier, unparsable, wrong
-from rlvr.verifiers.choice_options import Options, read_options, squash
+from rlvr.verifiers.choice.options import Options, read_options, squash
 from rlvr.verifiers.extraction import last_boxed
 
 

@@ -1,0 +1,1 @@
+"""Places in images and videos: boxes, points in regions, intervals of time."""
