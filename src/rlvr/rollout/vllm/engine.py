@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from rlvr.errors import TrainingError
 from rlvr.policy import Policy
 from rlvr.rollout.engine import Bucket, Completion, InFlight, Published, Request
 from rlvr.rollout.vllm import launch, requests
@@ -30,7 +31,7 @@ class VLLMEngine:
 
     def __init__(self, policy: Policy, options: VLLMOptions, in_flight: InFlight | None = None) -> None:
         self.policy, self.options = policy, options
-        self.version = 0
+        self.version, self._has_weights = 0, False
         launch.check_device(policy)
         on_gpu = policy.device.type != "cpu"
         self._gate = Gate() if in_flight == "finish" else None
@@ -54,6 +55,8 @@ class VLLMEngine:
 
     async def generate(self, request: Request) -> Completion:
         """Sample one completion. DataError when the prompt is empty or leaves no room in the context."""
+        if not self._has_weights:
+            raise TrainingError("the vLLM engine has no weights before the first publish")
         item = requests.opened(request, self.context)
         fields = requests.parameters(item, self._end_ids, self.options.structured_outputs)
         async with self._gate.inside() if self._gate else contextlib.nullcontext():
@@ -75,7 +78,7 @@ class VLLMEngine:
             base = None if self._adapter.current else self._sent(lambda: base_weights(self.policy))
             published = self._adapter.write(version, base)
         self._call("commit", version=str(version))
-        self.version = version
+        self.version, self._has_weights = version, True
         return published
 
     def release(self) -> None:

@@ -45,7 +45,7 @@ class VLLMServerEngine:
 
     def __init__(self, policy: Policy, options: VLLMServerOptions, in_flight: InFlight | None = None) -> None:
         self.policy, self.options = policy, options
-        self.version = 0
+        self.version, self._has_weights = 0, False
         self._gate = Gate() if in_flight == "finish" else None
         self._end_ids = sorted(policy.end_ids)
         self._folder = scratch_folder()
@@ -70,6 +70,8 @@ class VLLMServerEngine:
 
     async def generate(self, request: Request) -> Completion:
         """Sample one completion. DataError when the prompt is empty or leaves no room in the context."""
+        if not self._has_weights:
+            raise TrainingError("the vLLM servers have no weights before the first publish")
         item = requests.opened(request, self.context)
         fields = requests.parameters(item, self._end_ids, self.options.structured_outputs)
         timeout = self.options.request_timeout
@@ -93,7 +95,7 @@ class VLLMServerEngine:
             self._weights = None
             sound = [member for member in self._members.all if self._is_up(member)]
             published = self._give(sound, version, weights)
-            self.version, self._weights = version, weights
+            self.version, self._weights, self._has_weights = version, weights, True
         return published
 
     def release(self) -> None:
