@@ -1,18 +1,20 @@
 """The engine `vllm` for real: what it samples, with what log-probs, by which weights (N3, N7), and what it refuses."""
 
 import asyncio
+import os
+import signal
 import threading
 
 import numpy as np
 import pytest
 import torch
-from engine_helpers import ask, ask_all, gap, ids_of, recomputed, shake, some_requests
-from vllm_helpers import FAST, needs_vllm, tiny, truncated_logprobs
+from engine_helpers import ask, ask_all, gap, ids_of, shake, some_requests
+from vllm_helpers import FAST, check_publishing_under_way, needs_vllm, tiny, truncated_logprobs
 
 from rlvr.distributed import PlainBackend
 from rlvr.errors import ConfigError, DataError, TrainingError
 from rlvr.records import StopReason
-from rlvr.rollout import HFEngine, Request, Sampling, make_rollout, probe
+from rlvr.rollout import HFEngine, Request, Sampling, probe
 from rlvr.rollout.vllm import VLLMOptions
 
 pytestmark = needs_vllm
@@ -159,42 +161,7 @@ def test_a_constraint_is_kept(policy, published):
 
 
 def test_weights_published_under_way_are_those_of_the_tokens_after(policy, published):
-    """Each token has the log-prob of the weights whose version it carries, also after the change."""
-    requests = some_requests(policy, 8, seed=11, longest=8, max_new_tokens=80, ignore_eos=True)
-    backend, old, weights = PlainBackend(policy), published.version, {}
-
-    def remember(version):
-        weights[version] = {n: p.detach().clone() for n, p in policy.model.named_parameters()}
-
-    remember(old)
-
-    async def main():
-        work = asyncio.ensure_future(ask_all(published, requests))
-        for _ in range(2):
-            await asyncio.sleep(0.05)
-            shake(policy, published.version, 0.03)
-            remember(published.version + 1)
-            await asyncio.to_thread(published.publish, published.version + 1, backend.named_weights)
-        return await work
-
-    completions = asyncio.run(main())
-    seen = {v for c in completions for v in c.versions.tolist()}
-    assert len(seen) > 1, "the publishes came too late to be under way"
-    rollouts = [make_rollout(_draw(i), 0, r, c) for i, (r, c) in enumerate(zip(requests, completions, strict=True))]
-    for version in seen:
-        with torch.no_grad():
-            for name, parameter in policy.model.named_parameters():
-                parameter.copy_(weights[version][name])
-        for c, expected in zip(completions, recomputed(policy, rollouts), strict=True):
-            mine = c.versions == version
-            assert np.abs(c.logprobs - expected)[mine].max(initial=0.0) < 1e-4
-            assert (np.diff(c.versions) >= 0).all()
-
-
-def _draw(number):
-    from engine_helpers import DrawOf
-
-    return DrawOf(number)
+    check_publishing_under_way(policy, published, publishes=2)
 
 
 def test_nothing_differs_after_a_publish_and_changed_tensors_are_named(policy, published):
@@ -307,3 +274,43 @@ def test_two_event_loops_at_once(policy, published):
 def test_engine_arguments_that_do_not_fit_are_named(policy, options, message):
     with pytest.raises(ConfigError, match=message):
         VLLMOptions(**FAST, **options).open(policy)
+
+
+def test_an_adapter_is_sent_by_itself():
+    policy = tiny(adapter={"r": 4, "alpha": 8})
+    whole = sum(t.nbytes for bucket in PlainBackend(policy).named_weights() for _, t in bucket)
+    engine = VLLMOptions(**FAST).open(policy)
+    try:
+        for version in range(1, 5):
+            shake(policy, version)
+            done = engine.publish(version, PlainBackend(policy).named_weights)
+            assert (done.bytes > whole) == (version == 1)  # the weights under it go once
+            requests = some_requests(policy, 6, seed=version, temperature=(1.0, 0.7)[version % 2])
+            completions = ask(engine, requests)
+            assert gap(policy, requests, completions) < 1e-4
+            assert {v for c in completions for v in c.versions.tolist()} == {version}
+    finally:
+        engine.close()
+
+
+def test_nothing_is_sampled_before_the_first_publish_and_death_is_told(policy):
+    engine = VLLMOptions(**FAST).open(policy)
+    try:
+        with pytest.raises(TrainingError, match="no weights before the first publish"):
+            ask(engine, some_requests(policy, 1))
+        engine.publish(1, PlainBackend(policy).named_weights)
+
+        async def main():
+            work = [
+                asyncio.ensure_future(engine.generate(r))
+                for r in some_requests(policy, 6, max_new_tokens=80, ignore_eos=True)
+            ]
+            await asyncio.sleep(0.02)
+            os.kill(engine._host.process.pid, signal.SIGKILL)
+            return await asyncio.wait_for(asyncio.gather(*work, return_exceptions=True), 30)
+
+        assert all(isinstance(e, TrainingError) and "process is gone" in str(e) for e in asyncio.run(main()))
+        with pytest.raises(TrainingError, match="process is gone"):
+            engine.publish(2, PlainBackend(policy).named_weights)
+    finally:
+        engine.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engine_helpers import ask, ask_all, gap, shake, some_requests
-from vllm_helpers import FAST, alive, group_of, needs_vllm, tiny, until
+from vllm_helpers import FAST, alive, check_publishing_under_way, group_of, needs_vllm, tiny, until
 
 from rlvr.distributed import PlainBackend
 from rlvr.errors import ConfigError, DataError
@@ -74,6 +74,10 @@ def test_seeds_decide_and_not_the_server(policy, published):
     assert len({tuple(ids) for ids in first}) > 1
 
 
+def test_weights_published_under_way_are_those_of_the_tokens_after(policy, published):
+    check_publishing_under_way(policy, published, publishes=1)
+
+
 def test_requests_are_spread_over_the_servers(policy, published):
     most = {m.name: 0 for m in published._members.all}
 
@@ -85,7 +89,8 @@ def test_requests_are_spread_over_the_servers(policy, published):
             await asyncio.sleep(0.001)
 
     asyncio.run(main())
-    assert sorted(most.values()) == [20, 20]
+    assert min(most.values()) > 15  # half of them each; we look from another thread
+    assert max(most.values()) <= 20
     assert [m.tokens for m in published._members.all] == [0, 0]
 
 

@@ -1,5 +1,6 @@
 """What the tests of the vLLM engines share. Engines take seconds to start, so a module's tests share one."""
 
+import asyncio
 import importlib.util
 import os
 import time
@@ -8,7 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from engine_helpers import kept, small
+from engine_helpers import DrawOf, ask_all, kept, recomputed, shake, small, some_requests
+
+from rlvr.distributed import PlainBackend
+from rlvr.rollout import make_rollout
 
 needs_vllm = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None,
@@ -66,3 +70,36 @@ def until(condition, seconds, what):
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
         time.sleep(0.05)
+
+
+def check_publishing_under_way(policy, published, publishes):
+    """Each token has the log-prob of the weights whose version it carries, also after the weights changed under way."""
+    requests = some_requests(policy, 8, seed=11, longest=8, max_new_tokens=80, ignore_eos=True)
+    backend, old, weights = PlainBackend(policy), published.version, {}
+
+    def remember(version):
+        weights[version] = {n: p.detach().clone() for n, p in policy.model.named_parameters()}
+
+    remember(old)
+
+    async def main():
+        work = asyncio.ensure_future(ask_all(published, requests))
+        for _ in range(publishes):
+            await asyncio.sleep(0.05)
+            shake(policy, published.version, 0.03)
+            remember(published.version + 1)
+            await asyncio.to_thread(published.publish, published.version + 1, backend.named_weights)
+        return await work
+
+    completions = asyncio.run(main())
+    seen = {v for c in completions for v in c.versions.tolist()}
+    assert len(seen) > 1, "the publishes came too late to be under way"
+    rollouts = [make_rollout(DrawOf(i), 0, r, c) for i, (r, c) in enumerate(zip(requests, completions, strict=True))]
+    for version in seen:
+        with torch.no_grad():
+            for name, parameter in policy.model.named_parameters():
+                parameter.copy_(weights[version][name])
+        for c, expected in zip(completions, recomputed(policy, rollouts), strict=True):
+            mine = c.versions == version
+            assert np.abs(c.logprobs - expected)[mine].max(initial=0.0) < 1e-4
+            assert (np.diff(c.versions) >= 0).all()

@@ -192,7 +192,12 @@ class HFEngine:
     def differing(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
         """Names of the tensors of a copy that are not those of `weights`."""
         mine = dict(self.policy.causal_lm.named_parameters(remove_duplicate=False))
-        return [name for bucket in weights() for name, tensor in bucket if not torch.equal(mine[name], tensor.to(mine[name].dtype))]
+        return [
+            name
+            for bucket in weights()
+            for name, tensor in bucket
+            if not torch.equal(mine[name], tensor.to(mine[name].dtype))
+        ]
 
     def close(self) -> None:
         """Drop what is being decoded."""

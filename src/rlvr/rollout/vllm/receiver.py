@@ -46,8 +46,8 @@ class SharedBucket(WeightTransferUpdateInfo):
             for name, dtype, shape, offset in zip(self.names, self.dtypes, self.shapes, self.offsets, strict=True):
                 kind = getattr(torch, dtype)
                 count = torch.Size(shape).numel()
-                view: torch.Tensor = torch.frombuffer(memory, dtype=kind, count=count, offset=offset)
-                found.append((name, view.view(shape).clone()))
+                view = torch.frombuffer(memory, dtype=kind, count=count, offset=offset)
+                found.append((name, view.reshape(shape).clone()))
                 del view
         return found
 
@@ -74,7 +74,8 @@ class SharedMemoryEngine(WeightTransferEngine[Nothing, SharedBucket]):
 
     def receive_weights(self, update_info: SharedBucket) -> None:
         """See the base class."""
-        loaded = self.model.load_weights(update_info.tensors())
+        model: Any = self.model
+        loaded = model.load_weights(update_info.tensors())
         self.loaded = None if self.loaded is None or loaded is None else self.loaded | loaded
 
     def finish_weight_update(self) -> None:
