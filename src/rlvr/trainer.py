@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from rlvr.monitor.phases import Phases
 from rlvr.monitor.rollout_log import RolloutLog
 from rlvr.monitor.trackers import Tracker
 from rlvr.monitor.wandb_tracker import WandbTracker
-from rlvr.policy import Snapshot, learning_rate, load_policy, make_policy
+from rlvr.policy import Snapshot, learning_rate, load_policy, make_policy, tokenizer_of
 from rlvr.policy.adapters import is_adapter, save_base
 from rlvr.records import Batch, Rollout, Task
 from rlvr.rollout import (
@@ -92,7 +92,7 @@ class GRPOTrainer:
         if model is None:
             self.policy = load_policy(self.config.model, self.seed)
         else:
-            self.policy = make_policy(model, tokenizer or _tokenizer_of(model), self.config.model, self.seed)
+            self.policy = make_policy(model, tokenizer or tokenizer_of(model), self.config.model, self.seed)
         self.console = Console(self.config.logging.console, self.config.logging.samples_every)
         self.trackers = [*trackers, *_trackers(self.config)]
         self.folder = RunFolder(self.config)
@@ -220,7 +220,7 @@ class GRPOTrainer:
 
     def _record(self, stage: Stage, collected: Collected, batch: Batch, metrics: dict[str, Any]) -> None:
         """The step's line: what was measured and evaluated, and how long it took."""
-        _remember(self.history, [*collected.rollouts, *collected.dropped])
+        self.history.record_rollouts([*collected.rollouts, *collected.dropped])
         metrics |= stage.scheduled(self.stage_step)
         self.step, self.stage_step, self.batch = self.step + 1, self.stage_step + 1, batch
         metrics |= (
@@ -492,29 +492,9 @@ class GRPOTrainer:
         self.close()
 
 
-def _tokenizer_of(model: Any) -> Any:
-    from transformers import AutoTokenizer
-
-    path = getattr(model, "name_or_path", "") or getattr(model.config, "_name_or_path", "")
-    if not path:
-        raise ConfigError("the model came without a tokenizer and does not say where it is from: pass tokenizer=")
-    return AutoTokenizer.from_pretrained(path)
-
-
 def _trackers(config: Config) -> list[Tracker]:
     wandb = config.logging.wandb
     if wandb is False:
         return []
     options = {} if wandb is True else wandb.model_dump()
     return [WandbTracker(name=config.run.name, **options)]
-
-
-def _remember(history: History, rollouts: Iterable[Rollout]) -> None:
-    """Put the verdicts of each group into the per-prompt history."""
-    groups: dict[str, list[Rollout]] = {}
-    for rollout in rollouts:
-        if rollout.verdict is not None:
-            groups.setdefault(rollout.group, []).append(rollout)
-    for members in groups.values():
-        scores = [r.verdict.score if r.verdict else None for r in members]
-        history.record(members[0].task.id, scores, [r.text for r in members])

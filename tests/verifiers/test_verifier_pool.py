@@ -273,13 +273,13 @@ def test_async_functions_run_together(pool):
 
 def test_sync_functions_run_together(pool):
     def reward(completion):
-        time.sleep(0.5)
+        time.sleep(0.1)
         return 1.0
 
     start = time.perf_counter()
     verdicts = pool.verify_many(FunctionVerifier(reward), [(TASK, "4")] * 64)
     assert [v.score for v in verdicts] == [1] * 64
-    assert time.perf_counter() - start < 25  # one after the other: 32 s
+    assert time.perf_counter() - start < 5.5  # one after the other: 6.4 s
 
 
 def test_functions_that_hang_are_undecided_and_block_nobody():
@@ -301,7 +301,7 @@ def test_functions_that_hang_are_undecided_and_block_nobody():
         return 1.0
 
     with VerifierPool(workers=1, time_limit=0.5) as pool:
-        for function, count in ((waits, 40), (deaf, 3), (blocks, 2)):
+        for function, count in ((waits, 8), (deaf, 3), (blocks, 2)):
             verdicts = pool.verify_many(FunctionVerifier(function), [(TASK, "4")] * count)
             assert {(v.status, v.score) for v in verdicts} == {(VerdictStatus.TIMEOUT, None)}
         assert run(pool, FunctionVerifier(lambda completion: 1.0), "4").score == 1

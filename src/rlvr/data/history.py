@@ -7,9 +7,11 @@ record; the state is JSON types, one short list per task.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from rlvr.records import Rollout
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,16 @@ class History:
             best_score=best_score,
             best_answer=best_answer,
         )
+
+    def record_rollouts(self, rollouts: Iterable[Rollout]) -> None:
+        """Add the verdicts of each group among the rollouts."""
+        groups: dict[str, list[Rollout]] = {}
+        for rollout in rollouts:
+            if rollout.verdict is not None:
+                groups.setdefault(rollout.group, []).append(rollout)
+        for members in groups.values():
+            scores = [r.verdict.score if r.verdict else None for r in members]
+            self.record(members[0].task.id, scores, [r.text for r in members])
 
     def state_dict(self) -> dict[str, Any]:
         return {"tasks": {task_id: list(vars(task).values()) for task_id, task in self._tasks.items()}}

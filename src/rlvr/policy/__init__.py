@@ -1,6 +1,6 @@
 """The policy: loading and building models, adapters, micro-batches, statistics of a forward pass, optimisers."""
 
-from rlvr.policy.loading import device_of, dtype_of, load_policy, make_policy
+from rlvr.policy.loading import device_of, dtype_of, load_policy, make_policy, tokenizer_of
 from rlvr.policy.microbatch import MicroBatch, cut, rows_of
 from rlvr.policy.model import Policy
 from rlvr.policy.optimizers import adamw, learning_rate, sgd
@@ -21,4 +21,5 @@ __all__ = [
     "make_policy",
     "rows_of",
     "sgd",
+    "tokenizer_of",
 ]

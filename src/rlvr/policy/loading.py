@@ -52,6 +52,14 @@ def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, config: ModelCon
     return Policy(model.eval(), tokenizer, dtype_of(config), train_mode)
 
 
+def tokenizer_of(model: Any) -> PreTrainedTokenizerBase:
+    """The tokenizer from where a loaded model came from. ConfigError when the model does not say."""
+    path = getattr(model, "name_or_path", "") or getattr(model.config, "_name_or_path", "")
+    if not path:
+        raise ConfigError("the model came without a tokenizer and does not say where it is from: pass tokenizer=")
+    return AutoTokenizer.from_pretrained(path)
+
+
 def device_of(config: ModelConfig) -> torch.device:
     """Where the model goes. ConfigError when a GPU is asked for and there is none."""
     if config.device == "auto":

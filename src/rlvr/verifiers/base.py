@@ -153,7 +153,10 @@ def _may_hold_state(value: Any, within: frozenset[int] = frozenset()) -> bool:
     if isinstance(value, functools.partial):
         parts = (value.func, *value.args, *value.keywords.values())
     elif isinstance(value, FunctionType):
-        parts = inspect.getclosurevars(value).nonlocals.values()  # type: ignore[assignment]
+        try:
+            parts = [cell.cell_contents for cell in value.__closure__ or ()]
+        except ValueError:  # a variable that is assigned later may be anything
+            return True
     elif isinstance(value, (tuple, frozenset)):
         parts = tuple(value)
     else:
