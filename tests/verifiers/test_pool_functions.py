@@ -350,7 +350,7 @@ with VerifierPool(workers=3) as pool:
     total = torch.tensor([sum(v.score for v in verdicts)])
     dist.all_reduce(total)
     assert str(os.getpid()) not in {v.answer for v in verdicts}
-print("total", total.item(), flush=True)
+os.write(1, f"total {total.item()}\\n".encode())  # in one piece: both ranks write to it
 dist.destroy_process_group()
 """
 
