@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from rlvr.verifiers.math.expression import Node
 from rlvr.verifiers.math.tokens import END, Token, Unreadable
 
 
-class Reader:
+class Reader(ABC):
     """Reads tokens one by one; the parser proper (parser.py, commands.py) builds on it."""
 
     def __init__(self, tokens: list[Token]) -> None:
@@ -74,18 +75,18 @@ class Reader:
 
     # what the parser above this class reads
 
+    @abstractmethod
     def listing(self) -> Node:
         """Items up to a closing token."""
-        raise NotImplementedError
 
+    @abstractmethod
     def statement(self) -> Node:
         """One item: a chain of relations, or an expression."""
-        raise NotImplementedError
 
+    @abstractmethod
     def expression(self, power: int) -> Node:
         """An expression of operators that bind at least as tight as `power`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def exponent(self) -> Node:
         """What `^` or `_` takes."""
-        raise NotImplementedError

@@ -270,18 +270,20 @@ def _word(run: str, spaced: bool, tokens: list[Token]) -> None:
         tokens.append(Token("words", run, spaced))
 
 
+def _known(text: str, spaced: bool) -> Token | None:
+    """A relation, an operator or a bracket, which commands and single signs write alike."""
+    for kind, table in (("relation", RELATIONS), ("operator", OPERATORS), ("open", BRACKETS), ("close", CLOSING)):
+        if text in table:
+            return Token(kind, table[text], spaced)
+    return None
+
+
 def _command(text: str, spaced: bool, tokens: list[Token]) -> None:
     name = text[1:]
     if text == "\\\\":
         tokens.append(Token("separator", "\\\\", spaced))
-    elif text in RELATIONS:
-        tokens.append(Token("relation", RELATIONS[text], spaced))
-    elif text in OPERATORS:
-        tokens.append(Token("operator", OPERATORS[text], spaced))
-    elif text in BRACKETS:
-        tokens.append(Token("open", BRACKETS[text], spaced))
-    elif text in CLOSING:
-        tokens.append(Token("close", CLOSING[text], spaced))
+    elif (known := _known(text, spaced)) is not None:
+        tokens.append(known)
     elif name in COMMANDS:
         tokens.append(Token("command", name, spaced))
     elif name in NAMES and name != "R":
@@ -299,14 +301,8 @@ def _command(text: str, spaced: bool, tokens: list[Token]) -> None:
 def _sign(text: str, spaced: bool, tokens: list[Token]) -> None:
     if text in ",;":
         tokens.append(Token("separator", text, spaced))
-    elif text in RELATIONS:
-        tokens.append(Token("relation", RELATIONS[text], spaced))
-    elif text in OPERATORS:
-        tokens.append(Token("operator", OPERATORS[text], spaced))
-    elif text in BRACKETS:
-        tokens.append(Token("open", BRACKETS[text], spaced))
-    elif text in CLOSING:
-        tokens.append(Token("close", CLOSING[text], spaced))
+    elif (known := _known(text, spaced)) is not None:
+        tokens.append(known)
     elif text in "€£¥₹$":
         tokens.append(Token("currency", text, spaced))
     elif text != "~":

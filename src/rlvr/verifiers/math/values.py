@@ -6,6 +6,7 @@ out, none is allowed. What no rule here allows is not equal.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
@@ -43,7 +44,7 @@ _SETS_OF_NUMBERS = frozenset(
 )
 
 
-class Values:
+class Values(ABC):
     """Compares values under `rules`; holds the sampler, and with it the fuel of one comparison."""
 
     def __init__(self, rules: Rules, sampler: Sampler) -> None:
@@ -246,13 +247,13 @@ class Values:
             return False
         return all_of(self.value(a, b) for a, b in zip(gold.items, answer.items, strict=True))
 
+    @abstractmethod
     def entries(self, gold: Entry, answer: Entry) -> bool | None:
         """Whether two labelled values are the same: the judge above this class knows labels and relations."""
-        raise NotImplementedError
 
+    @abstractmethod
     def unordered(self, gold: Sequence[Entry], answer: Sequence[Entry]) -> bool | None:
         """Whether two sets of entries are the same."""
-        raise NotImplementedError
 
 
 def all_of(results: Iterable[bool | None]) -> bool | None:
