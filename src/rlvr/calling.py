@@ -42,11 +42,6 @@ class _Function:
         self.optional = [p.name for p in named if p.default is not p.empty]
         self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
 
-    @property
-    def wants_token_ids(self) -> bool:
-        """Whether the function asks for the sampled token ids."""
-        return self.takes_all or bool({"token_ids", "completion_ids"} & {*self.required, *self.optional})
-
     def _lack(self, known: Mapping[str, Any], task: Task) -> str | None:
         missing = next((name for name in self.required if name not in known), None)
         if missing is None:
