@@ -252,6 +252,18 @@ def test_numbers_compare_like_fractions(a, b):
     assert read_number(f"{float(Fraction(a.numerator % 10**6, 8))}").value == Fraction(a.numerator % 10**6, 8)
 
 
+def test_a_time_limit_leaves_nothing_pending():
+    """A thread that is traced afterwards (a debugger, coverage, hypothesis's explanations) goes on."""
+    program = (
+        "import sys\nfrom rlvr.verifiers.math.deadline import OutOfTime, within\n"
+        "assert within(5, lambda: 7) == 7\n"
+        "try:\n    within(0.05, lambda: [0 for _ in iter(int, 1)])\nexcept OutOfTime:\n    print('stopped')\n"
+        "sys.settrace(lambda *_: None)\n(lambda: print('traced'))()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["stopped", "traced"], done.stderr
+
+
 PIECES = [
     "\\frac", "{", "}", "\\boxed{", "^", "9", "1e9", ",", " ", "\\", "$", "½", "²", "\\text{", "x", "=", "(", ")", "[", "\x00", "\ud800", "\\sqrt", "+", "\\cup",
     "\\le", "\\pm", "!", "\\int", "\\begin{pmatrix}", "&", "\\\\", "\\%", "and", "<|im_end|>", "cm", "\\infty", "\\{", "\\}", "|", ":", "...", "'", "_",
@@ -259,7 +271,7 @@ PIECES = [
 
 
 def some_text(seed):
-    """Up to 30 pieces and odd characters. From a seed: on lists of so many pieces hypothesis's mutations may not end."""
+    """Up to 30 pieces and odd characters."""
     chance = random.Random(seed)
     odd = [chr(chance.randrange(1, 0xD800)) for _ in range(3)]
     return "".join(

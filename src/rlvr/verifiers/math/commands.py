@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from rlvr.verifiers.math.expression import Apply, Binder, Bracket, Listing, Matrix, Node, Number, Relation, Symbol
 from rlvr.verifiers.math.literals import Literals
-from rlvr.verifiers.math.tokens import Token, Unreadable
+from rlvr.verifiers.math.tokens import Unreadable, tokenize
 from rlvr.verifiers.math.vocabulary import FUNCTIONS
 
 SUM, PRODUCT = 30, 40
@@ -107,10 +107,10 @@ class Commands(Literals):
         raise Unreadable(f"\\{name} is not understood here")
 
     def _argument(self) -> Node:
-        """The argument of a command: a group, or one token (`\frac12`)."""
+        r"""The argument of a command: a group, or one token: `\frac12` is 1/2, `\frac1e9` is 1/e times 9."""
         token = self.peek()
-        if token.kind == "number" and len(token.text) > 1:
-            self.tokens[self.at] = Token("number", token.text[1:], False)
+        if token.kind == "number" and len(token.text) > 1 and token.text[0].isdecimal():
+            self.tokens[self.at : self.at + 1] = tokenize(token.text[1:])
             return Number(Fraction(token.text[0]))
         return self.exponent()
 
