@@ -51,6 +51,7 @@ _HOME = {
     "register_reward": "rlvr.registry",
     "register_selector": "rlvr.registry",
     "register_advantage": "rlvr.registry",
+    "register_modifier": "rlvr.registry",
     "register_loss": "rlvr.registry",
     "register_sampler": "rlvr.registry",
     "register_plan": "rlvr.registry",
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from rlvr.registry import (
         register_advantage,
         register_loss,
+        register_modifier,
         register_plan,
         register_reward,
         register_sampler,

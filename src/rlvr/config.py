@@ -140,6 +140,9 @@ class ModelConfig(Section):
     """transformers' attention implementation: sdpa, eager, flash_attention_2 ...; null: its own choice for the model."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    activation_offload: bool = False
+    """Keep the layers' inputs, which is what `gradient_checkpointing` (needed for it) leaves, in host memory until the
+    backward pass: less GPU memory for the time of two copies. Of no use on a CPU."""
     trust_remote_code: bool = False
     """Run code that comes with the model. Only for sources that you trust."""
 
@@ -147,6 +150,10 @@ class ModelConfig(Section):
     def _one_origin(self) -> ModelConfig:
         if self.path is not None and self.scratch is not None:
             raise ValueError("`path` and `scratch` exclude each other: load a model or build one")
+        if self.activation_offload and not self.gradient_checkpointing:
+            raise ValueError(
+                "`activation_offload` keeps what gradient checkpointing leaves: set `gradient_checkpointing: true`"
+            )
         return self
 
 
@@ -253,6 +260,8 @@ class AlgorithmConfig(Section):
     """Select after advantages were computed, not before."""
     advantage: _piece("advantage") = "group"  # type: ignore[valid-type]
     """From rewards to advantages."""
+    modifiers: list[_piece("modifier")] = []  # type: ignore[valid-type]
+    """What is done to the advantages then, in order: whitening, clipping, weights by sign, length or surprise ..."""
     loss: _piece("loss") = "clip"  # type: ignore[valid-type]
     """The policy loss and what it averages over."""
     kl: KLConfig | None = None
@@ -273,7 +282,7 @@ class OptimConfig(Section):
     """Optimizer steps."""
 
     optimizer: _piece("optimizer") = "adamw"  # type: ignore[valid-type]
-    """adamw or sgd, with its options."""
+    """adamw, adamw_8bit (2 bytes of state for a weight instead of 8) or sgd, with its options."""
     lr: float = Field(default=1e-6, gt=0)
     """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -291,7 +300,20 @@ class OptimConfig(Section):
     micro_batch_size: int | None = Field(default=None, ge=1)
     """Completions per forward pass and rank; null: all of an optimizer step's."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
-    """Tokens (unpadded, prompts included) per forward pass and rank, instead of a number of completions."""
+    """Tokens (unpadded, prompts included) per forward pass and rank, instead of a number of completions. A prompt that
+    completions share is counted once where it is computed once. A rollout longer than this goes alone."""
+    packing: Literal["auto"] | bool = "auto"
+    """Lay rollouts end to end, without padding, in the update; auto: where it is estimated to be faster and the model can.
+    The gradient is the same."""
+    share_prefix: Literal["auto"] | bool = "auto"
+    """In packed rows, compute the tokens that a group's rollouts begin with (their prompt) once for all of them; auto:
+    where it is estimated to be faster and the model can. The gradient is the same."""
+
+    @model_validator(mode="after")
+    def _sharing_needs_packing(self) -> OptimConfig:
+        if self.packing is False and self.share_prefix is True:
+            raise ValueError("`share_prefix: true` needs packed rows: set `packing` to auto or true")
+        return self
 
     @model_validator(mode="after")
     def _one_micro_batch(self) -> OptimConfig:
@@ -377,6 +399,9 @@ class LoggingConfig(Section):
     """Steps between files of rollouts in the run folder; 0: none."""
     wandb: bool | WandbConfig = False
     """Track the run with wandb."""
+    profile: list[int] = []
+    """Steps whose time is looked into: `profile/step-N.json` of the run folder is a trace by torch's profiler (for Perfetto
+    or chrome://tracing), `profile/step-N.txt` says what took longest. Such a step is slower."""
 
 
 class Config(Section):

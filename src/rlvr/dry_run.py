@@ -1,4 +1,5 @@
-"""What a run will do, in words and numbers: the batch arithmetic that `--dry-run` and the start of a run print."""
+"""What a run will do, in words and numbers: the batch arithmetic that `--dry-run` and the start of a run print, and the
+memory that `--dry-run` expects it to need."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlvr.config import Config
+from rlvr.errors import RlvrError
 from rlvr.stage_plan import StagePlan
 
 
@@ -16,6 +18,35 @@ def plan_lines(config: Config, plans: Sequence[StagePlan], folder: Path) -> list
         f"run folder: {folder}",
         *(line for number, plan in enumerate(plans, 1) for line in _stage_lines(number, plan)),
     ]
+
+
+def memory_lines(plans: Sequence[StagePlan]) -> list[str]:
+    """For each stage what it needs at most, part by part, and what to change where the device has less."""
+    from rlvr import memory
+
+    model = plans[0].config.model
+    try:
+        shape = memory.shape_of(model)
+    except (RlvrError, OSError, ValueError, ImportError, RuntimeError, AttributeError) as error:
+        return [f"memory: no estimate, the model cannot be described without loading it ({error})"]
+    device, available = memory.device_of(model), memory.device_memory(model)
+    lines = []
+    for number, plan in enumerate(plans, 1):
+        prompt, length = memory.lengths(shape, plan.config)
+        needed = memory.parts(shape, plan.config, plan.kind != "sft")
+        bound = "data.max_prompt_tokens" if plan.config.data.max_prompt_tokens else "data.max_prompt_tokens is not set"
+        lines += [
+            f"memory of stage {number} ({plan.name}): at most about {_gib(sum(needed.values()))} of the {_gib(available)} of {device}, "
+            f"for prompts of {prompt} tokens ({bound}) and {length} tokens in all",
+            "  " + ", ".join(f"{name} {_gib(size)}" for name, size in needed.items()),
+        ]
+        if (say := memory.advice(needed, available)) is not None:
+            lines.append(f"  {say}")
+    return lines
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB"
 
 
 def _stage_lines(number: int, plan: StagePlan) -> list[str]:

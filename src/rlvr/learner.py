@@ -27,7 +27,7 @@ from rlvr.losses import Denominators, Objective, TokenBatch
 from rlvr.losses.correction import Level, gaps, ratios
 from rlvr.monitor.averages import Averages, is_maximum
 from rlvr.needs import CURRENT, PROXIMAL, REFERENCE, Need
-from rlvr.policy import MicroBatch, Snapshot, cut, forward, rows_of
+from rlvr.policy import MicroBatch, Snapshot, forward, micro_batches
 from rlvr.records import Batch
 
 GATE = 0.1
@@ -134,10 +134,7 @@ class Learner:
         return loss
 
     def _micro_batches(self, work: _Work, index: np.ndarray) -> Iterator[MicroBatch]:
-        lengths = np.asarray([len(work.batch.rollouts[i]) for i in index], dtype=np.int64)
-        pad_id = int(self.policy.tokenizer.pad_token_id or 0)  # type: ignore[arg-type]
-        for part in cut(lengths, work.config.micro_batch_size, work.config.micro_batch_tokens):
-            yield rows_of(work.batch, index[part], work.trained, pad_id, self.policy.device)
+        return micro_batches(self.policy, work.batch, index, work.trained, work.config)
 
     def _add_reference_logprobs(self, work: _Work) -> None:
         """The token column `logprobs/reference`, NaN where nothing is trained; one pass for all optimizer steps."""

@@ -13,15 +13,38 @@ one that sampled, or, where the objective is decoupled, the one that the update 
 REFERENCE = "reference"
 """The snapshot of the policy at the start of the stage."""
 
+Statistic = Literal[
+    "logprobs",
+    "entropy",
+    "pair_logprobs",
+    "logsumexp",
+    "mean_logit",
+    "max_logit",
+    "sum_squared_probs",
+    "top_k",
+]
+"""What can be asked about the next-token distribution, which is the softmax of the logits divided by the token's temperature.
+
+logprobs: of the tokens themselves. pair_logprobs: of other token ids at the same positions, [T, K]. logsumexp, mean_logit and
+max_logit are of the logits after that division, over the whole vocabulary of the LM head. sum_squared_probs is 1 for a certain
+token and 1 / V for a uniform distribution. top_k: log-probs of the k most likely tokens, [T, k], best first."""
+
 
 @dataclass(frozen=True)
 class Need:
     """One statistic at the trained tokens.
 
-    `statistic` is logprobs (of the tokens themselves) or entropy; `model` is current, proximal, reference or a named model;
-    `grad` says whether the piece differentiates it.
+    `model` is current, proximal, reference or a named model; `grad` says whether the piece differentiates it. `k` is how many
+    tokens top_k needs; where pieces ask for different k, all get the largest, and read their first k columns.
     """
 
-    statistic: Literal["logprobs", "entropy"]
+    statistic: Statistic
     model: str = CURRENT
     grad: bool = False
+    k: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.k > 0) != (self.statistic == "top_k"):
+            raise ValueError(
+                f"k is {self.k} for the statistic {self.statistic!r}: top_k needs k >= 1, the others take none"
+            )

@@ -22,6 +22,9 @@ from rlvr.errors import nearest
 
 Messages = list[dict[str, Any]]
 
+BASELINE = "baseline"
+"""The role of a rollout that others are compared with and that does not train."""
+
 
 class Origin(enum.IntEnum):
     """Who wrote a token."""
@@ -264,7 +267,7 @@ class Rollout:
 
     def to_json(self) -> dict[str, Any]:
         """Everything needed to train on or score this rollout again, as JSON types (unknown log-probs are null)."""
-        logprobs = [None if math.isnan(x) else float(x) for x in self.behaviour_logprobs]
+        logprobs = [None if math.isnan(x) else x for x in self.behaviour_logprobs.tolist()]
         return {
             "id": self.id,
             "task": self.task.to_json(),

@@ -35,6 +35,7 @@ ROOMS = {
     "reward": "rlvr.rewards",
     "selector": "rlvr.selection",
     "advantage": "rlvr.advantages",
+    "modifier": "rlvr.advantages",
     "loss": "rlvr.losses",
     "kl": "rlvr.losses",
     "correction": "rlvr.losses",
@@ -213,6 +214,7 @@ register_verifier = functools.partial(register, "verifier")
 register_reward = functools.partial(register, "reward")
 register_selector = functools.partial(register, "selector")
 register_advantage = functools.partial(register, "advantage")
+register_modifier = functools.partial(register, "modifier")
 register_loss = functools.partial(register, "loss")
 register_sampler = functools.partial(register, "sampler")
 register_plan = functools.partial(register, "plan")

@@ -120,6 +120,15 @@ def at(piece: Any, step: int, steps: int) -> Any:
     return dataclasses.replace(piece, **moving) if moving else piece
 
 
+def moving_options(piece: Any, prefix: str, step: int, steps: int) -> dict[str, float]:
+    """The options of `piece` that are no constants, as `prefix.option` -> the float that each is at `step` of `steps`."""
+    if not dataclasses.is_dataclass(piece) or isinstance(piece, type):
+        return {}
+    values = {f.name: getattr(piece, f.name) for f in dataclasses.fields(piece)}
+    moving = {name: v for name, v in values.items() if isinstance(v, (Schedule, StepSchedule, Controller))}
+    return {f"{prefix}.{name}": scalar_value(v, step, steps) for name, v in moving.items()}
+
+
 def controllers(*pieces: Any) -> Iterator[Controller]:
     """The controllers among the options of `pieces`, in a fixed order."""
     for piece in pieces:

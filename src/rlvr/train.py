@@ -25,7 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", required=True, metavar="FILE", help="YAML file; docs/config.md lists its keys")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="values that go over the file's")
     parser.add_argument(
-        "--dry-run", action="store_true", help="print the resolved configuration and the batch arithmetic, and stop"
+        "--dry-run",
+        action="store_true",
+        help="print the resolved configuration, the batch arithmetic and the memory needed, and stop",
     )
     parser.add_argument(
         "--resume", metavar="auto|PATH", help="go on from the newest whole checkpoint of the run, or from PATH"
@@ -47,11 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _dry_run(config: Config) -> int:
-    from rlvr.dry_run import plan_lines
+    from rlvr.dry_run import memory_lines, plan_lines
 
     plans = stage_plans(config)
     print(yaml.safe_dump(config.dump(), sort_keys=False, allow_unicode=True))
-    print("\n".join(plan_lines(config, plans, config.folder)))
+    print("\n".join([*plan_lines(config, plans, config.folder), *memory_lines(plans)]))
     return 0
 
 

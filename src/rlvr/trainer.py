@@ -30,6 +30,7 @@ from rlvr.monitor.batch import sample_rows, staleness_metrics
 from rlvr.monitor.console import Console
 from rlvr.monitor.metrics import record
 from rlvr.monitor.phases import Phases
+from rlvr.monitor.profile import StepProfiler
 from rlvr.monitor.rollout_log import RolloutLog
 from rlvr.monitor.trackers import Tracker
 from rlvr.monitor.wandb_tracker import WandbTracker
@@ -97,8 +98,8 @@ class GRPOTrainer:
         self.trackers = [*trackers, *_trackers(self.config)]
         self.folder = RunFolder(self.config)
         self.rollout_log = RolloutLog(self.folder.path, self.config.logging.rollouts)
-        self.phases, self.idle = Phases(), IdleClock()
-        self.stop = StopRequest()
+        self.profiler = StepProfiler(self.folder.path, self.config.logging.profile)
+        self.phases, self.idle, self.stop = Phases(torch.profiler.record_function), IdleClock(), StopRequest()
 
         self.history = History()
         checks = self.config.verification
@@ -120,9 +121,8 @@ class GRPOTrainer:
         self.metrics: list[dict[str, Any]] = []
         self.evaluations: list[dict[str, Any]] = []
         self.batch: Batch | None = None
-        self._nonfinite = 0
+        self._nonfinite, self._begun = 0, False
         self._published: Published | None = None
-        self._begun = False
         self._owes_evaluation = False
         """Whether a stop cut off the evaluation of the last step; it is made up for when training goes on."""
         self._tasks: dict[str, list[Task]] = {}
@@ -157,7 +157,7 @@ class GRPOTrainer:
     def _go_through(self, stage: Stage, until: int) -> None:
         self._ready(stage)
         while self.stage_step < stage.steps and self.step < until and not self.stop:
-            with self._whole_step(stage):
+            with self._whole_step(stage), self.profiler(self.step + 1, self.metrics):
                 collected = self._collect(stage)
                 batch, metrics = self._score(stage, collected)
                 metrics |= self._update(stage, batch)

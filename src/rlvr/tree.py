@@ -51,10 +51,11 @@ def merge(base: Any, over: Any, path: tuple[str, ...] = ()) -> Any:
     """`over` laid over `base`, both trees that stand at `path`: mappings key by key, everything else replaced.
 
     A piece's mapping that names another piece replaces the old one whole, since its options belong to the old name;
-    a mapping of options over a bare name keeps that name.
+    a mapping of options over a bare name keeps that name. A scheduled or driven number over a word replaces it.
     """
     is_piece = path != ("run",)  # the run has a name of its own; any other mapping with a name is a piece
-    if isinstance(base, str) and isinstance(over, Mapping) and over and "name" not in over:
+    is_number = isinstance(over, Mapping) and any(key in over for key in ("schedule", "at", "metric"))
+    if isinstance(base, str) and isinstance(over, Mapping) and over and "name" not in over and not is_number:
         base = {"name": base}
     if not isinstance(base, Mapping) or not isinstance(over, Mapping):
         return copy.deepcopy(over)

@@ -8,7 +8,8 @@ import torch
 from number_oracles import double, gap, gradient_of, token_statistics
 
 from rlvr.needs import CURRENT, REFERENCE, Need
-from rlvr.policy import statistics
+from rlvr.policy import head_tiles, statistics
+from rlvr.policy.head import head_of
 from rlvr.policy.microbatch import cut, rows_of
 from rlvr.policy.statistics import forward
 from rlvr.records import Batch, Origin
@@ -100,8 +101,8 @@ def test_trained_tokens_need_not_be_the_tail(policy, make_batch):
 
 
 @pytest.mark.parametrize("grad", [True, False])
-@pytest.mark.parametrize("tokens", [1, 3, 7])
-def test_chunks_change_neither_values_nor_gradients(policy, make_batch, monkeypatch, tokens, grad):
+@pytest.mark.parametrize("size", [(1, 100), (3, 7), (7, 64)])
+def test_tiles_change_neither_values_nor_gradients(policy, make_batch, monkeypatch, size, grad):
     batch = make_batch(policy)
     rows = lay_out(policy, batch)
     needs = [Need("logprobs", grad=True), Need("entropy", grad=grad)]
@@ -114,21 +115,23 @@ def test_chunks_change_neither_values_nor_gradients(policy, make_batch, monkeypa
         return got, gradient_of(policy.model, total)
 
     whole, gradient = values_and_gradient()
-    monkeypatch.setattr(statistics, "CHUNK", tokens * policy.causal_lm.config.vocab_size)
-    calls = []
-    real = statistics._statistics
-    monkeypatch.setattr(statistics, "_statistics", lambda *a: calls.append(len(a[2])) or real(*a))
+    monkeypatch.setattr(head_tiles, "KEEP", 0)
+    monkeypatch.setattr(head_tiles, "TILE", size[0] * size[1])
+    monkeypatch.setattr(head_tiles, "COLUMNS", size[1])
+    seen = []
+    real = head_tiles.Logits.tile
+    monkeypatch.setattr(head_tiles.Logits, "tile", lambda *a: seen.append(real(*a).numel()) or real(*a))
     cut_up, gradient_cut = values_and_gradient()
-    assert max(calls) == tokens
-    assert sum(calls) == 2 * len(rows.targets)  # once forward, once again in the backward pass
+    assert max(seen) <= size[0] * size[1]
+    assert sum(seen) == 2 * len(rows.targets) * policy.causal_lm.config.vocab_size  # forward, and again backward
     for name in whole:
-        torch.testing.assert_close(cut_up[name], whole[name], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(cut_up[name], whole[name], rtol=1e-6, atol=2e-6)
     assert gap(gradient_cut, gradient) < 1e-6
     with torch.no_grad():
         bare = forward(policy, rows, needs)
     for name in whole:
         assert not bare[name].requires_grad
-        torch.testing.assert_close(bare[name], whole[name], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(bare[name], whole[name], rtol=1e-6, atol=2e-6)
 
 
 def test_only_what_is_asked_for_is_computed(policy, make_batch):
@@ -162,38 +165,142 @@ def test_a_very_peaked_distribution_has_finite_gradients(make_policy, make_batch
     assert bool(torch.isfinite(gradient).all())
 
 
-class LogitsAsTheyAre:
-    head_is_enough = False
+EVERY = ("pair_logprobs", "logprobs", "logsumexp", "mean_logit", "max_logit", "sum_squared_probs", "entropy")
 
 
-def entropy_of(logits, temperature=1.0):
-    """(ours in float32, float64 oracle) of rows of logits."""
-    count = len(logits)
-    got = statistics._statistics(
-        LogitsAsTheyAre(),
-        logits,
-        torch.zeros(count, dtype=torch.long),
-        torch.full((count,), temperature),
-        {"logprobs": True, "entropy": True},
+def by_definition(logits, targets, pairs):
+    """Every statistic from a float64 table of tempered logits."""
+    table = torch.log_softmax(logits, -1)
+    probs = table.exp()
+    return {
+        "pair_logprobs": table.gather(1, pairs),
+        "logprobs": table.gather(1, targets[:, None])[:, 0],
+        "logsumexp": logits.exp().sum(-1).log(),
+        "mean_logit": logits.sum(-1) / logits.shape[1],
+        "max_logit": logits.sort(-1).values[:, -1],
+        "sum_squared_probs": (probs * probs).sum(-1),
+        "entropy": -(probs * table).sum(-1),
+        "top_k": table.sort(-1, descending=True).values[:, :4],
+    }
+
+
+def own_logits(policy, batch):
+    """A float64 copy of the model and its tempered logits at the sampled tokens, rollout after rollout."""
+    model = double(policy)
+    parts = [
+        (model(input_ids=torch.as_tensor(r.token_ids)[None]).logits[0, :-1] / r.temperature)[
+            torch.as_tensor(r.sampled[1:])
+        ]
+        for r in batch.rollouts
+    ]
+    return model, torch.cat(parts)
+
+
+HEADS = {
+    "tied": {"tie_word_embeddings": True},
+    "untied": {"tie_word_embeddings": False},
+    "soft-cap": {"architecture": "gemma2"},
+    "scaled": {"architecture": "granite"},
+    "lora on the head": {"tie_word_embeddings": False, "adapter": {"r": 3, "target_modules": ["lm_head", "q_proj"]}},
+    "lora elsewhere": {"adapter": {"r": 3, "target_modules": ["q_proj"]}},
+}
+
+
+@pytest.mark.parametrize("kind", [*HEADS, "bias", "called"])
+def test_every_statistic_of_every_head(make_policy, make_batch, kind, monkeypatch):
+    policy = make_policy(**HEADS.get(kind, {"tie_word_embeddings": False}))
+    causal_lm = policy.causal_lm
+    with torch.no_grad():
+        if kind == "soft-cap":
+            causal_lm.config.final_logit_softcapping = 2.0
+        if kind == "scaled":
+            causal_lm.config.logits_scaling = 3.0
+        if kind == "bias":
+            causal_lm.lm_head.bias = torch.nn.Parameter(torch.linspace(-2, 2, causal_lm.config.vocab_size))
+        if kind == "lora on the head":
+            causal_lm.lm_head.lora_B["default"].weight.normal_()
+    if kind == "called":  # a hook may do anything, so that the head has to be called
+        causal_lm.lm_head.register_forward_hook(lambda module, args, output: output * 1.25)
+        monkeypatch.setattr(statistics, "CHUNK", 5 * causal_lm.config.vocab_size)
+    assert (head_of(policy, torch.zeros(2, 32)) is None) == (kind == "called")
+    assert policy.head_is_enough
+    batch = make_batch(policy)
+    rows = lay_out(policy, batch)
+    pairs = torch.randint(
+        0, causal_lm.config.vocab_size, (len(rows.targets), 2), generator=torch.Generator().manual_seed(1)
     )
-    table = torch.log_softmax(logits.double() / temperature, -1)
-    torch.testing.assert_close(got["logprobs"].double(), table[:, 0], rtol=2e-7, atol=5e-5)
-    return got["entropy"].double(), -(table.exp() * table).sum(-1)
+    needs = [*(Need(name, grad=True) for name in EVERY), Need("top_k", k=2), Need("top_k", k=4, grad=True)]
+    got = forward(policy, rows, needs, pairs)
+    model, logits = own_logits(policy, batch)
+    want = by_definition(logits, rows.targets, pairs)
+    assert set(got) == {(name, CURRENT) for name in [*want, "top_k_ids"]}
+    weights = torch.linspace(-1, 1, len(pairs)).double()[:, None]
+    totals = []
+    for name, values in want.items():
+        torch.testing.assert_close(got[name, CURRENT].double(), values, rtol=1e-5, atol=2e-5)
+        totals.append([(weights * v.view(len(pairs), -1)).sum() for v in (got[name, CURRENT], values)])
+    ours, right = (
+        gradient_of(m, sum(t)) for m, t in zip((policy.model, model), zip(*totals, strict=True), strict=True)
+    )
+    assert gap(ours.double(), right) < 1e-5
+    reached = logits.gather(1, got["top_k_ids", CURRENT]) - torch.logsumexp(logits, -1, keepdim=True)
+    torch.testing.assert_close(reached, want["top_k"], rtol=1e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("vocabulary", [2, 100, 5000])
-def test_entropy_of_moderate_logits(vocabulary):
-    torch.manual_seed(0)
-    ours, want = entropy_of(2 * torch.randn(50, vocabulary))
-    torch.testing.assert_close(ours, want, rtol=1e-6, atol=2e-5)
+def test_lora_dropout_on_the_head_is_that_of_one_forward_pass(make_policy, make_batch):
+    """The rows of the backward pass are those of the forward pass: finite differences along the gradient agree."""
+    adapter = {"r": 3, "dropout": 0.5, "target_modules": ["lm_head"]}
+    policy = make_policy(tie_word_embeddings=False, adapter=adapter)
+    up = policy.causal_lm.lm_head.lora_B["default"].weight
+    with torch.no_grad():
+        up.normal_()
+    policy.model.double()
+    rows = lay_out(policy, make_batch(policy))
+
+    def total():
+        torch.manual_seed(0)
+        return forward(policy, rows, [Need("logprobs", grad=True)])["logprobs", CURRENT].sum()
+
+    assert policy.head_is_enough
+    policy.model.train()
+    slope = torch.autograd.grad(total(), up)[0]
+    with torch.no_grad():
+        up += 1e-6 * slope
+        above = total()
+        up -= 2e-6 * slope
+        assert float((above - total()) / 2e-6) == pytest.approx(float(slope.square().sum()), rel=1e-5)
 
 
-@pytest.mark.parametrize(("offset", "temperature"), [(100.0, 1.0), (-100.0, 1.0), (0.0, 0.05), (20.0, 0.1)])
-def test_entropy_of_large_logits(offset, temperature):
-    torch.manual_seed(0)
-    ours, want = entropy_of(3 * torch.randn(200, 100) + offset, temperature)
-    assert float(ours.min()) >= -1e-6
-    torch.testing.assert_close(ours, want, rtol=1e-5, atol=2e-5)
+def test_an_adapter_on_the_head_that_is_off_or_merged(make_policy, make_batch):
+    policy = make_policy(tie_word_embeddings=False, adapter={"r": 3, "target_modules": ["lm_head"]})
+    with torch.no_grad():
+        policy.causal_lm.lm_head.lora_B["default"].weight.normal_()
+        rows = lay_out(policy, make_batch(policy))
+        on = forward(policy, rows, [Need("logprobs")])["logprobs", CURRENT]
+        with policy.model.disable_adapter():
+            off = forward(policy, rows, [Need("logprobs")])["logprobs", CURRENT]
+        policy.model.merge_adapter()
+        merged = forward(policy, rows, [Need("logprobs")])["logprobs", CURRENT]
+    assert float((on - off).abs().max()) > 0.1
+    torch.testing.assert_close(merged, on, rtol=1e-5, atol=2e-5)
+
+
+def test_rows_of_the_head_beyond_the_tokenizer_count(make_policy, make_batch):
+    policy = make_policy()
+    policy.causal_lm.resize_token_embeddings(len(policy.tokenizer) + 37)
+    batch = make_batch(policy)
+    got = forward(policy, lay_out(policy, batch), BOTH)
+    for values, want in zip(got.values(), oracle(policy, batch), strict=True):
+        torch.testing.assert_close(values.double(), want, rtol=1e-5, atol=2e-5)
+
+
+def test_needs_that_make_no_sense_are_refused(policy, make_batch):
+    with pytest.raises(ValueError, match="k >= 1"):
+        Need("top_k")
+    with pytest.raises(ValueError, match="others take none"):
+        Need("entropy", k=3)
+    with pytest.raises(ValueError, match="without saying of which token ids"):
+        forward(policy, lay_out(policy, make_batch(policy)), [Need("pair_logprobs")])
 
 
 def test_a_trained_first_token_is_refused(policy, make_rollout):
@@ -213,9 +320,9 @@ def test_rows_lay_out_what_they_say(policy, make_rollout):
     rows = lay_out(policy, batch, [2, 0, 1])
     pad = policy.tokenizer.pad_token_id
     assert rows.input_ids.tolist() == [[3, 4, 5, pad], [5, 6, 7, 8], [9, 10, pad, pad]]
-    assert rows.attention_mask.tolist() == [[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 0, 0]]
+    assert rows.position_ids.tolist() == [[0, 1, 2, 3]] * 3
     assert rows.row.tolist() == [0, 1, 1, 2]
-    assert rows.column.tolist() == [2, 2, 3, 1]
+    assert rows.source.tolist() == [1, 5, 6, 8]
     assert rows.targets.tolist() == [5, 7, 8, 10]
     columns = [np.arange(len(r)) + 10.0 * i for i, r in enumerate(rollouts)]
     assert rows.gather(columns).tolist() == [22.0, 2.0, 3.0, 11.0]

@@ -14,6 +14,7 @@ from rlvr.needs import CURRENT, Need
 from rlvr.policy import Policy, forward, load_policy, rows_of
 from rlvr.records import Batch, Task
 from rlvr.rollout import Request, Sampling, make_rollout
+from rlvr.rollout.decoder import Unfit
 from rlvr.rollout.sampling import uniforms
 
 PATIENCE = 60  # seconds: generous, since the machine is shared
@@ -120,7 +121,7 @@ def kept(probabilities, top_k=0, top_p=1.0, min_p=0.0):
 def reference(policy, request):
     """(tokens, log-probs) sampled without cache, batch or padding: the whole sequence again for every token."""
     sampling, ids, logprobs = request.sampling, list(request.token_ids), []
-    uniform = uniforms(request.seed, sampling.max_new_tokens, policy.device).tolist()
+    uniform = uniforms(request.seed, sampling.max_new_tokens).tolist()
     while len(ids) < policy.context and len(logprobs) < sampling.max_new_tokens:
         with torch.no_grad():
             logits = policy.model(input_ids=torch.tensor([ids])).logits[0, -1].double().numpy()
@@ -141,13 +142,21 @@ def reference(policy, request):
     return ids[len(request.token_ids) :], logprobs
 
 
+def _unproven(policy):
+    raise Unfit("a test looks on")
+
+
 class Spy:
-    """Stands in for policy.next_logits and remembers the shapes of its inputs; `before` may raise."""
+    """Stands in for policy.next_logits and remembers the shapes of its inputs; `before` may raise.
+
+    Every step then goes through the model's own modules, where it can be seen.
+    """
 
     def __init__(self, monkeypatch, policy, before=lambda spy: None, after=lambda input_ids, logits: logits):
         self.real, self.shapes = policy.next_logits, []
         self.before, self.after = before, after
         monkeypatch.setattr(policy, "next_logits", self, raising=False)
+        monkeypatch.setattr("rlvr.rollout.decoder.proven", _unproven)
 
     def __call__(self, input_ids, attention_mask, position_ids, cache):
         self.shapes.append(tuple(input_ids.shape))

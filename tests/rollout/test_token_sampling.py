@@ -123,16 +123,42 @@ def test_a_token_of_probability_zero_is_never_drawn(possible, u):
     assert torch.allclose(logprobs, torch.tensor(-math.log(sum(possible))), atol=1e-6)
 
 
+@given(st.integers(0, 10_000), st.sampled_from([255, 256, 257, 700, 1024, 3000]), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_a_large_vocabulary_is_searched_in_blocks_with_the_same_result(seed, vocabulary, sparse):
+    """Against a running sum over all tokens; where rounding may decide, the token before or after is as good."""
+    random = np.random.default_rng(seed)
+    logits = torch.from_numpy(random.normal(0, 4, (8, vocabulary))).float()
+    if sparse:  # whole blocks of probability 0, the first and the last among them
+        logits[:, random.permutation(vocabulary)[3:]] = -torch.inf
+    uniform = torch.from_numpy(np.append(random.random(6), [0.0, NEARLY_ONE]))
+    tokens, logprobs = draw(logits, None, uniform)
+    weights = np.exp(logits.double().numpy())
+    after = weights.cumsum(-1) / weights.sum(-1, keepdims=True)
+    for row, token in enumerate(tokens.tolist()):
+        chance = weights[row, token] / weights[row].sum()
+        assert chance > 0
+        assert after[row, token] - chance - 1e-6 <= uniform[row] <= after[row, token] + 1e-6
+        assert logprobs[row].item() == pytest.approx(math.log(chance), abs=1e-5)
+
+
+def test_logits_that_are_not_numbers_give_a_token_without_a_log_prob():
+    for vocabulary in (19, 700):
+        tokens, logprobs = draw(torch.full((2, vocabulary), torch.nan), None, torch.tensor([0.2, 0.9]).double())
+        assert bool(((tokens >= 0) & (tokens < vocabulary)).all())
+        assert bool(logprobs.isnan().all())
+
+
 def test_random_uniforms_give_the_probabilities():
     row, count = torch.tensor([0.0, 1.0, -1.0, 2.0]), 20_000
-    tokens, _ = draw(row.expand(count, -1), torch.full((count,), 1.5), uniforms(3, count, torch.device("cpu")))
+    tokens, _ = draw(row.expand(count, -1), torch.full((count,), 1.5), uniforms(3, count))
     shares = np.bincount(tokens.numpy(), minlength=4) / count
     assert np.abs(shares - np.asarray(softmax((row / 1.5).tolist()))).max() < 0.015  # four standard errors
 
 
 def test_temperature_zero_takes_the_likeliest_token_with_its_log_prob_at_one():
     logits = torch.randn(50, 9, generator=torch.Generator().manual_seed(1)) * 4
-    uniform = uniforms(0, 50, torch.device("cpu"))
+    uniform = uniforms(0, 50)
     temperature = torch.where(torch.arange(50) % 2 == 0, 0.0, 0.7)
     tokens, logprobs = draw(logits, temperature, uniform)
     assert torch.equal(tokens[::2], logits[::2].argmax(-1))
@@ -146,7 +172,7 @@ def test_temperature_zero_takes_the_likeliest_token_with_its_log_prob_at_one():
 
 def test_a_row_draws_the_same_alone_and_among_others():
     logits = torch.randn(33, 50, generator=torch.Generator().manual_seed(2)) * 3
-    temperature, uniform = torch.linspace(0.0, 2.0, 33), uniforms(5, 33, torch.device("cpu"))
+    temperature, uniform = torch.linspace(0.0, 2.0, 33), uniforms(5, 33)
     tokens, logprobs = draw(logits, temperature, uniform)
     for i in range(33):
         token, logprob = draw(logits[i : i + 1], temperature[i : i + 1], uniform[i : i + 1])
@@ -157,8 +183,8 @@ def test_a_row_draws_the_same_alone_and_among_others():
 @given(st.integers(0, 2**63 - 1), st.integers(1, 70), st.integers(0, 70))
 @settings(max_examples=60, deadline=None)
 def test_uniforms_depend_on_the_seed_and_not_on_how_many_are_asked_for(seed, count, more):
-    few, many = uniforms(seed, count, torch.device("cpu")), uniforms(seed, count + more, torch.device("cpu"))
+    few, many = uniforms(seed, count), uniforms(seed, count + more)
     assert torch.equal(few, many[:count])
     assert 0 <= float(few.min()) <= float(few.max()) < 1
     assert few.dtype == torch.float64
-    assert not torch.equal(many, uniforms(seed ^ 1, count + more, torch.device("cpu")))
+    assert not torch.equal(many, uniforms(seed ^ 1, count + more))

@@ -1,18 +1,30 @@
 """The engine `vllm` for real: what it samples, with what log-probs, by which weights (N3, N7), and what it refuses."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from engine_helpers import ask, ask_all, gap, ids_of, shake, some_requests
-from vllm_helpers import FAST, check_publishing_under_way, needs_vllm, tiny, truncated_logprobs
+from vllm_helpers import (
+    FAST,
+    check_constraint,
+    check_publishing_under_way,
+    children,
+    needs_vllm,
+    publish,
+    tiny,
+    truncated_logprobs,
+    until,
+)
 
 from rlvr.distributed import PlainBackend
-from rlvr.errors import ConfigError, DataError, TrainingError
+from rlvr.errors import ConfigError, DataError, TrainingError, WaitTimeout
 from rlvr.records import StopReason
 from rlvr.rollout import HFEngine, Request, Sampling, probe
 from rlvr.rollout.vllm import VLLMOptions
@@ -35,7 +47,7 @@ def engine(policy):
 @pytest.fixture
 def published(engine, policy):
     """The engine with the policy's weights as they are, under the next version."""
-    engine.publish(engine.version + 1, PlainBackend(policy).named_weights)
+    publish(engine, engine.version + 1, PlainBackend(policy).named_weights)
     return engine
 
 
@@ -44,7 +56,7 @@ def test_log_probs_are_the_trainers_after_each_publish(policy, engine, count):
     backend, first = PlainBackend(policy), engine.version
     for version in range(first + 1, first + 1 + count):
         shake(policy, version)
-        done = engine.publish(version, backend.named_weights)
+        done = publish(engine, version, backend.named_weights)
         assert done.bytes == sum(t.nbytes for bucket in backend.named_weights() for _, t in bucket)
         assert 0 < done.seconds < 60
         requests = some_requests(policy, 8, seed=version, temperature=(1.0, 0.7, 1.5, 0.0)[version % 4])
@@ -65,7 +77,7 @@ def test_weights_change_on_publish_and_not_before(policy, published):
     stale = ask(published, requests)
     assert [c.token_ids.tolist() for c in stale] == [c.token_ids.tolist() for c in before]
     assert gap(policy, requests, stale) > 1e-2
-    published.publish(published.version + 1, PlainBackend(policy).named_weights)
+    publish(published, published.version + 1, PlainBackend(policy).named_weights)
     assert gap(policy, requests, ask(published, requests)) < 1e-4
 
 
@@ -156,8 +168,15 @@ def test_stop_strings_end_a_completion_and_stay_in_it(policy, published):
 
 
 def test_a_constraint_is_kept(policy, published):
-    requests = [Request(ids_of(policy, "ab"), Sampling(20), s, constraint={"regex": "[01]{3}l"}) for s in range(6)]
-    assert all(len(c.text) == 4 and set(c.text[:3]) <= set("01") and c.text[3] == "l" for c in ask(published, requests))
+    check_constraint(policy, published)
+
+
+def test_new_weights_come_after_a_release(policy, published):
+    weights = PlainBackend(policy).named_weights
+    published.publish(published.version, weights)  # the same once more: a stage begins
+    with pytest.raises(TrainingError, match="without a release"):
+        published.publish(published.version + 1, weights)
+    publish(published, published.version + 1, weights)
 
 
 def test_weights_published_under_way_are_those_of_the_tokens_after(policy, published):
@@ -179,10 +198,10 @@ def test_the_silent_trap_of_a_stale_head_is_found_and_named(policy, published, c
         for bucket in PlainBackend(policy).named_weights():
             yield [(name, tensor) for name, tensor in bucket if name != "lm_head.weight"]
 
-    published.publish(published.version + 1, without_head)
+    publish(published, published.version + 1, without_head)
     with pytest.raises(TrainingError, match=r"lm_head\.weight"):
         probe(published, policy, collector, PlainBackend(policy).named_weights)
-    published.publish(published.version + 1, PlainBackend(policy).named_weights)
+    publish(published, published.version + 1, PlainBackend(policy).named_weights)
     assert probe(published, policy, collector, PlainBackend(policy).named_weights) < 1e-4
 
 
@@ -193,7 +212,7 @@ def test_weights_come_in_many_buckets_too(policy, published):
         for bucket in PlainBackend(policy).named_weights():
             yield from ([pair] for pair in bucket)
 
-    published.publish(published.version + 1, one_by_one)
+    publish(published, published.version + 1, one_by_one)
     requests = some_requests(policy, 6, seed=12)
     assert gap(policy, requests, ask(published, requests)) < 1e-4
 
@@ -267,6 +286,7 @@ def test_two_event_loops_at_once(policy, published):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"max_model_len": 97}, "max_model_len 97 is longer than the model's context of 96"),
         ({"engine_args": {"no_such_option": 1}}, "no_such_option"),
         ({"engine_args": {"load_format": "auto"}}, "load_format"),
     ],
@@ -283,22 +303,82 @@ def test_an_adapter_is_sent_by_itself():
     try:
         for version in range(1, 5):
             shake(policy, version)
-            done = engine.publish(version, PlainBackend(policy).named_weights)
+            done = publish(engine, version, PlainBackend(policy).named_weights)
             assert (done.bytes > whole) == (version == 1)  # the weights under it go once
             requests = some_requests(policy, 6, seed=version, temperature=(1.0, 0.7)[version % 2])
             completions = ask(engine, requests)
             assert gap(policy, requests, completions) < 1e-4
             assert {v for c in completions for v in c.versions.tolist()} == {version}
+        check_publishing_under_way(policy, engine, publishes=5)
+        assert len(list(engine._adapter.folder.iterdir())) <= 8  # those that were still needed at the last publish
+        publish(engine, engine.version + 1, PlainBackend(policy).named_weights)
+        assert len(list(engine._adapter.folder.iterdir())) == 3
     finally:
         engine.close()
 
 
-def test_nothing_is_sampled_before_the_first_publish_and_death_is_told(policy):
+@pytest.mark.timeout(400)
+def test_a_cache_that_is_far_too_small_costs_time_only(monkeypatch):
+    """vLLM takes memory away from requests under way, and computes them anew: 40 of 16 blocks each, in 60 blocks."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    policy = tiny(context=512)
+    arguments = {
+        "block_size": 32,
+        "num_gpu_blocks_override": 60,
+        "scheduler_cls": "counting_scheduler.CountingScheduler",
+    }
+    engine = VLLMOptions(**FAST, engine_args=arguments).open(policy)
+    try:
+        publish(engine, 1, PlainBackend(policy).named_weights)
+        requests = some_requests(policy, 40, seed=20, max_new_tokens=440, ignore_eos=True)
+        completions = ask(engine, requests)
+        assert engine._host.log.read_text().count("PREEMPTED") > 20
+        assert {len(c.token_ids) for c in completions} == {440}
+        assert gap(policy, requests, completions) < 1e-4
+        for request, completion in list(zip(requests, completions, strict=True))[
+            ::13
+        ]:  # by itself, without any preemption
+            (alone,) = ask(engine, [request])
+            assert alone.token_ids.tolist() == completion.token_ids.tolist()
+        check_publishing_under_way(policy, engine, publishes=2)
+    finally:
+        engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_model_split_over_two_workers():
+    policy = tiny(heads=4, kv_heads=2)
+    engine = VLLMOptions(**FAST, tensor_parallel_size=2).open(policy)
+    try:
+        for version in range(1, 4):
+            shake(policy, version)
+            publish(engine, version, PlainBackend(policy).named_weights)
+            requests = some_requests(policy, 12, seed=version)
+            assert gap(policy, requests, ask(engine, requests)) < 1e-4
+        assert engine.differing(PlainBackend(policy).named_weights) == []
+        with torch.no_grad():
+            policy.causal_lm.model.norm.weight.add_(0.5)
+        assert engine.differing(PlainBackend(policy).named_weights) == ["model.norm.weight"]
+        check_publishing_under_way(policy, engine, publishes=2)
+    finally:
+        engine.close()
+
+
+def test_an_engine_that_hangs_is_named(policy):
+    """Stopped: at the start, and at a publish. Nothing of it is left."""
+    before = set(children())
+    with pytest.raises(WaitTimeout, match="the vLLM engine to start"):
+        VLLMOptions(**FAST, start_timeout=0.5).open(policy)
+    until(lambda: set(children()) == before, 20, "the process to end")
+
+
+def test_nothing_is_sampled_before_the_first_publish_and_hanging_and_death_are_told(policy, monkeypatch):
     engine = VLLMOptions(**FAST).open(policy)
     try:
         with pytest.raises(TrainingError, match="no weights before the first publish"):
             ask(engine, some_requests(policy, 1))
-        engine.publish(1, PlainBackend(policy).named_weights)
+        publish(engine, 1, PlainBackend(policy).named_weights)
 
         async def main():
             work = [
@@ -309,8 +389,14 @@ def test_nothing_is_sampled_before_the_first_publish_and_death_is_told(policy):
             os.kill(engine._host.process.pid, signal.SIGKILL)
             return await asyncio.wait_for(asyncio.gather(*work, return_exceptions=True), 30)
 
+        os.kill(engine._host.process.pid, signal.SIGSTOP)
+        monkeypatch.setattr(engine, "options", dataclasses.replace(engine.options, publish_timeout=1.0))
+        with pytest.raises(WaitTimeout, match="the vLLM engine to do"):
+            publish(engine, 2, PlainBackend(policy).named_weights)
+        os.kill(engine._host.process.pid, signal.SIGCONT)
+
         assert all(isinstance(e, TrainingError) and "process is gone" in str(e) for e in asyncio.run(main()))
         with pytest.raises(TrainingError, match="process is gone"):
-            engine.publish(2, PlainBackend(policy).named_weights)
+            publish(engine, 3, PlainBackend(policy).named_weights)
     finally:
         engine.close()

@@ -1,6 +1,7 @@
 """The parts of the vLLM engines that need no vLLM: the guard, the gate, buckets in memory, arguments, refusals."""
 
 import asyncio
+import contextlib
 import importlib.metadata
 import mmap
 import socket
@@ -15,6 +16,7 @@ from rlvr.distributed import PlainBackend
 from rlvr.errors import ConfigError, DataError, WaitTimeout
 from rlvr.rollout import Request, Sampling
 from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions, installed, launch, requests
+from rlvr.rollout.vllm.client import Client
 from rlvr.rollout.vllm.gate import Gate
 from rlvr.rollout.vllm.guard import KEY, RequireKey
 from rlvr.rollout.vllm.started import check_free, flags, free_port
@@ -231,3 +233,31 @@ def test_the_whole_model_is_never_held_twice():
     largest = max(t.nbytes for bucket in one_by_one() for _, t in bucket)
     assert max(sizes) <= largest + 64
     transfer.close()
+
+
+def test_a_busy_server_that_closes_idle_connections_is_not_lost():
+    """It closes a connection for being idle while the next request is on its way in it, and answers on another."""
+
+    async def serve(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        body = b"{}"
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        await writer.drain()
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    async def twice():
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        client = Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", None, "policy")
+        try:
+            async with asyncio.timeout(20):
+                before = client.answered
+                assert [await client.ask("POST", "/generate", 5.0, {}) for _ in range(2)] == [{}, {}]
+                assert client.answered > before
+        finally:
+            await client.close()
+            server.close()
+
+    asyncio.run(twice())

@@ -8,12 +8,16 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
 from vllm_helpers import alive, group_of, needs_vllm, until
 
 from rlvr import lifeline
 
 pytestmark = needs_vllm
-START = 180  # seconds that an engine and a server may take to start on a busy machine
+START = 300  # seconds that an engine and a server may take to start on a busy machine
 HERE = Path(__file__).parent
 
 TRAINER = """
@@ -103,6 +107,52 @@ def test_a_trainer_inside_a_running_event_loop(tmp_path, name):
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=START, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+CELL = """
+import sys
+sys.path.insert(0, {here!r})
+from rlvr import GRPOTrainer
+from vllm_helpers import FAST, TINY
+
+config = {{
+    "run": {{"dir": {folder!r}, "name": {name!r}, "steps": 3}},
+    "model": {{"scratch": {{**TINY, "context": 96, "init_std": 0.2}}, "device": "cpu"}},
+    "rollout": {{
+        "engine": {{"name": {name!r}, **FAST}}, "prompts_per_step": 2, "group_size": 4, "max_new_tokens": 8, "staleness": 1
+    }},
+    "optim": {{"lr": 0.01}},
+    "logging": {{"console": "off"}},
+}}
+trainer = GRPOTrainer(None, ["a b", "c d"], lambda completion: sum(c.isdigit() for c in completion) / 8, config)
+print(len(trainer.train(2)))
+"""
+"""A cell that trains two steps of three and leaves the trainer open: the next one goes on."""
+GO_ON = """
+rows = trainer.train()
+trainer.close()
+assert len(rows) == 3
+assert max(row["policy/staleness_max"] for row in rows) == 1
+print(sorted(row["mismatch/max"] is not None for row in rows)[-1])
+"""
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("name", ["vllm", pytest.param("vllm-server", marks=pytest.mark.slow)])
+def test_cells_of_a_notebook(tmp_path, monkeypatch, name):
+    """In a real kernel, whose event loop runs; sampling goes on between the cells. The kernel's end ends the engine."""
+    for variable in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(variable, str(tmp_path / "jupyter" / variable))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    specs = KernelSpecManager(kernel_dirs=[], ensure_native_kernel=True)
+    manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs)
+    in_the_loop = "import asyncio\nassert asyncio.get_running_loop().is_running()\n"
+    cell = CELL.format(here=str(HERE), folder=str(tmp_path / "runs"), name=name)
+    notebook = new_notebook(cells=[new_code_cell(in_the_loop + cell), new_code_cell(GO_ON)])
+    done = NotebookClient(
+        notebook, km=manager, timeout=START, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    assert [cell.outputs[-1]["text"] for cell in done.cells] == ["2\n", "True\n"]
 
 
 def test_scratch_folders_are_removed_and_nothing_else(tmp_path):

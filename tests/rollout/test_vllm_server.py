@@ -12,17 +12,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engine_helpers import ask, ask_all, gap, shake, some_requests
-from vllm_helpers import FAST, alive, check_publishing_under_way, group_of, needs_vllm, tiny, until
+from vllm_helpers import (
+    FAST,
+    alive,
+    check_constraint,
+    check_publishing_under_way,
+    children,
+    group_of,
+    needs_vllm,
+    publish,
+    tiny,
+    until,
+)
 
 from rlvr.distributed import PlainBackend
-from rlvr.errors import ConfigError, DataError
+from rlvr.errors import ConfigError, DataError, TrainingError, WaitTimeout
 from rlvr.records import StopReason
 from rlvr.rollout import HFEngine, Request, Sampling, probe
-from rlvr.rollout.vllm import VLLMServerOptions
+from rlvr.rollout.vllm import VLLMServerOptions, checks, installed
 from rlvr.rollout.vllm.members import State
 
-pytestmark = needs_vllm
-BACK = 120  # seconds: a server starts anew
+pytestmark = [needs_vllm, pytest.mark.timeout(900)]
+BACK = 300  # seconds: a server starts anew, on a machine with other work
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +43,7 @@ def policy():
 
 @pytest.fixture(scope="module")
 def engine(policy):
-    engine = VLLMServerOptions(**FAST, servers=2, restarts=20, health_every=0.5, health_timeout=5.0).open(policy)
+    engine = VLLMServerOptions(**FAST, servers=2, restarts=20, health_every=0.5, health_timeout=15.0).open(policy)
     yield engine
     engine.close()
 
@@ -41,7 +52,7 @@ def engine(policy):
 def published(engine, policy):
     """The engine with both servers ready and the policy's weights as they are."""
     until(lambda: not any(m.returning for m in engine._members.all), BACK, "both servers to be back")
-    engine.publish(engine.version + 1, PlainBackend(policy).named_weights)
+    publish(engine, engine.version + 1, PlainBackend(policy).named_weights)
     assert [m.state for m in engine._members.all] == [State.READY] * 2
     return engine
 
@@ -50,7 +61,7 @@ def test_log_probs_are_the_trainers_after_each_publish(policy, published, collec
     for number in range(3):
         shake(policy, number)
         version = published.version + 1
-        done = published.publish(version, PlainBackend(policy).named_weights)
+        done = publish(published, version, PlainBackend(policy).named_weights)
         assert done.bytes > 0
         requests = some_requests(policy, 12, seed=number, temperature=(1.0, 0.7, 0.0)[number])
         completions = ask(published, requests)
@@ -76,6 +87,15 @@ def test_seeds_decide_and_not_the_server(policy, published):
 
 def test_weights_published_under_way_are_those_of_the_tokens_after(policy, published):
     check_publishing_under_way(policy, published, publishes=1)
+
+
+def test_a_constraint_is_kept(policy, published):
+    check_constraint(policy, published)
+
+
+def test_new_weights_come_after_a_release(policy, published):
+    with pytest.raises(TrainingError, match="without a release"):
+        published.publish(published.version + 1, PlainBackend(policy).named_weights)
 
 
 def test_requests_are_spread_over_the_servers(policy, published):
@@ -206,7 +226,7 @@ def test_after_release_a_lost_server_stays_stale_until_the_next_publish(policy, 
     assert (victim.state, other.state) == (State.STALE, State.READY)
     requests = some_requests(policy, 6, seed=9)
     assert {v for c in ask(published, requests) for v in c.versions.tolist()} == {published.version}
-    published.publish(published.version + 1, PlainBackend(policy).named_weights)
+    publish(published, published.version + 1, PlainBackend(policy).named_weights)
     assert victim.state == State.READY
     assert gap(policy, requests, ask(published, requests)) < 1e-4
 
@@ -228,6 +248,18 @@ def test_a_taken_port_is_named(policy):
             VLLMServerOptions(**FAST, port=port).open(policy)
 
 
+def test_a_server_that_takes_too_long_to_start_is_named_and_gone(policy):
+    before = set(children())
+    with pytest.raises(WaitTimeout, match="vLLM server 0 did not start in time"):
+        VLLMServerOptions(**FAST, start_timeout=0.5).open(policy)
+    until(lambda: set(children()) == before, 20, "the process to end")
+
+
+def test_a_context_longer_than_the_models_is_refused(policy):
+    with pytest.raises(ConfigError, match="max_model_len 161 is longer than the model's context of 160"):
+        VLLMServerOptions(**FAST, max_model_len=161).open(policy)
+
+
 # Servers given by URL
 
 
@@ -245,7 +277,7 @@ def test_a_server_given_by_url_takes_weights_and_answers(policy, published, give
     try:
         for version in range(1, 4):
             shake(policy, version)
-            engine.publish(version, PlainBackend(policy).named_weights)
+            publish(engine, version, PlainBackend(policy).named_weights)
             requests = some_requests(policy, 6, seed=version)
             completions = ask(engine, requests)
             assert gap(policy, requests, completions) < 1e-4
@@ -277,6 +309,25 @@ def test_a_server_that_we_have_no_key_for_is_refused(policy, given):
 def test_a_server_that_is_not_there_is_named(policy):
     with pytest.raises(ConfigError, match=r"127\.0\.0\.1:9"):
         VLLMServerOptions(urls=("http://127.0.0.1:9",)).open(policy)
+
+
+def test_a_server_that_answers_nothing_is_named(policy, monkeypatch):
+    monkeypatch.setattr(checks, "SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"{url} cannot be used: .* did not answer within"):
+            VLLMServerOptions(urls=(url,)).open(policy)
+
+
+def test_a_server_of_another_version_is_refused(policy, given, monkeypatch):
+    monkeypatch.setattr(installed, "BEFORE", (0, 32))
+    with pytest.raises(ConfigError, match=r"is vLLM 0\.32.*works with 0\.32 up to, not including, 0\.32"):
+        VLLMServerOptions(**given, transfer="shared_memory").open(policy)
+
+
+def test_a_server_that_takes_no_adapters_is_refused(given):
+    with pytest.raises(ConfigError, match="takes no adapters"):
+        VLLMServerOptions(**given, transfer="shared_memory").open(tiny(context=160, adapter={"r": 4}))
 
 
 def test_a_transfer_that_the_server_was_not_started_for_is_named(policy, given):

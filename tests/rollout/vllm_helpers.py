@@ -1,18 +1,21 @@
 """What the tests of the vLLM engines share. Engines take seconds to start, so a module's tests share one."""
 
 import asyncio
+import contextlib
 import importlib.util
 import os
+import re
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from engine_helpers import DrawOf, ask_all, kept, recomputed, shake, small, some_requests
+from engine_helpers import DrawOf, ask, ask_all, ids_of, kept, recomputed, shake, small, some_requests
 
 from rlvr.distributed import PlainBackend
-from rlvr.rollout import make_rollout
+from rlvr.policy.adapters import is_adapter
+from rlvr.rollout import Request, Sampling, make_rollout
 
 needs_vllm = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None,
@@ -25,6 +28,12 @@ FAST = {"threads": 1, "kv_cache_gib": 0.25, "max_num_seqs": 64}
 
 def tiny(**options):
     return small(**{**TINY, **options})
+
+
+def publish(engine, version, weights):
+    """As the trainer does it: the weights are released before they change."""
+    engine.release()
+    return engine.publish(version, weights)
 
 
 def truncated_logprobs(policy, request, completion):
@@ -64,12 +73,46 @@ def group_of(leader):
     return found
 
 
+def children():
+    """The living processes that this one started."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid() and alive(int(stat.parent.name)):
+                found.append(int(stat.parent.name))
+    return found
+
+
 def until(condition, seconds, what):
     """Wait for a condition; fail, naming it, when it does not come true."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
         time.sleep(0.05)
+
+
+def check_constraint(policy, published):
+    """Constraints of every kind are kept, and the log-probs are of the distribution that they leave."""
+    digits = {"regex": "[01]{6}l"}
+    requests = [Request(ids_of(policy, "ab"), Sampling(20), seed, constraint=digits) for seed in range(8)]
+    completions = ask(published, requests)
+    assert len({c.text for c in completions}) > 2
+    for request, completion in zip(requests, completions, strict=True):
+        assert re.fullmatch("[01]{6}l", completion.text)
+        ids = torch.tensor([[*request.token_ids, *completion.token_ids.tolist()]])
+        with torch.no_grad():
+            logits = policy.model(input_ids=ids).logits[0].double()
+        for place, allowed in enumerate(["01"] * 6 + ["l"]):
+            among = logits[len(request.token_ids) + place - 1, list(ids_of(policy, allowed))].log_softmax(0)
+            expected = among[allowed.index(completion.text[place])].item()
+            assert abs(completion.logprobs[place] - expected) < 1e-4
+    for constraint, allowed_texts in (
+        ({"choice": ["abba", "cede"]}, {"abba", "cede"}),
+        ({"grammar": 'root ::= "a" ("b" | "c") "d"'}, {"abd", "acd"}),
+        ({"json": {"enum": [0, 1, 10]}}, {"0", "1", "10"}),
+    ):
+        requests = [Request(ids_of(policy, "ab"), Sampling(20), seed, constraint=constraint) for seed in range(4)]
+        assert {c.text for c in ask(published, requests)} <= allowed_texts
 
 
 def check_publishing_under_way(policy, published, publishes):
@@ -83,19 +126,24 @@ def check_publishing_under_way(policy, published, publishes):
     remember(old)
 
     async def main():
-        work = asyncio.ensure_future(ask_all(published, requests))
-        for _ in range(publishes):
+        work = [asyncio.ensure_future(ask_all(published, requests[:5]))]
+        for number in range(publishes):
             await asyncio.sleep(0.05)
             shake(policy, published.version, 0.03)
             remember(published.version + 1)
-            await asyncio.to_thread(published.publish, published.version + 1, backend.named_weights)
-        return await work
+            await asyncio.to_thread(publish, published, published.version + 1, backend.named_weights)
+            if number == 0:
+                work.append(asyncio.ensure_future(ask_all(published, requests[5:])))
+        early, late = await asyncio.gather(*work)
+        return early + late
 
     completions = asyncio.run(main())
     seen = {v for c in completions for v in c.versions.tolist()}
-    assert len(seen) > 1, "the publishes came too late to be under way"
+    assert len(seen) > 1
+    if not is_adapter(policy.model):  # a request ends with the adapter that it began with
+        assert len(set(completions[0].versions.tolist())) > 1, "the publishes came too late to be under way"
     rollouts = [make_rollout(DrawOf(i), 0, r, c) for i, (r, c) in enumerate(zip(requests, completions, strict=True))]
-    for version in seen:
+    for version in weights:  # in the end the policy has the newest
         with torch.no_grad():
             for name, parameter in policy.model.named_parameters():
                 parameter.copy_(weights[version][name])

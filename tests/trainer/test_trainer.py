@@ -155,6 +155,7 @@ def test_stages_differ_in_data_verifier_and_settings(make_trainer, tmp_path, pie
 def wired():
     for kind, key in (
         ("advantage", "algorithm.advantage"),
+        ("modifier", "algorithm.modifiers"),
         ("loss", "algorithm.loss"),
         ("kl", "algorithm.kl"),
         ("correction", "algorithm.correction"),
@@ -171,6 +172,7 @@ def wired():
             value = {
                 "kl": {"estimator": name, "coef": 0.1},
                 "selector": [name],
+                "modifier": [name],
                 "reward": [name, f"{'verdict' if name != 'verdict' else 'length'}"],
                 "plan": {"name": name, "environment": "calculator"} if name == "turns" else name,
             }.get(kind, name)

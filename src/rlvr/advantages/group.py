@@ -1,87 +1,190 @@
-"""Group-relative advantages: a baseline and a scale over each group's decided rewards.
+"""The advantage matrix: a baseline times a scale, over the decided rewards of each group or of the batch.
 
-Invariants: permuting rollouts or adding other groups changes no advantage (N4); a group whose decided rewards are all
-equal has advantages of exactly 0, whatever the floating-point mean.
+Invariants: permuting rollouts changes no advantage, and adding other groups changes one only where the batch is asked for
+by name (N4); a group whose decided rewards are all equal has advantages of exactly 0 under a baseline made of its own
+rewards, whatever the floating-point mean; a group without spread is not divided by its standard deviation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from rlvr.records import Batch
+from rlvr import registry
+from rlvr.advantages.statistics import Tokens, counts, means, same, std, stds
+from rlvr.config import Config
+from rlvr.errors import ConfigError, nearest
+from rlvr.records import Batch, Task
 from rlvr.registry import register
+from rlvr.schedules import Scalar
 
-Baseline = Literal["mean", "leave_one_out", "none"]
-Scale = Literal["std", "none"]
+Baseline = Literal["mean", "leave_one_out", "length_weighted", "batch_mean", "greedy", "reference", "history", "none"]
+Scale = Literal["std", "batch_std", "none"]
+
+OF_THE_GROUP = ("mean", "leave_one_out", "length_weighted")
+"""Baselines made of the group's own rewards: equal rewards have no advantage."""
+GIVEN = {"greedy": "baseline", "reference": "baseline", "history": "history/mean"}
+"""Baselines that another part of the run puts into a column of the batch."""
 
 
 @register("advantage", "group")
 @dataclass(frozen=True)
 class GroupAdvantage:
-    """Reward minus a group baseline, over a group scale.
+    """Reward minus a baseline, over a scale. One number per response.
 
-    mean and std: GRPO (Shao et al. 2024, section 4.1.2). mean and none: Dr. GRPO (Liu et al. 2025, eq. 3).
-    leave_one_out and none: RLOO (Ahmadian et al. 2024, eq. 7).
+    | method | baseline | scale | and |
+    |---|---|---|---|
+    | GRPO (Shao et al. 2024, section 4.1.2) | mean | std | |
+    | Dr. GRPO (Liu et al. 2025, eq. 3) | mean | none | |
+    | RLOO (Ahmadian et al. 2024, eq. 7) | leave_one_out | none | |
+    | Lite PPO (Liu et al. 2025, arXiv 2508.08221) | mean | batch_std | |
+    | OPO (Hao et al. 2025, arXiv 2505.23585) | length_weighted | none | |
+    | ReMax (Li et al. 2023, arXiv 2310.10505) | greedy | none | `rollout.plan: {name: single_turn, baseline: greedy}` |
+    | REINFORCE++ (Hu et al. 2025, arXiv 2501.03262) | none | none | `modifiers: [whiten]` |
+    | REINFORCE++ with baseline | mean | none | `modifiers: [whiten]` |
+    | GPG (Chu et al. 2025, arXiv 2504.02546) | mean | none | `modifiers: [informative]` |
+    | GDPO (Liu et al. 2026, arXiv 2601.05242) | mean | std | `per_reward`, `modifiers: [whiten]` |
+    | PSR, NSR, W-REINFORCE (Zhu et al. 2025, arXiv 2506.01347) | 0.5 | 0.5 | `modifiers: [{name: signs, ...}]` |
+    | backward noise correction (Cai et al. 2025, arXiv 2510.00915) | false positive rate | 1 - both rates | |
+    | forward noise correction (same) | 1 - false negative rate | none | |
+
+    Confirmed against the authors' code or verl's: OPO, REINFORCE++, GDPO, PSR; from the abstract and the algebra of the
+    noise channel: the last two; from memory: Lite PPO, ReMax. A group with one decided member has nothing to compare: its advantage is 0 under a
+    baseline of the group. Where a given baseline is undecided the response's advantage is 0.
     """
 
-    baseline: Baseline = "mean"
-    """mean of the group, mean of the other members, or none."""
-    scale: Scale = "std"
-    """std of the group (population), or none."""
+    baseline: Baseline | Scalar = "mean"
+    """mean: of the group; leave_one_out: mean of the other members; length_weighted: mean of the group weighted by the
+    lengths of the responses; batch_mean: mean of all decided rewards of the batch; greedy: reward of the draw's greedy
+    response; reference: reward of the task's demonstration (both want the plan to add them: `rollout.plan`); history: mean
+    score of the prompt's earlier draws, on its first draw the group's mean; a number: that constant; none: 0."""
+    scale: Scale | Scalar = "std"
+    """std: of the group's rewards; batch_std: of all rewards of the batch; a number above 0: that constant; none: 1."""
     epsilon: float = 1e-4
-    """Added to the std."""
+    """Added to a standard deviation."""
+    unbiased: bool = False
+    """Standard deviations with n - 1, as torch.std has them (TRL, verl), instead of n."""
+    per_reward: dict[str, float] | None = None
+    """Reward terms, each with a weight: each is centred and scaled by itself before the weighted sum is taken (GDPO), so that
+    a term with a small spread counts. null: the rewards are summed first."""
+
+    def __post_init__(self) -> None:
+        if self.per_reward is not None and self.baseline in GIVEN:
+            raise ValueError(
+                f"per_reward normalises every term by itself, and baseline {self.baseline!r} is of their sum"
+            )
+        if isinstance(self.scale, (int, float)) and not self.scale > 0:
+            raise ValueError(f"scale is {self.scale}: it must be above 0")
 
     @property
     def smallest_group(self) -> int:
         """The group size from which the estimator says anything."""
-        return 1 if self.baseline == "none" and self.scale == "none" else 2
+        return 2 if self.baseline in OF_THE_GROUP or self.scale == "std" else 1
+
+    @property
+    def wants_baseline(self) -> str | None:
+        """What the plan must add to every draw: greedy, reference or nothing."""
+        return str(self.baseline) if GIVEN.get(str(self.baseline)) == "baseline" else None
+
+    def check(self, config: Config, tasks: Sequence[Task]) -> None:
+        """ConfigError where the run does not give what the options want."""
+        given = registry.split(config.rollout.plan)[1].get("baseline")
+        if self.wants_baseline and given != self.baseline:
+            raise ConfigError(
+                f"algorithm.advantage: baseline {self.baseline!r} needs a response that the plan adds to every draw: set "
+                f"rollout.plan to {{name: single_turn, baseline: {self.baseline}}}"
+            )
+        bare = [task.id for task in tasks if task.demonstration is None] if self.baseline == "reference" else []
+        if bare:
+            raise ConfigError(
+                f"algorithm.advantage: baseline 'reference' is the reward of a task's demonstration, and {len(bare)} of "
+                f"{len(tasks)} tasks have none, {bare[0]!r} first: give them one, or choose another baseline"
+            )
+        names = [registry.split(spec)[0].rpartition(":")[2] for spec in config.rewards]
+        for name in self.per_reward or ():
+            if name not in names:
+                raise ConfigError(
+                    f"algorithm.advantage: per_reward has {name!r}, and there is no such term in `rewards`{nearest(name, names)}"
+                )
+        if self.baseline == "history" and (names != ["verdict"] or _weighted(config.rewards[0])):
+            raise ConfigError(
+                "algorithm.advantage: baseline 'history' is the mean of a prompt's verdicts, and `rewards` is not the "
+                "verdict alone: set rewards to [verdict], or choose another baseline"
+            )
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        return group_advantage(batch.column("reward"), batch.group_index(), self.baseline, self.scale, self.epsilon)
+        groups, given = batch.group_index(), None
+        lengths = Tokens.of(batch).lengths if self.baseline == "length_weighted" else None
+        if str(self.baseline) in GIVEN:
+            given = batch.column(GIVEN[str(self.baseline)])
+        options = (self.baseline, self.scale, self.epsilon, self.unbiased, lengths, given)
+        if self.per_reward is None:
+            return group_advantage(batch.column("reward"), groups, *options)
+        decided = np.isfinite(batch.column("reward"))
+        columns = {name: np.where(decided, batch.column(f"reward/{name}"), np.nan) for name in self.per_reward}
+        return np.sum(
+            [w * group_advantage(columns[name], groups, *options) for name, w in self.per_reward.items()], axis=0
+        )
+
+
+def _weighted(spec: Any) -> bool:
+    return isinstance(spec, dict) and spec.get("weight", 1.0) != 1.0
 
 
 def group_advantage(
-    rewards: np.ndarray, groups: np.ndarray, baseline: Baseline = "mean", scale: Scale = "std", epsilon: float = 1e-4
+    rewards: np.ndarray,
+    groups: np.ndarray,
+    baseline: Baseline | Scalar = "mean",
+    scale: Scale | Scalar = "std",
+    epsilon: float = 1e-4,
+    unbiased: bool = False,
+    lengths: np.ndarray | None = None,
+    given: np.ndarray | None = None,
 ) -> np.ndarray:
     """Advantages, float64 [B], of `rewards` [B] (NaN undecided) whose groups are numbered by `groups` int [B].
 
-    A group with one decided member has a baseline but nothing to compare: its advantage is 0 (with baseline `none`: its
-    reward, unscaled).
+    `lengths` [B] are what `length_weighted` weighs with; `given` [B] are the baselines greedy, reference and history.
     """
     rewards = np.asarray(rewards, dtype=np.float64)
-    decided = np.isfinite(rewards)
+    result, decided = np.zeros(len(rewards)), np.isfinite(rewards)
+    if baseline in ("greedy", "reference"):
+        assert given is not None, f"the baseline {baseline!r} is not given"
+        decided &= np.isfinite(given)
     if not decided.any():
-        return np.zeros(len(rewards))
+        return result
     r, g = rewards[decided], groups[decided]
-    size = int(g.max()) + 1
-    count = np.bincount(g, minlength=size)
-    mean = np.bincount(g, r, minlength=size) / np.maximum(count, 1)
-    equal = _equal_groups(r, g, size)
-
-    if baseline == "mean":
-        advantage = r - mean[g]
-    elif baseline == "leave_one_out":
-        # r - (sum - r) / (n - 1) = (r - mean) n / (n - 1)
-        advantage = (r - mean[g]) * (count / np.maximum(count - 1, 1))[g]
-    else:
-        advantage = r.copy()
+    advantage = _centred(r, g, baseline, *(None if x is None else x[decided] for x in (lengths, given)))
     if scale == "std":
-        std = np.sqrt(np.bincount(g, (r - mean[g]) ** 2, minlength=size) / np.maximum(count, 1))
-        advantage = np.where(equal[g], advantage, advantage / np.where(equal[g], 1.0, std[g] + epsilon))
-    if baseline != "none":
-        advantage[equal[g]] = 0.0
-
-    result = np.zeros(len(rewards))
+        flat = same(r, g)
+        advantage /= np.where(flat, 1.0, stds(r, g, unbiased) + epsilon)[g]
+    elif scale == "batch_std":
+        spread = std(r, unbiased=unbiased)
+        advantage /= spread + epsilon if spread > 0 else 1.0
+    elif scale != "none":
+        advantage /= float(scale)  # type: ignore[arg-type]
     result[decided] = advantage
     return result
 
 
-def _equal_groups(rewards: np.ndarray, groups: np.ndarray, size: int) -> np.ndarray:
-    """bool [size]: whether all rewards of a group are the same number."""
-    low, high = np.full(size, np.inf), np.full(size, -np.inf)
-    np.minimum.at(low, groups, rewards)
-    np.maximum.at(high, groups, rewards)
-    return low >= high
+def _centred(
+    r: np.ndarray, g: np.ndarray, baseline: Any, lengths: np.ndarray | None, given: np.ndarray | None
+) -> np.ndarray:
+    """Decided rewards minus their baseline."""
+    if baseline == "none":
+        return r.copy()
+    if baseline == "batch_mean":
+        return r - r.mean() if r.min() < r.max() else np.zeros(len(r))
+    if baseline in ("greedy", "reference"):
+        return r - given
+    if baseline not in (*OF_THE_GROUP, "history"):
+        return r - float(baseline)
+    advantage = r - means(r, g, lengths if baseline == "length_weighted" else None)[g]
+    if baseline == "leave_one_out":
+        # r - (sum - r) / (n - 1) = (r - mean) n / (n - 1)
+        size = counts(g)
+        advantage *= (size / np.maximum(size - 1, 1))[g]
+    advantage[same(r, g)[g]] = 0.0
+    return advantage if given is None else np.where(np.isfinite(given), r - given, advantage)

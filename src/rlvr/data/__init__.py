@@ -5,6 +5,7 @@ Importing this room registers its samplers and sources.
 
 from rlvr.data.adapters import to_task
 from rlvr.data.arithmetic import arithmetic
+from rlvr.data.functions import functions
 from rlvr.data.history import History, TaskHistory
 from rlvr.data.pool import TaskPool
 from rlvr.data.products import products
@@ -25,6 +26,7 @@ __all__ = [
     "TaskPool",
     "Template",
     "arithmetic",
+    "functions",
     "in_split",
     "load_tasks",
     "products",

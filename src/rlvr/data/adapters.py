@@ -7,6 +7,7 @@ Layouts are recognised by their columns, so that a published data set needs no c
 - TRL: `prompt`, `completion` (a demonstration), the reference as `answer`, `ground_truth` or `solution`
 - conversational: `messages`; what follows the last user turn is the demonstration
 - GSM8K: `question`, `answer` that ends in `#### N`
+- programming tasks: see rlvr.data.code
 
 A field map `{our name: the row's column}` overrides what is recognised.
 
@@ -22,6 +23,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from rlvr.data.code import as_code_row
 from rlvr.errors import DataError, nearest
 from rlvr.records import Messages, Task
 
@@ -87,6 +89,7 @@ def check_json(values: Mapping[str, Any], place: str) -> None:
 
 def _recognised(row: Row, place: str) -> Row:
     """The row with our names in place of its layout's; other columns stay."""
+    row = as_code_row(row, place) or row
     if isinstance(row.get("reward_model"), Mapping):
         return _verl(row, place)
     if row.get("prompt") is not None:

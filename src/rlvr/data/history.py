@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlvr.records import Rollout
+from rlvr.records import BASELINE, Rollout
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,10 @@ class History:
         )
 
     def record_rollouts(self, rollouts: Iterable[Rollout]) -> None:
-        """Add the verdicts of each group among the rollouts."""
+        """Add the verdicts of each group among the rollouts; those that are only a baseline are no attempts."""
         groups: dict[str, list[Rollout]] = {}
         for rollout in rollouts:
-            if rollout.verdict is not None:
+            if rollout.verdict is not None and rollout.role != BASELINE:
                 groups.setdefault(rollout.group, []).append(rollout)
         for members in groups.values():
             scores = [r.verdict.score if r.verdict else None for r in members]

@@ -9,8 +9,9 @@ Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 from rlvr.errors import nearest
 
@@ -18,9 +19,13 @@ KNOWN = ("rollout", "verify", "score", "update", "publish")
 
 
 class Phases:
-    """A stopwatch by phase: `with phases("rollout"): ...` any number of times, then `finish()` once per step."""
+    """A stopwatch by phase: `with phases("rollout"): ...` any number of times, then `finish()` once per step.
 
-    def __init__(self) -> None:
+    `mark` is entered round each phase with its name: torch's `record_function` shows it in a trace.
+    """
+
+    def __init__(self, mark: Callable[[str], AbstractContextManager[Any]] = nullcontext) -> None:
+        self._mark_phase = mark
         self._open: list[str] = []
         self.start()
 
@@ -37,7 +42,8 @@ class Phases:
         self._settle()
         self._open.append(name)
         try:
-            yield
+            with self._mark_phase(f"phase/{name}"):
+                yield
         finally:
             self._settle()
             self._open.pop()

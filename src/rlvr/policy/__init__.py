@@ -1,24 +1,29 @@
 """The policy: loading and building models, adapters, micro-batches, statistics of a forward pass, optimisers."""
 
 from rlvr.policy.loading import device_of, dtype_of, load_policy, make_policy, tokenizer_of
-from rlvr.policy.microbatch import MicroBatch, cut, rows_of
+from rlvr.policy.microbatch import MicroBatch, cut, deal, rows_of
 from rlvr.policy.model import Policy
 from rlvr.policy.optimizers import adamw, learning_rate, sgd
+from rlvr.policy.packing import Cost, check_packing, micro_batches
 from rlvr.policy.snapshot import Snapshot
 from rlvr.policy.statistics import forward
 
 __all__ = [
+    "Cost",
     "MicroBatch",
     "Policy",
     "Snapshot",
     "adamw",
+    "check_packing",
     "cut",
+    "deal",
     "device_of",
     "dtype_of",
     "forward",
     "learning_rate",
     "load_policy",
     "make_policy",
+    "micro_batches",
     "rows_of",
     "sgd",
     "tokenizer_of",

@@ -13,6 +13,7 @@ from rlvr.config import ModelConfig
 from rlvr.errors import ConfigError
 from rlvr.policy.adapters import add_adapter, is_adapter
 from rlvr.policy.model import Policy
+from rlvr.policy.offload import offload_activations
 from rlvr.policy.scratch import build_model, build_tokenizer
 
 
@@ -35,7 +36,7 @@ def load_policy(config: ModelConfig, seed: int = 0) -> Policy:
 
 
 def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, config: ModelConfig, seed: int = 0) -> Policy:
-    """A Policy round a loaded model: adapter, gradient checkpointing, pad token and evaluation mode as `config` says.
+    """A Policy round a loaded model: adapter, gradient checkpointing, offload, pad token and evaluation mode as `config` says.
 
     Weights that train are made float32 in place, whatever they were loaded in.
     """
@@ -49,7 +50,10 @@ def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, config: ModelCon
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     train_mode = config.gradient_checkpointing or (config.adapter is not None and config.adapter.dropout > 0)
-    return Policy(model.eval(), tokenizer, dtype_of(config), train_mode)
+    policy = Policy(model.eval(), tokenizer, dtype_of(config), train_mode)
+    if config.activation_offload:
+        offload_activations(policy.causal_lm.base_model)
+    return policy
 
 
 def tokenizer_of(model: Any) -> PreTrainedTokenizerBase:

@@ -1,6 +1,7 @@
 """Micro-batches: rollouts cut to a size, laid out as rows, with the positions that are trained.
 
-Invariant: how a batch is cut changes time and memory, never the gradient (N1).
+Rows are padded (here) or packed (rlvr.policy.packing). Invariant: how a batch is cut and laid out changes time and memory,
+never the gradient (N1).
 """
 
 from __future__ import annotations
@@ -11,34 +12,35 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from rlvr.policy.attention import Spans
 from rlvr.records import Batch
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """R rollouts as rows padded on the right to L tokens, and their T trained tokens as flat positions.
+    """The tokens of some rollouts as rows [R, L], and their T trained tokens.
 
-    A trained token at (row, column) is predicted from the hidden state at (row, column - 1).
+    Padded: a row for each rollout, padded on the right, which no real token sees. Packed: one row of `spans`.
     """
 
     index: np.ndarray
-    """Positions of the rollouts in the batch, int64 [R]."""
+    """Positions of the rollouts in the batch, int64."""
     input_ids: torch.Tensor
     """int64 [R, L]"""
-    attention_mask: torch.Tensor
-    """int64 [R, L], 1 for tokens, 0 for padding"""
     position_ids: torch.Tensor
     """int64 [R, L]"""
     row: torch.Tensor
-    """int64 [T]"""
-    column: torch.Tensor
-    """int64 [T]"""
+    """int64 [T], the rollout of each trained token, as a place in `index`"""
+    source: torch.Tensor
+    """int64 [T], the place in the R * L tokens whose hidden state predicts it; one may predict several tokens"""
     targets: torch.Tensor
     """int64 [T], the trained tokens"""
     temperature: torch.Tensor
     """float32 [T], what logits are divided by"""
     flat: np.ndarray
-    """int64 [T], the trained tokens among all tokens of the R rollouts, one after the other"""
+    """int64 [T], the trained tokens among all tokens of the rollouts, one after the other"""
+    spans: Spans | None = None
+    """Which tokens of a packed row see each other."""
 
     def gather(self, columns: Sequence[np.ndarray], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """A token column of the batch at the trained tokens, [T] on the device."""
@@ -55,62 +57,120 @@ class MicroBatch:
             columns[i][:] = part
 
 
-def cut(lengths: np.ndarray, size: int | None, tokens: int | None) -> list[np.ndarray]:
-    """Positions of rollouts, longest first, in micro-batches of at most `size` rollouts or `tokens` unpadded tokens.
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of some rollouts one after the other, and which of them are trained."""
 
-    A rollout longer than the budget gets a micro-batch of its own. Neighbours in length share rows, so padding is small.
-    """
-    order = np.argsort(-lengths, kind="stable")
-    if size is not None:
-        return [order[i : i + size] for i in range(0, len(order), size)]
-    if tokens is None:
-        return [order] if len(order) else []
-    cuts: list[np.ndarray] = []
-    current: list[int] = []
-    used = 0
-    for i in order:
-        if current and used + lengths[i] > tokens:
-            cuts.append(np.asarray(current))
-            current, used = [], 0
-        current.append(i)
-        used += int(lengths[i])
-    return [*cuts, np.asarray(current)] if current else cuts
+    lengths: np.ndarray
+    """int64 [R]"""
+    ids: np.ndarray
+    """int64, all tokens"""
+    flat: np.ndarray
+    """int64 [T], the trained ones"""
+    row: np.ndarray
+    """int64 [T], the rollout of each"""
+    column: np.ndarray
+    """int64 [T], its place in the rollout, at least 1"""
+
+    @classmethod
+    def of(cls, batch: Batch, index: np.ndarray, trained: Sequence[np.ndarray]) -> Tokens:
+        """Of the rollouts at `index`. ValueError names a rollout whose first token is to be trained."""
+        lengths = np.asarray([len(batch.rollouts[i]) for i in index], dtype=np.int64)
+        starts = np.cumsum(lengths) - lengths
+        flat = np.flatnonzero(np.concatenate([trained[i] for i in index]))
+        row = np.searchsorted(starts, flat, side="right") - 1
+        column = flat - starts[row]
+        if not column.all():
+            first = batch.rollouts[index[row[np.argmin(column)]]]
+            raise ValueError(
+                f"rollout {first.id}: its first token is to be trained, and it has no context to be predicted from"
+            )
+        return cls(lengths, np.concatenate([batch.rollouts[i].token_ids for i in index]), flat, row, column)
+
+    def laid_out(
+        self,
+        batch: Batch,
+        index: np.ndarray,
+        ids: np.ndarray,
+        positions: np.ndarray,
+        source: np.ndarray,
+        device: torch.device,
+    ) -> MicroBatch:
+        """The micro-batch of these tokens with the given rows; `spans` are left out."""
+        temperature = np.asarray([batch.rollouts[i].temperature for i in index], dtype=np.float32)
+
+        def put(values: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(values).to(device)
+
+        return MicroBatch(
+            index=np.asarray(index),
+            input_ids=put(ids),
+            position_ids=put(positions),
+            row=put(self.row),
+            source=put(source),
+            targets=put(self.ids[self.flat]),
+            temperature=put(temperature[self.row]),
+            flat=self.flat,
+        )
 
 
 def rows_of(
     batch: Batch, index: np.ndarray, trained: Sequence[np.ndarray], pad_id: int, device: torch.device
 ) -> MicroBatch:
-    """Lay out the rollouts at `index`; `trained[i]` is bool [T_i] and marks the tokens that any component trains."""
-    rollouts = [batch.rollouts[i] for i in index]
-    length = max(len(r) for r in rollouts)
-    ids = np.full((len(index), length), pad_id, dtype=np.int64)
-    mask = np.zeros((len(index), length), dtype=np.int64)
-    rows, columns = [], []
-    for r, (i, rollout) in enumerate(zip(index, rollouts, strict=True)):
-        ids[r, : len(rollout)] = rollout.token_ids
-        mask[r, : len(rollout)] = 1
-        places = np.flatnonzero(trained[i])
-        if len(places) and places[0] == 0:
-            raise ValueError(
-                f"rollout {rollout.id}: its first token is to be trained, and it has no context to be predicted from"
-            )
-        rows.append(np.full(len(places), r, dtype=np.int64))
-        columns.append(places)
-    row, column = np.concatenate(rows), np.concatenate(columns)
-    temperature = np.asarray([r.temperature for r in rollouts], dtype=np.float32)
-    starts = np.concatenate([[0], np.cumsum([len(r) for r in rollouts])[:-1]])
+    """The rollouts at `index` as padded rows; `trained[i]` is bool [T_i] and marks the tokens that any component trains."""
+    tokens = Tokens.of(batch, index, trained)
+    steps = np.arange(tokens.lengths.max())
+    real = steps < tokens.lengths[:, None]
+    ids = np.full(real.shape, pad_id, dtype=np.int64)
+    ids[real] = tokens.ids
+    positions = np.repeat(steps[None], len(index), axis=0)
+    source = tokens.row * len(steps) + tokens.column - 1
+    return tokens.laid_out(batch, index, ids, positions, source, device)
 
-    def put(values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values).to(device)
 
-    return MicroBatch(
-        index=np.asarray(index),
-        input_ids=put(ids),
-        attention_mask=put(mask),
-        position_ids=torch.arange(length, device=device).expand(len(index), -1),
-        row=put(row),
-        column=put(column),
-        targets=put(ids[row, column]),
-        temperature=put(temperature[row]),
-        flat=starts[row] + column,
-    )
+def cut(lengths: np.ndarray, size: int | None, tokens: int | None) -> list[np.ndarray]:
+    """Positions of rollouts, longest first, in micro-batches of at most `size` rollouts or `tokens` unpadded tokens.
+
+    A rollout longer than the budget gets a micro-batch of its own. Neighbours in length share rows, so padding is small.
+    """
+    nothing = np.zeros_like(lengths)
+    return cut_shared(lengths, nothing, np.arange(len(lengths)), size, tokens)
+
+
+def cut_shared(
+    lengths: np.ndarray, prefix: np.ndarray, cluster: np.ndarray, size: int | None, tokens: int | None
+) -> list[np.ndarray]:
+    """`cut` for rollouts whose first `prefix` tokens are common to their cluster and count once in a micro-batch.
+
+    Clusters stay together where the budget lets them; that with the longest rollout comes first, and in it the longest.
+    """
+    longest = np.zeros(int(cluster.max(initial=-1)) + 1, dtype=np.int64)
+    np.maximum.at(longest, cluster, lengths)
+    order = np.lexsort((-lengths, cluster, -longest[cluster]))
+    cuts: list[list[int]] = []
+    used, last = 0, -1
+    for i in order:
+        own = int(lengths[i] - prefix[i])
+        extra = own if cuts and cluster[i] == last else int(lengths[i])
+        full = not cuts or (size is not None and len(cuts[-1]) == size)
+        if full or (tokens is not None and used + extra > tokens):
+            cuts.append([])
+            used, extra = 0, int(lengths[i])
+        cuts[-1].append(int(i))
+        used, last = used + extra, cluster[i]
+    return [np.asarray(part) for part in cuts]
+
+
+def deal(costs: np.ndarray, world: int) -> list[np.ndarray]:
+    """Positions for each of `world` ranks, in ascending order, so that the dearest rank is little dearer than the mean.
+
+    The dearest item goes first, each to the rank with the least so far (Graham 1969: at most 4/3 of the best possible).
+    The same costs give the same deal on every rank.
+    """
+    ranks: list[list[int]] = [[] for _ in range(world)]
+    totals = np.zeros(world)
+    for i in np.argsort(-costs, kind="stable"):
+        rank = int(np.argmin(totals))
+        ranks[rank].append(int(i))
+        totals[rank] += costs[i]
+    return [np.sort(np.asarray(rank, dtype=np.int64)) for rank in ranks]

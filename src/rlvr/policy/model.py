@@ -17,6 +17,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rlvr.errors import ConfigError
 from rlvr.policy.adapters import is_adapter
+from rlvr.policy.attention import Spans, attending
+from rlvr.policy.packable import Packing, try_packing
 
 
 class Policy:
@@ -71,32 +73,37 @@ class Policy:
         """The parameters that are trained, by name."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
+    @cached_property
+    def packing(self) -> Packing:
+        """Whether the model computes packed rows and shared prefixes, tried on a few tokens."""
+        with torch.no_grad(), self.evaluating():
+            return try_packing(self.causal_lm, self.hidden_states, 1e-3 if self.dtype == torch.float32 else 5e-2)
+
     def hidden_states(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, spans: Spans | None = None
     ) -> torch.Tensor:
-        """The decoder's last hidden states, [R, L, H], after the final norm."""
+        """The decoder's last hidden states, [R, L, H], after the final norm.
+
+        Rows are causal, so padding on the right needs no mask; `spans` say what a packed row's tokens see.
+        """
         decoder = self.causal_lm.base_model
-        with self._autocast():
-            output = decoder(
-                input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
-            )
+        with self._autocast(), attending(spans):
+            output = decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False)
         return output.last_hidden_state
 
     def own_logits(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, spans: Spans | None = None
     ) -> torch.Tensor:
         """The model's own float32 logits [R, L, V], for models whose head is not enough."""
-        with self._autocast():
-            output = self.model(
-                input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
-            )
+        with self._autocast(), attending(spans):
+            output = self.model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
         return output.logits.float()
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
     def next_logits(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor, cache: Any
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None, position_ids: torch.Tensor, cache: Any
     ) -> torch.Tensor:
         """Float32 logits [R, V] of the token after each row, whose last column is its last token; fills the cache."""
         inputs = {
@@ -131,9 +138,9 @@ class Policy:
     def head_is_enough(self) -> bool:
         """Whether decoder and head give the model's own logits, tried on a few tokens."""
         ids = torch.arange(4, device=self.device)[None] % self.causal_lm.config.get_text_config().vocab_size
-        mask, positions = torch.ones_like(ids), torch.arange(4, device=self.device)[None]
+        positions = torch.arange(4, device=self.device)[None]
         with torch.no_grad(), self.evaluating():
-            own, ours = self.own_logits(ids, mask, positions), self.logits(self.hidden_states(ids, mask, positions))
+            own, ours = self.own_logits(ids, positions), self.logits(self.hidden_states(ids, positions))
         return own.shape == ours.shape and torch.allclose(own, ours, atol=1e-3, rtol=1e-3)
 
     @contextlib.contextmanager

@@ -1,67 +1,89 @@
-"""The statistics that losses declare, from one forward pass, without a [tokens, vocabulary] matrix for the whole batch.
+"""The statistics that losses declare, from one forward pass, without a [tokens, vocabulary] matrix.
 
-Only trained positions are projected, in chunks of at most `CHUNK` logits; in the backward pass a chunk's logits are
-computed again instead of being kept. Log-softmax is in float32.
+Only trained positions are projected, by `fused_statistics`, tile by tile. Two kinds of model are less well off: where the LM
+head cannot be taken apart it is called in chunks of at most `CHUNK` logits, each computed again in the backward pass; where
+a model does more after its head than is known, its own logits are used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from rlvr.needs import CURRENT, Need
+from rlvr.policy.fused_head import fused_statistics
+from rlvr.policy.head import Head, head_of
 from rlvr.policy.microbatch import MicroBatch
 from rlvr.policy.model import Policy
 
-CHUNK = 1 << 24
-"""Logits at once: 64 MiB in float32."""
+CHUNK = 1 << 22
+"""Logits at once where the head is called: 16 MiB in float32, of which a backward pass needs four."""
 
 
-def forward(policy: Policy, rows: MicroBatch, needs: Iterable[Need]) -> dict[tuple[str, str], torch.Tensor]:
-    """The statistics of the current model that `needs` names, at the trained tokens: (statistic, "current") -> [T].
+def forward(
+    policy: Policy, rows: MicroBatch, needs: Iterable[Need], pairs: torch.Tensor | None = None
+) -> dict[tuple[str, str], torch.Tensor]:
+    """The statistics of the current model that `needs` names, at the trained tokens: (statistic, "current") -> [T] or [T, k].
 
-    Log-probs and entropy are those of the sampling distribution: logits divided by each token's temperature.
+    All are of the sampling distribution: logits divided by each token's temperature. `pairs`, int64 [T, K], are the token ids
+    of the statistic pair_logprobs. With top_k comes ("top_k_ids", "current"), int64 [T, k].
     """
+    needs = [need for need in needs if need.model == CURRENT]
     asked: dict[str, bool] = {}
     for need in needs:
-        if need.model == CURRENT:
-            asked[need.statistic] = asked.get(need.statistic, False) or need.grad
-    hidden = _hidden_at_trained(policy, rows)
-    size = max(1, CHUNK // max(1, policy.causal_lm.config.get_text_config().vocab_size))
-    chunks = []
-    for start in range(0, len(rows.targets), size):
-        part = slice(start, start + size)
-        arguments = (policy, hidden[part], rows.targets[part], rows.temperature[part], asked)
-        if torch.is_grad_enabled() and len(rows.targets) > size:
-            chunks.append(checkpoint(_statistics, *arguments, use_reentrant=False))
-        else:
-            chunks.append(_statistics(*arguments))
-    return {(name, CURRENT): torch.cat([chunk[name] for chunk in chunks]) for name in asked}
+        asked[need.statistic] = asked.get(need.statistic, False) or need.grad
+    if "pair_logprobs" in asked and pairs is None:
+        raise ValueError("pair_logprobs was asked for without saying of which token ids")
+    top_k = max((need.k for need in needs), default=0)
+    found = _fused(policy, rows, _with_pairs(asked), _ids(rows.targets, asked, pairs), top_k)
+    if (chosen := found.pop("pair_logprobs", None)) is not None:
+        first = int("logprobs" in asked)
+        for name, part in (("logprobs", chosen[:, 0]), ("pair_logprobs", chosen[:, first:])):
+            if name in asked:
+                found[name] = part if asked[name] else part.detach()
+    names = [*asked, "top_k_ids"] if "top_k" in asked else list(asked)
+    return {(name, CURRENT): found[name] for name in names}
 
 
-def _hidden_at_trained(policy: Policy, rows: MicroBatch) -> torch.Tensor:
-    """[T, H] hidden states that predict the trained tokens (or their logits, for a model with an unusual head)."""
-    at = (rows.row, rows.column - 1)
-    if policy.head_is_enough:
-        return policy.hidden_states(rows.input_ids, rows.attention_mask, rows.position_ids)[at]
-    return policy.own_logits(rows.input_ids, rows.attention_mask, rows.position_ids)[at]
+def _with_pairs(asked: Mapping[str, bool]) -> dict[str, bool]:
+    """The tokens' own log-probs are those of one more pair each."""
+    both = [asked[name] for name in ("logprobs", "pair_logprobs") if name in asked]
+    return {name: grad for name, grad in asked.items() if name != "logprobs"} | (
+        {"pair_logprobs": any(both)} if both else {}
+    )
 
 
-def _statistics(
-    policy: Policy, hidden: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, asked: dict[str, bool]
+def _ids(targets: torch.Tensor, asked: Mapping[str, bool], pairs: torch.Tensor | None) -> torch.Tensor | None:
+    """int64 [T, K]: the tokens, then the ids asked for beside them."""
+    parts = [targets[:, None]] if "logprobs" in asked else []
+    parts += [pairs] if "pair_logprobs" in asked and pairs is not None else []
+    return torch.cat(parts, 1) if parts else None
+
+
+def _fused(
+    policy: Policy, rows: MicroBatch, asked: dict[str, bool], ids: torch.Tensor | None, top_k: int
 ) -> dict[str, torch.Tensor]:
-    logits = (policy.logits(hidden) if policy.head_is_enough else hidden) / temperature[:, None]
-    logits = logits - logits.detach().amax(-1, keepdim=True)  # so that nothing large cancels
-    log_partition = torch.logsumexp(logits, dim=-1)
-    result = {}
-    if "logprobs" in asked:
-        result["logprobs"] = logits.gather(-1, targets[:, None]).squeeze(-1) - log_partition
-    if "entropy" in asked:
-        with torch.set_grad_enabled(torch.is_grad_enabled() and asked["entropy"]):
-            inside = logits if asked["entropy"] else logits.detach()
-            normaliser = log_partition if asked["entropy"] else log_partition.detach()
-            probabilities = torch.exp(inside - normaliser[:, None])
-            result["entropy"] = normaliser - (probabilities * inside.nan_to_num(neginf=0.0)).sum(-1)
-    return result
+    inputs = (rows.input_ids, rows.position_ids, rows.spans)
+    if not policy.head_is_enough:
+        return fused_statistics(
+            Head((policy.own_logits(*inputs).flatten(0, 1).index_select(0, rows.source),)),
+            rows.temperature,
+            asked,
+            ids,
+            top_k,
+        )
+    hidden = policy.hidden_states(*inputs).flatten(0, 1).index_select(0, rows.source)
+    if (head := head_of(policy, hidden)) is not None:
+        return fused_statistics(head, rows.temperature, asked, ids, top_k)
+
+    def called(part: slice) -> dict[str, torch.Tensor]:
+        own = Head((policy.logits(hidden[part]),))
+        return fused_statistics(own, rows.temperature[part], asked, None if ids is None else ids[part], top_k)
+
+    size = max(1, CHUNK // max(1, policy.causal_lm.config.get_text_config().vocab_size))
+    parts = [slice(start, start + size) for start in range(0, max(1, len(hidden)), size)]
+    grad = torch.is_grad_enabled() and any(asked.values())
+    chunks = [checkpoint(called, part, use_reentrant=False) if grad else called(part) for part in parts]
+    return {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}

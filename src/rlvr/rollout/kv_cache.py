@@ -68,10 +68,16 @@ class GrowingLayer(CacheLayerMixin):
         self.keys[rows:, :, left:length] = other.keys[:, :, : other.length]
         self.values[rows:, :, left:length] = other.values[:, :, : other.length]
 
-    def select(self, rows: torch.Tensor, trim: int) -> None:
-        """Keep `rows`, in this order (repeats allowed), without the first `trim` slots."""
-        self.keys = self.keys[:, :, trim:].index_select(0, rows)
-        self.values = self.values[:, :, trim:].index_select(0, rows)
+    def select(self, rows: torch.Tensor) -> None:
+        """Keep `rows`, in this order (repeats allowed)."""
+        self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
+
+    def drop(self, to: torch.Tensor, source: torch.Tensor, rows: int, trim: int) -> None:
+        """Keep `rows` rows, after those at `source` were moved to the places `to`, without the first `trim` slots."""
+        for name in ("keys", "values"):
+            tensor = getattr(self, name)
+            tensor[to, :, : self.length] = tensor[source, :, : self.length]
+            setattr(self, name, tensor[:rows, :, trim:])
         self.length -= trim
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -104,10 +110,15 @@ class RowCache(Cache):
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             mine.take(theirs)
 
-    def select(self, rows: torch.Tensor, trim: int = 0) -> None:
-        """Keep `rows` without the first `trim` slots."""
+    def select(self, rows: torch.Tensor) -> None:
+        """Keep `rows`, in this order (repeats allowed)."""
         for layer in self.layers:
-            layer.select(rows, trim)
+            layer.select(rows)
+
+    def drop(self, to: torch.Tensor, source: torch.Tensor, rows: int, trim: int) -> None:
+        """Keep `rows` rows, after those at `source` were moved to the places `to`, without the first `trim` slots."""
+        for layer in self.layers:
+            layer.drop(to, source, rows, trim)
 
     @property
     def length(self) -> int:

@@ -8,13 +8,15 @@ nothing else knows how many calls were made. It names its groups by the draw's n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+import contextlib
+import dataclasses
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rlvr import registry
 from rlvr.data import Draw
-from rlvr.records import Rollout, Task
+from rlvr.records import BASELINE, Rollout, StopReason, Task
 from rlvr.registry import register
 from rlvr.rollout.context import Context
 from rlvr.rollout.engine import Completion, Request, Sampling
@@ -51,20 +53,53 @@ Plan = Callable[[Draw, Means], AsyncIterator[Rollout]]
 
 
 @register("plan", "single_turn")
-def single_turn(draw: Draw, means: Means) -> AsyncIterator[Rollout]:
-    """`group_size` independent responses to the prompt."""
+def single_turn(
+    draw: Draw, means: Means, *, baseline: Literal["greedy", "reference"] | None = None
+) -> AsyncIterator[Rollout]:
+    """`group_size` independent responses to the prompt. `baseline` adds one that is verified and not trained, for advantages
+    that compare with it: greedy, the response sampled at temperature 0; reference, the task's demonstration."""
     prompt = means.prompt(draw.task)
 
     async def member(number: int) -> Rollout:
         request = Request(prompt, means.sampling, means.seed(draw.number, number, 0))
         return make_rollout(draw, number, request, await means.generate(request))
 
-    return side_by_side(draw, means, member)
+    members = side_by_side(draw, means, member)
+    return members if baseline is None else _with_baseline(members, draw, means, baseline)
+
+
+async def _with_baseline(
+    members: AsyncGenerator[Rollout, None], draw: Draw, means: Means, baseline: str
+) -> AsyncIterator[Rollout]:
+    """The members, and the rollout that they are compared with, verified by itself."""
+
+    async def compared() -> Rollout:
+        context, stop = Context(means.prompt(draw.task)), StopReason.GIVEN
+        if baseline == "greedy":
+            sampling = dataclasses.replace(means.sampling, temperature=0.0)
+            seed = means.seed(draw.number, means.group_size, 0)
+            completion = await means.generate(Request(context.token_ids, sampling, seed))
+            context.turn(completion)
+            stop = completion.stop
+        rollout = context.rollout(draw, means.group_size, stop, 1.0)
+        rollout.role = BASELINE
+        rollout.text = rollout.text if baseline == "greedy" else draw.task.demonstration or ""
+        return await means.verify(rollout)
+
+    task = asyncio.ensure_future(compared())
+    try:
+        async with contextlib.aclosing(members):
+            async for rollout in members:
+                yield rollout
+        yield await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def side_by_side(
     draw: Draw, means: Means, member: Callable[[int], Coroutine[Any, Any, Rollout]]
-) -> AsyncIterator[Rollout]:
+) -> AsyncGenerator[Rollout, None]:
     """`group_size` rollouts, each made by a coroutine `member(number)` of its own, verified and given as they finish.
 
     Where the task's verifier judges a group together, all are made first. However it ends, no member is left running.

@@ -5,13 +5,41 @@ Invariant: a row's token depends on its own logits, options and uniform number o
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
+BLOCK = 256
+"""Tokens of a vocabulary that are summed before the search: running sums over all of them cost more than the model's head."""
 
-def uniforms(seed: int, count: int, device: torch.device) -> torch.Tensor:
+
+def uniforms(seed: int, count: int) -> torch.Tensor:
     """`count` uniform numbers in [0, 1), float64, that depend on the seed only."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.rand(count, generator=generator, dtype=torch.float64).to(device)
+    return torch.rand(count, generator=generator, dtype=torch.float64)
+
+
+class Chooser:
+    """Draws the next token of every row by its options.
+
+    `options` is float32 [R, 4]: temperature, top_k, top_p and min_p of each row. What none of the rows asks for is not computed.
+    """
+
+    def __init__(self, options: np.ndarray, device: torch.device) -> None:
+        temperature, top_k, top_p, min_p = options.T
+        self._greedy = bool((temperature == 0).any())
+        self._warm = bool((temperature != 1).any())
+        self._truncates = bool(((top_k > 0) | (top_p < 1) | (min_p > 0)).any())
+        self._temperature, *self._cuts = torch.from_numpy(options.T.copy()).to(device).unbind()
+
+    def __call__(self, logits: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens int64 [R] and their log-probs float32 [R], from logits [R, V] and uniforms [R]."""
+        if not self._truncates and not self._greedy:
+            return draw(logits / self._temperature[:, None] if self._warm else logits, None, uniform)
+        if self._truncates:
+            # As vLLM does, truncation is of the distribution at the temperature.
+            scale = torch.where(self._temperature == 0, 1.0, self._temperature)[:, None]
+            logits = truncate(logits / scale, *self._cuts) * scale
+        return draw(logits, self._temperature, uniform)
 
 
 def truncate(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
@@ -33,15 +61,49 @@ def truncate(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min
     return torch.full_like(logits, -torch.inf).scatter(-1, order, ordered.masked_fill(~keep, -torch.inf))
 
 
-def draw(logits: torch.Tensor, temperature: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens int64 [R] and their log-probs float32 [R], from logits [R, V], temperatures [R] and uniforms [R].
+def draw(
+    logits: torch.Tensor, temperature: torch.Tensor | None, uniform: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens int64 [R] and their log-probs float32 [R], from logits [R, V], temperatures [R] (None: 1) and uniforms [R].
 
     Temperature 0 takes the likeliest token and gives its log-prob at temperature 1.
     """
-    greedy = temperature == 0
-    logprobs = torch.log_softmax(logits / torch.where(greedy, 1.0, temperature)[:, None], dim=-1)
-    # The first token whose cumulative probability passes u; right=True never picks a token of probability 0.
-    cumulative = logprobs.double().exp().cumsum(-1)
-    picked = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True).squeeze(-1)
-    tokens = torch.where(greedy, logits.argmax(-1), picked.clamp_max(logits.shape[-1] - 1))
-    return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1)
+    if temperature is None:
+        probabilities = logits.softmax(-1)
+        tokens = _inverse_cdf(probabilities, uniform)
+    else:
+        greedy = temperature == 0
+        probabilities = (logits / torch.where(greedy, 1.0, temperature)[:, None]).softmax(-1)
+        tokens = torch.where(greedy, logits.argmax(-1), _inverse_cdf(probabilities, uniform))
+    return tokens, probabilities.gather(-1, tokens[:, None]).squeeze(-1).log()
+
+
+def _inverse_cdf(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """The first token [R] whose cumulative probability passes the uniform number; never one of probability 0."""
+    vocabulary = probabilities.shape[-1]
+    if vocabulary <= BLOCK:
+        return _first_past(probabilities, uniform)[0]
+    padded = torch.nn.functional.pad(probabilities, (0, -vocabulary % BLOCK)) if vocabulary % BLOCK else probabilities
+    blocks = padded.view(len(padded), -1, BLOCK)
+    block, rest = _first_past(blocks.sum(-1), uniform)
+    inside = blocks[torch.arange(len(blocks), device=block.device), block]
+    return (block * BLOCK + _first_past(inside, rest)[0]).clamp_max(vocabulary - 1)  # the bound is for NaN
+
+
+def _first_past(mass: torch.Tensor, share: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the running sum of `mass` [R, n] first exceeds `share` [R] of its total, and how far into that entry, as a
+    share of it. An entry of mass 0 is never the first: the sum does not grow there."""
+    cumulative = mass.cumsum(-1, dtype=torch.float64)
+    wanted = share * cumulative[:, -1]
+    place = torch.searchsorted(cumulative, wanted[:, None], right=True)
+    # Rounding may take the product to the total itself: the last entry that has mass is then meant. (The bound is for NaN.)
+    place = torch.minimum(place, torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())).clamp_max(
+        mass.shape[-1] - 1
+    )
+    end = cumulative.gather(-1, place).squeeze(-1)
+    place = place.squeeze(-1)
+    here = mass.gather(-1, place[:, None]).squeeze(-1).double()
+    return place, ((wanted - (end - here)) / here).clamp(0.0, _BELOW_ONE)
+
+
+_BELOW_ONE = float(np.nextafter(1.0, 0.0))

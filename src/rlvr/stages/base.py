@@ -18,7 +18,7 @@ from rlvr import registry
 from rlvr.data import History, Sampler, TaskPool
 from rlvr.errors import DataError
 from rlvr.losses import Objective
-from rlvr.policy import Policy
+from rlvr.policy import Policy, check_packing
 from rlvr.records import Batch, Rollout, Task
 from rlvr.rollout import Collected, Collector, Means, Sampling
 from rlvr.schedules import Controller, Schedule, StepSchedule, controllers, scalar_value
@@ -52,6 +52,7 @@ class Stage(ABC):
         self.plan = plan
         self.config = plan.config
         self.parts = parts
+        check_packing(parts.policy, self.config.optim)
         problems = {task.id: problem for task in tasks if (problem := self.too_long(task)) is not None}
         if problems and not self.config.data.skip_long_prompts:
             first = next(iter(problems))

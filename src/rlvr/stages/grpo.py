@@ -6,7 +6,7 @@ none is known here by name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,14 @@ from rlvr import registry
 from rlvr.errors import ConfigError
 from rlvr.losses import Component, EntropyBonus, KLPenalty, Objective
 from rlvr.monitor.batch import advantage_metrics, batch_metrics
-from rlvr.records import Batch, Origin, Rollout, Task
+from rlvr.records import BASELINE, Batch, Origin, Rollout, Task
 from rlvr.registry import register
 from rlvr.rewards import build_terms, score
 from rlvr.rollout import Collected, Supply
+from rlvr.schedules import Controller, controllers, moving_options
 from rlvr.selection import mixed_groups
 from rlvr.stage_plan import StagePlan
+from rlvr.stages.advantages import Advantages
 from rlvr.stages.base import Parts, Stage, sampling_of, token_weights
 
 
@@ -30,15 +32,14 @@ class GRPOStage(Stage):
 
     def __init__(self, plan: StagePlan, parts: Parts, tasks: Sequence[Task], seed: int) -> None:
         algorithm, rollout = plan.config.algorithm, plan.config.rollout
-        self.advantage = registry.build("advantage", algorithm.advantage)
         self.selectors = [registry.build("selector", spec) for spec in algorithm.select]
         self.terms = build_terms(plan.config.rewards)
         self._objective = _objective(plan, parts.shares_weights)
-        smallest = getattr(self.advantage, "smallest_group", 1)
-        if rollout.group_size < smallest:
+        self.advantages = Advantages(plan.config, tasks)
+        if rollout.refill and rollout.group_size < 2:
             raise ConfigError(
-                f"rollout.group_size is {rollout.group_size}, and the advantage {registry.split(algorithm.advantage)[0]!r} compares "
-                f"the members of a group: set rollout.group_size to {smallest} or more, or the advantage's baseline and scale to none"
+                "rollout.refill replaces groups whose rewards are all the same, and every group of one is: set "
+                "rollout.group_size to 2 or more, or rollout.refill to null"
             )
         for name in ("top_p", "top_k", "min_p"):
             neutral = type(rollout).model_fields[name].default
@@ -50,6 +51,7 @@ class GRPOStage(Stage):
         if rollout.temperature == 0:
             raise ConfigError("rollout.temperature 0 gives a group of equal responses: set it above 0")
         super().__init__(plan, parts, tasks, seed)
+        self._step = 0
         asked = registry.build("plan", rollout.plan)
         if hasattr(asked, "check"):
             asked.check(parts.means(sampling_of(self, 0)), self.pool.at(0))
@@ -65,6 +67,7 @@ class GRPOStage(Stage):
 
     def collect(self, step: int) -> Collected:
         """Groups of verified responses."""
+        self._step = step
         return self.supply.next(step)
 
     def give_back(self) -> None:
@@ -81,14 +84,17 @@ class GRPOStage(Stage):
 
     def teaches(self, rollouts: list[Rollout]) -> bool:
         """Whether the rewards of any group among the rollouts of one draw differ."""
-        return len(mixed_groups(score(Batch([r.as_trained() for r in rollouts]), self.terms))) > 0
+        trained = [r.as_trained() for r in rollouts if r.role != BASELINE]
+        return len(mixed_groups(score(Batch(trained), self.terms))) > 0
 
     def score(self, collected: Collected) -> tuple[Batch, dict[str, Any]]:
         """Rewards, selection, advantages and weights; the metrics are of all that was sampled."""
-        sampled = [rollout.as_trained() for rollout in (*collected.rollouts, *collected.dropped)]
-        everything = score(Batch(sampled), self.terms)
+        trained = [r.as_trained() for r in collected.rollouts if r.role != BASELINE]
+        dropped = [r.as_trained() for r in collected.dropped if r.role != BASELINE]
+        everything = score(Batch([*trained, *dropped]), self.terms)
         metrics = batch_metrics(everything)
-        batch = everything.select(np.arange(len(collected.rollouts))) if collected.dropped else everything
+        batch = everything.select(np.arange(len(trained))) if dropped else everything
+        self._add_baselines(batch, [r for r in collected.rollouts if r.role == BASELINE])
         if self.config.algorithm.select_after:
             self._add_advantages(batch)
         for select in self.selectors:
@@ -102,27 +108,42 @@ class GRPOStage(Stage):
         batch.token_columns["weight/policy"] = token_weights(batch.rollouts, Origin.POLICY, on)
         return batch, metrics | advantage_metrics(batch)
 
-    def _add_advantages(self, batch: Batch) -> None:
-        """The column `advantage`, or the token column where the estimator gives one array per rollout.
+    def _add_baselines(self, batch: Batch, compared: list[Rollout]) -> None:
+        """The columns `baseline`, the reward of the draw's baseline rollout where there are such, and `history/mean`, the
+        mean score of the task's earlier draws; NaN where there is none."""
+        history = [self.parts.history[r.task.id].pass_rate for r in batch.rollouts]
+        batch.columns["history/mean"] = np.asarray([np.nan if h is None else h for h in history], dtype=np.float64)
+        if compared:
+            rewards = score(Batch([r.as_trained() for r in compared]), self.terms).column("reward")
+            of = dict(zip((r.group for r in compared), rewards.tolist(), strict=True))
+            batch.columns["baseline"] = np.asarray([of.get(r.group, np.nan) for r in batch.rollouts], dtype=np.float64)
 
-        ConfigError names an estimator whose result has another shape, or no number for a decided rollout.
-        """
-        values, name = self.advantage(batch), registry.split(self.config.algorithm.advantage)[0]
-        if isinstance(values, list):
-            columns = [np.asarray(v, dtype=np.float64) for v in values]
-            fits = [v.shape for v in columns] == [(len(r),) for r in batch.rollouts]
-            batch.token_columns["advantage"] = columns
-        else:
-            columns = [np.asarray(values, dtype=np.float64)]
-            fits = columns[0].shape == (len(batch),)
-            batch.columns["advantage"] = columns[0]
-        if not fits:
-            raise ConfigError(
-                f"algorithm.advantage {name!r} returned shapes {[v.shape for v in columns][:4]} for {len(batch)} rollouts: "
-                "an array of one number per rollout is needed, or a list of one array per rollout with a number per token"
-            )
-        if any(not np.isfinite(v).all() for v in columns):
-            raise ConfigError(f"algorithm.advantage {name!r} returned a NaN or an infinity: undecided rollouts get 0")
+    def _add_advantages(self, batch: Batch) -> None:
+        self.advantages.add(batch, self.parts.policy, self._step, self.steps)
+
+    def controllers(self) -> Iterator[Controller]:
+        """Those of the objective, then those of the advantage and its modifiers."""
+        yield from super().controllers()
+        yield from controllers(*self.advantages.pieces)
+
+    def scheduled(self, step: int) -> dict[str, float]:
+        """Those of the objective, and of the advantage and its modifiers by the piece's name."""
+        moving = super().scheduled(step)
+        for name, piece in zip(self.advantages.names, self.advantages.pieces, strict=True):
+            moving |= moving_options(piece, f"schedule/{name}", step, self.steps)
+        return moving
+
+    def observe(self, metrics: Mapping[str, Any]) -> None:
+        """Let controllers and pieces with a memory move by what the step measured."""
+        super().observe(metrics)
+        self.advantages.observe(metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"advantages": self.advantages.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.advantages.load_state_dict(state["advantages"])
 
     def objective(self) -> Objective:
         """The policy loss with the KL and entropy terms that the algorithm asks for."""

@@ -2,6 +2,7 @@
 
 from rlvr.verifiers.base import FunctionVerifier, Needs, Verifier, as_verifier, judged
 from rlvr.verifiers.choice import ChoiceVerifier
+from rlvr.verifiers.code import CodeVerifier
 from rlvr.verifiers.combine import CombineVerifier
 from rlvr.verifiers.exact import ExactVerifier
 from rlvr.verifiers.format import FormatVerifier
@@ -24,6 +25,7 @@ __all__ = [
     "BleuVerifier",
     "BoxesVerifier",
     "ChoiceVerifier",
+    "CodeVerifier",
     "CombineVerifier",
     "CountdownVerifier",
     "ExactVerifier",

@@ -1,43 +1,105 @@
-"""A LoRA adapter by itself, as vLLM loads it: two files per version in the scratch folder.
+"""A LoRA adapter by itself, as vLLM loads it: two files per version in a folder that engine and servers read.
 
-vLLM keeps adapters by number, so each version gets a new one; the base weights are sent once.
+vLLM keeps adapters by number, so each version gets a new one; the base weights are sent once. Invariants: a request ends with
+the adapter that it began with, and its tokens have that adapter's version; the files stay while such a request is open, since
+vLLM may have to load them again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import shutil
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rlvr.policy import Policy
 from rlvr.policy.adapters import plain_weights
 from rlvr.rollout.engine import Bucket, Published
 
+KEPT = 2
+"""Adapters before the newest whose files stay in any case: a request that was given up may be under way for a moment."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The adapter of one version."""
+
+    number: int
+    version: int
+    path: Path
+
+    @property
+    def fields(self) -> dict[str, str | int]:
+        """vLLM's LoRARequest."""
+        return {"lora_name": self.name, "lora_int_id": self.number, "lora_path": str(self.path)}
+
+    @property
+    def name(self) -> str:
+        """What servers call it; no other run's is called the same."""
+        return f"{self.path.parent.name}-{self.number}"
+
 
 class AdapterFiles:
-    """Writes the policy's adapter; `current` is vLLM's LoRARequest of the newest, None before the first."""
+    """Writes the policy's adapter to `folder`."""
 
     def __init__(self, policy: Policy, folder: Path) -> None:
-        self.policy, self.folder = policy, folder
-        self.current: dict[str, Any] | None = None
-        self._number, self._version = 0, -1
+        self.policy, self.folder = policy, folder / f"adapters-{secrets.token_hex(4)}"
+        self.newest: Adapter | None = None
+        """What was written last; requests begin with it once it is `put_to_use`."""
+        self._in_use: Adapter | None = None
+        self._written: list[Adapter] = []
+        self._open: Counter[Adapter] = Counter()
+        self._lock = threading.Lock()
 
     def write(self, version: int, base: Published | None) -> Published:
         """Write the adapter as version `version`; what it took, that of the base weights included."""
         start = time.perf_counter()
-        if self._version == version and self.current is not None:  # for a server that came back
+        if self.newest is not None and self.newest.version == version:  # for a server that came back
             return base or Published(0, 0.0)
-        self._version = version
-        self._number += 1
-        path = self.folder / f"adapter-{self._number}"
-        self.policy.model.save_pretrained(path)
-        sent = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-        shutil.rmtree(self.folder / f"adapter-{self._number - 3}", ignore_errors=True)  # none of its requests is open
-        self.current = {"lora_name": f"policy-{self._number}", "lora_int_id": self._number, "lora_path": str(path)}
+        number = self.newest.number + 1 if self.newest else 1
+        written = Adapter(number, version, self.folder / f"adapter-{number}")
+        self.policy.model.save_pretrained(written.path)
+        sent = sum(file.stat().st_size for file in written.path.glob("*.safetensors"))
+        self.newest = written
+        self._written.append(written)
+        self._remove_old()
         seconds = time.perf_counter() - start
         return Published(sent, seconds) if base is None else Published(sent + base.bytes, seconds + base.seconds)
+
+    def put_to_use(self) -> None:
+        """From now on requests begin with the newest."""
+        with self._lock:
+            self._in_use = self.newest
+
+    @contextlib.contextmanager
+    def begun(self) -> Iterator[Adapter]:
+        """The adapter for a request, for as long as it is open."""
+        with self._lock:
+            assert self._in_use is not None, "requests come after the first publish"
+            adapter = self._in_use
+            self._open[adapter] += 1
+        try:
+            yield adapter
+        finally:
+            with self._lock:
+                self._open[adapter] -= 1
+
+    def close(self) -> None:
+        """Remove the files."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _remove_old(self) -> None:
+        """Files of adapters that no request needs."""
+        with self._lock:
+            old = [a for a in self._written[: -KEPT - 1] if not self._open[a] and a != self._in_use]
+            self._written = [a for a in self._written if a not in old]
+        for adapter in old:
+            shutil.rmtree(adapter.path, ignore_errors=True)
 
 
 def base_weights(policy: Policy) -> Iterator[Bucket]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlvr.errors import ConfigError, DataError
 from rlvr.policy import Policy
+from rlvr.rollout.vllm import installed, launch
 from rlvr.rollout.vllm.client import Client, ServerTrouble
 from rlvr.rollout.vllm.options import VLLMServerOptions
 
@@ -33,6 +34,9 @@ async def check_server(client: Client, policy: Policy, options: VLLMServerOption
     """Set the client's model and return the server's context, in tokens. ConfigError says what does not fit."""
     how = HOW % ("nccl" if transfer == "nccl" else "shared_memory")
     try:
+        version = str((await client.ask("GET", "/version", SECONDS))["version"])
+        if problem := installed.unfit(version):
+            raise ConfigError(f"rollout.engine: the server {client.url} is vLLM {version}, {problem}")
         card = (await client.ask("GET", "/v1/models", SECONDS))["data"][0]
         client.model = str(card["id"])
         asked = {"model": client.model, "prompt": TEXT, "add_special_tokens": False}
@@ -50,12 +54,14 @@ async def check_server(client: Client, policy: Policy, options: VLLMServerOption
         raise ConfigError(f"rollout.engine: {client.url} does not answer as a vLLM server does: {how}") from error
     if list(tokens) != policy.tokenizer.encode(TEXT, add_special_tokens=False):
         raise ConfigError(f"rollout.engine: the server {client.url} has another tokenizer than the policy: {how}")
-    if problem := _differs(settings, model, policy, transfer):
+    if problem := _differs(settings, model, policy, options, transfer):
         raise ConfigError(f"rollout.engine: the server {client.url} {problem}: {how}")
     return int(card.get("max_model_len") or policy.context)
 
 
-def _differs(settings: Mapping[str, Any], model: Mapping[str, Any], policy: Policy, transfer: str) -> str | None:
+def _differs(
+    settings: Mapping[str, Any], model: Mapping[str, Any], policy: Policy, options: VLLMServerOptions, transfer: str
+) -> str | None:
     """What does not fit in a server's settings and model, in words."""
     ours = policy.causal_lm.config.get_text_config().to_dict()
     for key, theirs in model.items():
@@ -67,4 +73,8 @@ def _differs(settings: Mapping[str, Any], model: Mapping[str, Any], policy: Poli
         return f"gives {mode}, not log-probs of the distribution that was sampled from"
     backend = (settings.get("weight_transfer_config") or {}).get("backend")
     wanted = "nccl" if transfer == "nccl" else "shared_memory"
-    return None if backend == wanted else f"takes weights by {backend}, not by {wanted}"
+    if backend != wanted:
+        return f"takes weights by {backend}, not by {wanted}"
+    if launch.sends_adapter(policy, options) and not settings.get("lora_config"):
+        return "takes no adapters (add --enable-lora --max-loras 2 --max-lora-rank R, or set rollout.engine's merge_adapter)"
+    return None

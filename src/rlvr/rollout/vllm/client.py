@@ -6,6 +6,8 @@ connection, no answer in time, an error of its own) is ServerTrouble.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +20,10 @@ RPC = ("rlvr_model", "rlvr_weights")
 """Methods of vLLM's workers without an endpoint of their own."""
 
 
+AT_ONCE = 1024
+"""Most completions asked for at once: more than a server batches, and fewer than a process may have files open."""
+
+
 class ServerTrouble(Exception):
     """The server cannot be used for now; the text says why."""
 
@@ -28,7 +34,12 @@ class Client:
     def __init__(self, url: str, key: str | None, model: str) -> None:
         self.url, self.model = url.rstrip("/"), model
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._session = aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=0))
+        # Not kept alive: a server that was busy closes connections for being idle, with the next request already in them.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        self._session = aiohttp.ClientSession(headers=headers, connector=connector)
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self.answered = time.monotonic()
+        """When it last answered anything."""
 
     async def healthy(self, timeout: float) -> bool:
         """Whether the server says that it is well."""
@@ -43,7 +54,13 @@ class Client:
     ) -> Answer:
         """The answer to one request."""
         body = {"model": adapter or self.model, "token_ids": list(token_ids), "sampling_params": dict(fields)}
-        reply = await self.ask("POST", "/inference/v1/generate", timeout, body)
+        try:
+            async with self._places:
+                reply = await self.ask("POST", "/inference/v1/generate", timeout, body)
+        except DataError as refusal:
+            if adapter and f"`{adapter}` does not exist" in str(refusal):  # it was started anew by somebody else
+                raise ServerTrouble(f"it lost the adapter {adapter}") from refusal
+            raise
         try:
             choice = reply["choices"][0]
             return Answer(
@@ -69,9 +86,16 @@ class Client:
         if method == "pause":
             return await self.ask("POST", f"/pause?mode={arguments['mode']}", timeout)
         if method == "load_lora_adapter":
-            body = {name: arguments[name] for name in ("lora_name", "lora_path")}
-            return await self.ask("POST", "/v1/load_lora_adapter", timeout, body)
+            return await self._load_adapter({name: arguments[name] for name in ("lora_name", "lora_path")}, timeout)
         return await self.ask("POST", f"/{method}", timeout, arguments)
+
+    async def _load_adapter(self, body: Mapping[str, Any], timeout: float) -> None:
+        """An adapter's name stands for its version, so a server that was away for a while and has it still is as well."""
+        try:
+            await self.ask("POST", "/v1/load_lora_adapter", timeout, body)
+        except DataError as refusal:
+            if "already been loaded" not in str(refusal):
+                raise
 
     async def ask(self, verb: str, path: str, timeout: float, body: Mapping[str, Any] | None = None) -> Any:
         """The JSON that a path answers with, None when it is empty."""
@@ -79,6 +103,7 @@ class Client:
         try:
             async with self._session.request(verb, self.url + path, json=body, timeout=limit) as response:
                 content = await response.read()
+                self.answered = time.monotonic()
                 if response.status in (400, 404, 422):
                     raise DataError(f"{self.url}{path} refuses: {_text(content)}")
                 if response.status in (401, 403):

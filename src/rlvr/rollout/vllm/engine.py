@@ -8,6 +8,7 @@ given back while the trainer updates. Invariant: what it samples is labelled by 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,10 +18,11 @@ from rlvr.policy import Policy
 from rlvr.rollout.engine import Bucket, Completion, InFlight, Published, Request
 from rlvr.rollout.vllm import launch, requests
 from rlvr.rollout.vllm.adapter import AdapterFiles, base_weights
-from rlvr.rollout.vllm.gate import Gate
+from rlvr.rollout.vllm.gate import Gate, check_released
 from rlvr.rollout.vllm.host import EngineHost
 from rlvr.rollout.vllm.model_folder import describe, scratch_folder
 from rlvr.rollout.vllm.options import VLLMOptions
+from rlvr.rollout.vllm.requests import Answer
 from rlvr.rollout.vllm.transfer import SHARED_MEMORY, SharedMemoryTransfer, Transfer, differing
 
 
@@ -36,7 +38,7 @@ class VLLMEngine:
         on_gpu = policy.device.type != "cpu"
         self._gate = Gate() if in_flight == "finish" else None
         self._sleeps = on_gpu and options.sleep and in_flight is None
-        self._asleep = False
+        self._asleep, self._released = False, True
         self._end_ids = sorted(policy.end_ids)
         self._folder = scratch_folder()
         describe(policy, self._folder / "model")
@@ -60,9 +62,17 @@ class VLLMEngine:
         item = requests.opened(request, self.context)
         fields = requests.parameters(item, self._end_ids, self.options.structured_outputs)
         async with self._gate.inside() if self._gate else contextlib.nullcontext():
-            adapter = self._adapter.current if self._adapter else None
-            answer = await self._host.generate(request.token_ids, fields, adapter)
+            answer = await self._answer(request, fields)
         return requests.completion(item, answer, self.policy)
+
+    async def _answer(self, request: Request, fields: dict[str, Any]) -> Answer:
+        if self._asleep:
+            raise TrainingError("the vLLM engine sleeps from `release` until the next publish, and was asked to sample")
+        if self._adapter is None:
+            return await self._host.generate(request.token_ids, fields, None)
+        with self._adapter.begun() as adapter:
+            answer = await self._host.generate(request.token_ids, fields, adapter.fields)
+        return dataclasses.replace(answer, adapter=adapter.version)
 
     def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> Published:
         """Take new weights, after requests under way are done or, with `continue`, between two of their tokens: what is in
@@ -71,18 +81,21 @@ class VLLMEngine:
             return self._publish(version, weights)
 
     def _publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> Published:
+        check_released(self._released, self.version, version)
         self._wake()
         if self._adapter is None:
             published = self._sent(weights)
         else:
-            base = None if self._adapter.current else self._sent(lambda: base_weights(self.policy))
+            base = None if self._adapter.newest else self._sent(lambda: base_weights(self.policy))
             published = self._adapter.write(version, base)
+            self._adapter.put_to_use()
         self._call("commit", version=str(version))
-        self.version, self._has_weights = version, True
+        self.version, self._has_weights, self._released = version, True, False
         return published
 
     def release(self) -> None:
         """Give the engine's device memory back until the next publish, where that is set."""
+        self._released = True
         if self._sleeps and not self._asleep:
             self._call("sleep", level=2)  # weights are not kept: they come anew
             self._asleep = True

@@ -1,4 +1,4 @@
-"""A gate before an engine: shut, it lets nobody in and waits until everybody who is inside has left."""
+"""A gate before an engine: shut, it lets nobody in and waits until everybody who is inside has left; the order of publishes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 
-from rlvr.errors import WaitTimeout
+from rlvr.errors import TrainingError, WaitTimeout
 
 
 class Gate:
@@ -61,6 +61,15 @@ class Gate:
             if not self._shut:
                 self._inside += 1
             return not self._shut
+
+
+def check_released(released: bool, old: int, new: int) -> None:
+    """TrainingError when the weights became another version without a `release` before: a server that came back meanwhile
+    would have been given changed weights as the old version."""
+    if new != old and not released:
+        raise TrainingError(
+            f"version {new} of the weights is published without a release of version {old} before they changed"
+        )
 
 
 def _release(turn: asyncio.Future[None]) -> None:

@@ -22,13 +22,16 @@ def version() -> str:
     found = _found()
     if found is None:
         raise ConfigError(f"vLLM can be imported but has no package metadata, so its version is unknown: {INSTALL}")
-    numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2] if part.isdigit())
-    if not OLDEST <= numbers < BEFORE:
-        low, high = (".".join(map(str, v)) for v in (OLDEST, BEFORE))
-        raise ConfigError(
-            f"vLLM {found} is installed, this engine works with {low} up to, not including, {high}: {INSTALL}"
-        )
+    if problem := unfit(found):
+        raise ConfigError(f"vLLM {found} is installed, {problem}: {INSTALL}")
     return found
+
+
+def unfit(found: str) -> str | None:
+    """Why a version of vLLM does not fit; None when it does."""
+    numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2] if part.isdigit())
+    low, high = (".".join(map(str, v)) for v in (OLDEST, BEFORE))
+    return None if OLDEST <= numbers < BEFORE else f"this engine works with {low} up to, not including, {high}"
 
 
 def for_cpu() -> bool:

@@ -45,6 +45,10 @@ def engine_arguments(policy: Policy, folder: Path, options: Common, transfer: st
     """The fields of vLLM's EngineArgs. ConfigError for one in `engine_args` that is not the user's to set."""
     if taken := sorted(OURS & options.engine_args.keys()):
         raise ConfigError(f"rollout.engine: engine_args may not set {', '.join(taken)}: the library decides it")
+    if (options.max_model_len or 0) > policy.context:
+        raise ConfigError(
+            f"rollout.engine: max_model_len {options.max_model_len} is longer than the model's context of {policy.context} tokens"
+        )
     on_cpu = policy.device.type == "cpu"
     arguments: dict[str, Any] = {
         "model": str(folder),
@@ -84,15 +88,14 @@ def environment(policy: Policy, options: Common, folder: Path) -> dict[str, str]
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        # The scheduler in the process of the engine, which does not step with half of the new weights; one in a process beside
+        # it would, and waits busily.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "TOKENIZERS_PARALLELISM": "false",
         "TMPDIR": str(folder),
         "VLLM_RPC_BASE_PATH": str(folder) if len(str(folder)) <= LONGEST else "/tmp",
         "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", default_cache()),  # kept from run to run
     }
-    if (
-        options.tensor_parallel_size == 1
-    ):  # the model in the process of the engine, not in one beside it that waits busily
-        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if policy.device.type == "cpu" and options.threads is not None:
         variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(options.threads)}
     return variables

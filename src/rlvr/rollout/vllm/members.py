@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -173,9 +174,10 @@ class Members:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self._every)
-            ready = [member for member in self.all if member.state == State.READY]
-            well = await asyncio.gather(*(member.client.healthy(self._health_timeout) for member in ready))
-            for member, is_well in zip(ready, well, strict=True):
+            lately = time.monotonic() - self._every  # who answered since then is well, and perhaps too busy to say so
+            silent = [m for m in self.all if m.state == State.READY and m.client.answered < lately]
+            well = await asyncio.gather(*(member.client.healthy(self._health_timeout) for member in silent))
+            for member, is_well in zip(silent, well, strict=True):
                 if not is_well:
                     await self.lose(member, f"its health check failed or took over {self._health_timeout:g} s")
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -103,7 +104,8 @@ class WorkerExtension:
         model = self.model_runner.get_model()
         mine = dict(model.named_parameters(remove_duplicate=False))
         packed = getattr(model, "packed_modules_mapping", {})
-        found = {name: _checksum(name, shapes, mine, packed) for name in shapes}
+        alone = get_tensor_model_parallel_world_size() == 1
+        found = {name: _checksum(name, shapes, mine, packed, alone) for name in shapes}
         loaded = getattr(self.weight_transfer_engine, "loaded", None)
         unreached = (
             []
@@ -114,7 +116,7 @@ class WorkerExtension:
 
 
 def _checksum(
-    name: str, shapes: dict[str, list[int]], mine: dict[str, torch.Tensor], packed: dict[str, list[str]]
+    name: str, shapes: dict[str, list[int]], mine: dict[str, torch.Tensor], packed: dict[str, list[str]], alone: bool
 ) -> str | None:
     """Checksum of one Hugging Face weight in the model's parameters, or of its rows in a fused one."""
     owner, _, leaf = name.rpartition(".")
@@ -130,7 +132,8 @@ def _checksum(
     held = mine.get(name)
     if held is None or held.ndim != len(shapes[name]) or held.shape[0] < shapes[name][0]:
         return None
-    held = held[: shapes[name][0]]  # a vocabulary is padded at its end
+    if alone:
+        held = held[: shapes[name][0]]  # a vocabulary is padded at its end
     return checksum(held) if list(held.shape) == shapes[name] else None
 
 

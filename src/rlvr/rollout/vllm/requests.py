@@ -32,6 +32,8 @@ class Answer:
     stop_reason: int | str | None
     versions: Sequence[tuple[str, int, int]]
     """(version, first token, past the last)"""
+    adapter: int | None = None
+    """The version of the adapter that sampled it, where one is sent by itself: vLLM's versions are of the weights under it."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def completion(item: Opened, answer: Answer, policy: Policy) -> Completion:
     ids = np.asarray(answer.token_ids, dtype=np.int64)
     versions = np.full(len(ids), -1, dtype=np.int32)
     for version, first, end in answer.versions:
-        versions[first:end] = int(version)
+        versions[first:end] = int(version) if answer.adapter is None else answer.adapter
     return Completion(
         token_ids=ids,
         logprobs=np.asarray(answer.logprobs, dtype=np.float32),

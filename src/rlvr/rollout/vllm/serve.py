@@ -31,6 +31,7 @@ def main() -> None:
             f"set {KEY} to a secret: this server takes weights and runs methods, so it does not start without a key"
         )
     os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # the endpoints that take weights; the guard stands before all of them
+    os.environ["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"  # where --enable-lora is given: an adapter by itself
     given = sys.argv[1:]
     absent = [part for option, value in DEFAULTS.items() if option not in given for part in (option, value)]
     sys.argv[1:] = [*given, *absent, *FLAGS, *(part for pair in OPTIONS.items() for part in pair)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import secrets
 import shutil
@@ -25,7 +26,7 @@ from rlvr.rollout.vllm import installed, launch, requests
 from rlvr.rollout.vllm.adapter import AdapterFiles, base_weights
 from rlvr.rollout.vllm.checks import check_server
 from rlvr.rollout.vllm.client import Client, ServerTrouble
-from rlvr.rollout.vllm.gate import Gate
+from rlvr.rollout.vllm.gate import Gate, check_released
 from rlvr.rollout.vllm.members import Member, Members, State
 from rlvr.rollout.vllm.model_folder import describe, scratch_folder
 from rlvr.rollout.vllm.options import VLLMServerOptions
@@ -50,12 +51,15 @@ class VLLMServerEngine:
         self._end_ids = sorted(policy.end_ids)
         self._folder = scratch_folder()
         self._weights: Callable[[], Iterable[Bucket]] | None = None
+        self._released = True  # since the last publish
         self._weights_lock = threading.Lock()
         """Held while weights are sent, and while the trainer takes the right to send them back."""
         self._transfer: Transfer | None = None
         self._offsets: dict[Member, int] = {}
         """First rank of each server's workers, where weights go by NCCL."""
-        self._adapter = AdapterFiles(policy, self._folder) if launch.sends_adapter(policy, options) else None
+        self._pauses = in_flight == "continue"
+        """Whether requests may come while weights are sent, also where none is open when that begins."""
+        self._adapter = AdapterFiles(policy, self._shared()) if launch.sends_adapter(policy, options) else None
         self._with_base: set[Member] = set()
         """Servers that have the weights under the adapter."""
         self._loop = asyncio.new_event_loop()
@@ -76,9 +80,12 @@ class VLLMServerEngine:
         fields = requests.parameters(item, self._end_ids, self.options.structured_outputs)
         timeout = self.options.request_timeout
 
-        def ask(client: Client) -> Coroutine[Any, Any, Answer]:
-            adapter = self._adapter.current["lora_name"] if self._adapter and self._adapter.current else None
-            return client.generate(request.token_ids, fields, adapter, timeout)
+        async def ask(client: Client) -> Answer:
+            if self._adapter is None:
+                return await client.generate(request.token_ids, fields, None, timeout)
+            with self._adapter.begun() as adapter:
+                answer = await client.generate(request.token_ids, fields, adapter.name, timeout)
+            return dataclasses.replace(answer, adapter=adapter.version)
 
         async with self._gate.inside() if self._gate else contextlib.nullcontext():
             cost = len(request.token_ids) + item.limit
@@ -92,16 +99,18 @@ class VLLMServerEngine:
             self._gate.emptied(self.options.publish_timeout) if self._gate else contextlib.nullcontext(),
             self._weights_lock,
         ):
+            check_released(self._released, self.version, version)
             self._weights = None
             sound = [member for member in self._members.all if self._is_up(member)]
             published = self._give(sound, version, weights)
             self.version, self._weights, self._has_weights = version, weights, True
+            self._released = False
         return published
 
     def release(self) -> None:
         """From now on the weights may change: a server that was lost stays stale until the next publish."""
         with self._weights_lock:
-            self._weights = None
+            self._weights, self._released = None, True
 
     def differing(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
         """Names of tensors that a server does not hold as they were sent, as far as they can tell."""
@@ -124,6 +133,8 @@ class VLLMServerEngine:
             self._loop.close()
         if self._transfer is not None:
             self._transfer.close()
+        if self._adapter is not None:
+            self._adapter.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # opening and shutting, on the loop
@@ -159,8 +170,6 @@ class VLLMServerEngine:
         environment = launch.environment(self.policy, options, self._folder)
         if options.devices:
             environment["CUDA_VISIBLE_DEVICES"] = options.devices[number]
-        if self._adapter is not None:
-            environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         port = None if options.port is None else options.port + number
         started = StartedServer(f"vLLM server {number}", arguments, environment, self._folder, port, MODEL)
         member = Member(started.name, await started.start(options.start_timeout), started)
@@ -183,6 +192,10 @@ class VLLMServerEngine:
             return "nccl"
         return "files" if self.options.urls else SHARED_MEMORY
 
+    def _shared(self) -> Path:
+        """The folder that servers read."""
+        return Path(self.options.weights_dir) if self.options.weights_dir else self._folder
+
     def _backend(self) -> str:
         """The transfer as vLLM's registry knows it: files are read as shared memory is."""
         return "nccl" if self._transfer_name() == "nccl" else SHARED_MEMORY
@@ -196,8 +209,7 @@ class VLLMServerEngine:
             self._offsets = {member: 1 + sum(sizes[:place]) for place, member in enumerate(members)}
             return nccl_transfer(self.options.address, sum(sizes))
         if name == "files":
-            shared = Path(self.options.weights_dir) if self.options.weights_dir else self._folder
-            return FileTransfer(shared / f"weights-{secrets.token_hex(4)}")
+            return FileTransfer(self._shared() / f"weights-{secrets.token_hex(4)}")
         return SharedMemoryTransfer()
 
     def _give(self, members: list[Member], version: int, weights: Callable[[], Iterable[Bucket]]) -> Published:
@@ -207,7 +219,7 @@ class VLLMServerEngine:
         def call(method: str, **arguments: Any) -> Any:
             return self._all(sound, method, arguments)
 
-        busy = any(member.tasks for member in sound)
+        busy = self._pauses or any(member.tasks for member in sound)
         if busy:  # they wait where they are, and go on with the new weights
             call("pause", mode="keep")
         if self._transfer is not None and self._offsets and set(self._offsets) != set(sound):
@@ -233,7 +245,9 @@ class VLLMServerEngine:
             )
             self._with_base |= set(without)
         published = self._adapter.write(version, base)
-        call("load_lora_adapter", **self._adapter.current or {})
+        assert self._adapter.newest is not None
+        call("load_lora_adapter", **self._adapter.newest.fields)
+        self._adapter.put_to_use()
         return published
 
     def _catch_up(self, member: Member) -> bool:

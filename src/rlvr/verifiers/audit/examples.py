@@ -84,6 +84,28 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     "boxes": (_example("Where is the dog? [x1, y1, x2, y2]", [10, 20, 110, 220], gold="[10, 20, 110, 220]"),),
     "interval": (_example("When does the dog bark?", [10.0, 12.5], gold="[10.0, 12.5]"),),
     "point": (_example("Point at the dog.", [10, 20, 30, 40], gold="(20, 30)"),),
+    "code": (
+        _example(
+            "Write f(x), which multiplies x by 42.",
+            gold="def f(x):\n    return x * 42",
+            kind="function",
+            name="f",
+            cases=[{"args": [1], "expected": 42}, {"args": [-3], "expected": -126}],
+        ),
+        _example(
+            "Write last(items), which gives the last item.",
+            gold="```python\ndef last(items):\n    return items[-1]\n```",
+            kind="asserts",
+            entry_point="last",
+            tests=["assert last([1, 2, 3]) == 3", "assert last('ab') == 'b'"],
+        ),
+        _example(
+            "Print the sum of the numbers that are read.",
+            gold="numbers = input().split()\nprint(sum(map(int, numbers)) * 1)",
+            kind="stdio",
+            cases=[{"input": "1 2", "output": "3"}, {"input": "4 5 6", "output": "15"}],
+        ),
+    ),
     "format": (_example("Think, then answer.", completion="<think>It is 6 * 7.</think>\n<answer>42</answer>"),),
     "instructions": (
         _example(

@@ -1,0 +1,125 @@
+"""Modifiers that weigh tokens or responses by how sure the policy was of them.
+
+`surprise` reads the log-probs that the engine sampled with; the others read statistics of the policy as it is before the
+update, and cost a forward pass. Tokens without a known log-prob keep their advantage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlvr.advantages.group import group_advantage
+from rlvr.advantages.statistics import Advantage, Tokens, decided
+from rlvr.needs import CURRENT, Need
+from rlvr.records import Batch
+from rlvr.registry import register
+from rlvr.schedules import Scalar
+
+
+@register("modifier", "surprise")
+@dataclass(frozen=True)
+class Surprise:
+    """Each token's advantage times (1 - p) ^ power, p the probability that the token was sampled with.
+
+    The exploration-based advantage of RL-PLUS (Dong et al. 2025, arXiv 2508.00222; from memory, its text could not be
+    read), which has the current policy's p; at power 0 nothing changes.
+    """
+
+    power: Scalar = 1.0
+    """The exponent, at least 0."""
+    negative: bool = True
+    """Weigh negative advantages too."""
+
+    per_token = True
+
+    def __call__(self, batch: Batch, advantage: Advantage) -> list[np.ndarray]:
+        tokens = Tokens.of(batch)
+        values = np.where(tokens.sampled, tokens.flat(advantage), 0.0)
+        logprobs = tokens.flat([r.behaviour_logprobs for r in batch.rollouts])
+        on = tokens.sampled & np.isfinite(logprobs) & (self.negative | (values > 0))
+        p = np.exp(np.minimum(np.where(on, logprobs, -np.inf), 0.0))
+        weight = (1.0 - p) ** float(self.power)  # type: ignore[arg-type]
+        return tokens.split(np.where(on, weight, 1.0) * values)
+
+
+@register("modifier", "entropy")
+@dataclass(frozen=True)
+class Entropy:
+    """Each token's advantage plus min(scale x entropy, |advantage| / bound).
+
+    "Reasoning with exploration" (Cheng et al. 2025, arXiv 2506.14758; formula confirmed in an implementation of it, the
+    defaults of scale and bound from memory). With a bound above 1 no sign changes; an advantage of 0 stays 0.
+    """
+
+    scale: Scalar = 0.4
+    """Factor of the entropy in nats, at least 0; 0 changes nothing."""
+    bound: float = 2.0
+    """At most 1 / bound of the advantage is added; above 1."""
+
+    needs = frozenset({Need("entropy")})
+    per_token = True
+
+    def __post_init__(self) -> None:
+        if self.bound <= 1:
+            raise ValueError(f"bound is {self.bound}: at 1 or below, entropy would turn negative advantages positive")
+
+    def __call__(self, batch: Batch, advantage: Advantage) -> list[np.ndarray]:
+        tokens = Tokens.of(batch)
+        values = np.where(tokens.sampled, tokens.flat(advantage), 0.0)
+        entropy = np.nan_to_num(tokens.flat(batch.tokens(f"entropy/{CURRENT}")), nan=0.0)
+        added = np.minimum(float(self.scale) * entropy, np.abs(values) / self.bound)  # type: ignore[arg-type]
+        return tokens.split(values + np.where(tokens.sampled & decided(batch)[tokens.rollout], added, 0.0))
+
+
+@register("modifier", "confidence")
+@dataclass(frozen=True)
+class Confidence:
+    """Unsure right answers and sure wrong ones count more, and sure tokens pay.
+
+    A response's confidence is the mean over its tokens of KL(uniform || p) = -log V - mean log p over the vocabulary V; with
+    z its standard score in the group, a positive advantage is times exp(-scale z), a negative one times exp(scale z). Then
+    penalty x the token's logit, brought to [0, 1] within its response, is subtracted. UCAS (Xie et al. 2025, arXiv
+    2510.10649): the form, 0.25 and 0.01 as in a copy of the authors' code; that its log-probs are means over the vocabulary
+    and the interval [0, 1] are read into it.
+    """
+
+    scale: Scalar = 0.25
+    """How strongly confidence weighs, at least 0; 0: not."""
+    penalty: Scalar = 0.01
+    """What the surest token of a response loses, at least 0; 0: nothing."""
+    epsilon: float = 1e-6
+    """Added to the standard deviation of the confidences."""
+
+    needs = frozenset({Need("logprobs"), Need("logsumexp"), Need("mean_logit")})
+    per_token = True
+
+    def __call__(self, batch: Batch, advantage: Advantage) -> list[np.ndarray]:
+        tokens = Tokens.of(batch)
+        logprobs, partition, mean_logit = (
+            tokens.flat(batch.tokens(f"{name}/{CURRENT}")) for name in ("logprobs", "logsumexp", "mean_logit")
+        )
+        live = tokens.sampled & decided(batch)[tokens.rollout] & np.isfinite(logprobs)
+        count = np.maximum(tokens.sums(live.astype(np.float64)), 1.0)
+        # the standard score needs no -log V
+        sure = tokens.sums(np.where(live, partition - mean_logit, 0.0)) / count
+        weight = float(self.scale) * self._scores(sure, decided(batch), batch.group_index())  # type: ignore[arg-type]
+        values = np.where(tokens.sampled, tokens.flat(advantage), 0.0)
+        values = values * np.exp(-np.sign(values) * weight[tokens.rollout])
+        logit = np.where(live, logprobs + partition, 0.0)
+        return tokens.split(values - float(self.penalty) * _within(tokens, logit, live))  # type: ignore[arg-type]
+
+    def _scores(self, sure: np.ndarray, on: np.ndarray, groups: np.ndarray) -> np.ndarray:
+        """Standard scores within the group, with n - 1; 0 where undecided."""
+        return group_advantage(np.where(on, sure, np.nan), groups, "mean", "std", self.epsilon, unbiased=True)
+
+
+def _within(tokens: Tokens, values: np.ndarray, live: np.ndarray) -> np.ndarray:
+    """Values of live tokens brought to [0, 1] within their response, 0 where all are the same; other tokens 0."""
+    low, high = np.full(len(tokens.sizes), np.inf), np.full(len(tokens.sizes), -np.inf)
+    np.minimum.at(low, tokens.rollout[live], values[live])
+    np.maximum.at(high, tokens.rollout[live], values[live])
+    spread = np.where(high > low, high - low, 1.0)
+    low = np.where(np.isfinite(low), low, 0.0)
+    return np.where(live, (values - low[tokens.rollout]) / spread[tokens.rollout], 0.0)

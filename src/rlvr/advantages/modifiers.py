@@ -1,0 +1,174 @@
+"""Modifiers: what is done to advantages after they were estimated, one after the other, as `algorithm.modifiers` lists.
+
+A modifier is a function of the batch and of its advantages, one number per response or one array per response, that gives
+advantages of either form. Invariants: undecided responses and tokens that the policy did not write have 0 before and after,
+and stay out of every statistic; at its neutral setting a modifier changes no number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from rlvr.advantages.statistics import Advantage, Tokens, decided, elementwise, std
+from rlvr.records import Batch
+from rlvr.registry import register
+from rlvr.schedules import Scalar
+
+
+@register("modifier", "clip")
+@dataclass(frozen=True)
+class Clip:
+    """Advantages cut to [low, high]."""
+
+    low: Scalar | None = -5.0
+    """The smallest; null: no bound."""
+    high: Scalar | None = 5.0
+    """The largest; null: no bound."""
+
+    def __post_init__(self) -> None:
+        low, high = self.low, self.high
+        if (isinstance(low, (int, float)) and low > 0) or (isinstance(high, (int, float)) and high < 0):
+            raise ValueError(f"the bounds [{low}, {high}] must hold 0, the advantage of undecided responses")
+
+    def __call__(self, batch: Batch, advantage: Advantage) -> Advantage:
+        low, high = (np.inf * s if b is None else float(b) for b, s in ((self.low, -1), (self.high, 1)))  # type: ignore[arg-type]
+        return elementwise(np.clip, advantage, low, high)  # type: ignore[arg-type]
+
+
+@register("modifier", "signs")
+@dataclass(frozen=True)
+class Signs:
+    """Positive and negative advantages times a weight each.
+
+    With the advantage {name: group, baseline: 0.5, scale: 0.5}, which is 1 for a right answer and -1 for a wrong one:
+    negative 0 is PSR, positive 0 is NSR, positive 0.1 is W-REINFORCE (Zhu et al. 2025, arXiv 2506.01347; as in the authors'
+    code). 1 and 1 change nothing.
+    """
+
+    positive: Scalar = 1.0
+    """Weight of positive advantages, at least 0."""
+    negative: Scalar = 1.0
+    """Weight of negative advantages, at least 0."""
+
+    def __post_init__(self) -> None:
+        if any(isinstance(w, (int, float)) and w < 0 for w in (self.positive, self.negative)):
+            raise ValueError("the weights must be at least 0: a negative one would train towards wrong answers")
+
+    def __call__(self, batch: Batch, advantage: Advantage) -> Advantage:
+        up, down = float(self.positive), float(self.negative)  # type: ignore[arg-type]
+        return elementwise(lambda a: np.where(a > 0, up * a, down * a), advantage)  # type: ignore[arg-type]
+
+
+@register("modifier", "whiten")
+@dataclass(frozen=True)
+class Whiten:
+    """Advantages of the whole batch to mean 0 and standard deviation 1.
+
+    The global normalisation of REINFORCE++ (Hu et al. 2025, arXiv 2501.03262) and the last step of GDPO; `over: tokens` and
+    `unbiased: true` are verl's `masked_whiten`. Advantages that are all the same become 0.
+    """
+
+    over: Literal["tokens", "responses"] = "tokens"
+    """tokens: a response counts as often as it has tokens; responses: once (for one advantage per response only)."""
+    shift: bool = True
+    """Subtract the mean; false: divide only."""
+    unbiased: bool = False
+    """The standard deviation with n - 1."""
+    epsilon: float = 1e-8
+    """Added to the standard deviation."""
+
+    @property
+    def per_response(self) -> bool:
+        """Whether it needs one advantage per response."""
+        return self.over == "responses"
+
+    def __call__(self, batch: Batch, advantage: Advantage) -> Advantage:
+        on = decided(batch)
+        if not isinstance(advantage, list):
+            weights = (Tokens.of(batch).lengths if self.over == "tokens" else np.ones(len(batch))) * on
+            return np.where(on, self._white(advantage, weights), 0.0)
+        tokens = Tokens.of(batch)
+        live = tokens.sampled & on[tokens.rollout]
+        return tokens.split(np.where(live, self._white(tokens.flat(advantage), live.astype(np.float64)), 0.0))
+
+    def _white(self, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        if weights.sum() == 0:
+            return np.zeros(len(values))
+        spread = std(values, weights, self.unbiased)
+        mean = np.average(values, weights=weights)
+        if not self.shift:
+            return values / (spread + self.epsilon) if spread > 0 else values
+        return (values - mean) / (spread + self.epsilon) if spread > 0 else np.zeros(len(values))
+
+
+@register("modifier", "outliers")
+@dataclass(frozen=True)
+class Outliers:
+    """Advantages further than some standard deviations of the batch from its mean become 0.
+
+    The advantage filter of StableReinforce, with 3 (Zhang et al. 2025, arXiv 2505.02835; from memory, its text could not be
+    read); put `whiten` before it to have the standardised advantages too. Filtered responses still count in the loss's
+    average.
+    """
+
+    deviations: Scalar = 3.0
+    """The bound, above 0."""
+
+    def __call__(self, batch: Batch, advantage: Advantage) -> Advantage:
+        on, tokens = decided(batch), None
+        values = advantage
+        if isinstance(advantage, list):
+            tokens = Tokens.of(batch)
+            on, values = tokens.sampled & on[tokens.rollout], tokens.flat(advantage)
+        assert isinstance(values, np.ndarray)
+        if on.any():
+            far = np.abs(values - values[on].mean()) > float(self.deviations) * std(values[on])  # type: ignore[arg-type]
+            values = np.where(far, 0.0, values)
+        return values if tokens is None else tokens.split(values)
+
+
+@register("modifier", "length")
+@dataclass(frozen=True)
+class Length:
+    """Each response's advantage times (its length / the batch's mean length) ^ power.
+
+    Under `average: sequences`, power 1 makes every token of the batch weigh the same, and power -1 under `average: tokens`
+    every response; 0 changes nothing. A response without tokens has 0 unless the power is 0.
+    """
+
+    power: Scalar = 1.0
+    """The exponent."""
+
+    def __call__(self, batch: Batch, advantage: Advantage) -> Advantage:
+        power = float(self.power)  # type: ignore[arg-type]
+        on, lengths = decided(batch), Tokens.of(batch).lengths
+        if power == 0 or not lengths[on].any():
+            return advantage
+        ratio = lengths / lengths[on].mean()
+        weights = np.where(ratio > 0, np.where(ratio > 0, ratio, 1.0) ** power, 0.0)
+        return times(advantage, weights)
+
+
+@register("modifier", "informative")
+def informative(batch: Batch, advantage: Advantage) -> Advantage:
+    """All advantages times decided responses / those of them with an advantage, so that groups which teach nothing do not
+    make the step smaller.
+
+    The scale of GPG (Chu et al. 2025, arXiv 2504.02546): alpha = B / (B - M) with M responses in groups of equal rewards;
+    read off a fork of the authors' code, not confirmed in the paper's text. verl's `gpg` divides by the share of responses
+    whose reward is not 0 instead.
+    """
+    on = decided(batch)
+    nonzero = np.asarray([a.any() for a in advantage]) if isinstance(advantage, list) else advantage != 0
+    teaching = int((nonzero & on).sum())
+    return elementwise(np.multiply, advantage, on.sum() / teaching) if teaching else advantage
+
+
+def times(advantage: Advantage, weights: np.ndarray) -> Advantage:
+    """Each response's advantage times its weight [B]."""
+    if isinstance(advantage, list):
+        return [w * values for w, values in zip(weights, advantage, strict=True)]
+    return weights * advantage

@@ -1,0 +1,68 @@
+"""The optimal token baseline: one baseline for each position of the responses of a group.
+
+Invariants: a token's baseline is a mean of its group's rewards, so equal rewards give exactly 0 where two responses are
+compared; tokens that the policy did not write have 0; undecided responses stay out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from rlvr.advantages.statistics import Tokens, decided, same
+from rlvr.needs import CURRENT, Need
+from rlvr.records import Batch
+from rlvr.registry import register
+
+
+@register("advantage", "optimal_token")
+@dataclass(frozen=True)
+class OptimalTokenBaseline:
+    """Reward minus, at the t-th token, the mean reward of the group's responses that reach it, weighted by W_t.
+
+    W_t is the sum up to t of 1 - 2 p + sum of p^2 over the vocabulary: the squared norm of the gradient of the log-prob in
+    the logits, which stands for that in the weights (Li et al. 2026, "The optimal token baseline", the logit-gradient
+    proxy; formula confirmed in the authors' code in verl). It takes one forward pass more.
+    """
+
+    tail: Literal["reward", "none"] = "reward"
+    """Where one response alone is longer than all others of its group: its baseline there is 0 (reward, as in verl), or it
+    is its own reward, and the advantage 0 (none)."""
+
+    needs = frozenset({Need("logprobs"), Need("sum_squared_probs")})
+    per_token = True
+    smallest_group = 2
+
+    def __call__(self, batch: Batch) -> list[np.ndarray]:
+        tokens = Tokens.of(batch)
+        rewards = np.where(decided(batch), batch.column("reward"), 0.0)
+        live = tokens.sampled & decided(batch)[tokens.rollout]
+        of, groups = tokens.rollout[live], batch.group_index()
+        logprobs, squares = (
+            tokens.flat(batch.tokens(f"{name}/{CURRENT}"))[live] for name in ("logprobs", "sum_squared_probs")
+        )
+        energy = np.maximum(1.0 - 2.0 * np.exp(logprobs) + squares, 0.0)
+        position, weight = _along(of, energy)
+        # every (group, position) is a cell: its members are the tokens at that place of the group's responses
+        width = int(position.max(initial=-1)) + 1
+        cell = np.unique(groups[of] * width + position, return_inverse=True)[1]
+        count, total = np.bincount(cell), np.bincount(cell, weight)
+        plain = np.bincount(cell, rewards[of]) / np.maximum(count, 1)
+        weighted = np.bincount(cell, weight * rewards[of]) / np.where(total > 0, total, 1.0)
+        baseline = np.where(total > 0, weighted, plain)
+        equal = same(rewards[decided(batch)], groups[decided(batch)]) if len(of) else np.zeros(0, dtype=bool)
+        advantage = np.where(equal[groups[of]], 0.0, rewards[of] - baseline[cell])
+        result = np.zeros(len(live))
+        result[live] = np.where(count[cell] > 1, advantage, rewards[of] if self.tail == "reward" else 0.0)
+        return tokens.split(result)
+
+
+def _along(of: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(place within its response, sum of `values` up to and with it) of each token; `of` is the response, in order."""
+    starts = np.flatnonzero(np.diff(of, prepend=-1))
+    response = np.cumsum(np.diff(of, prepend=-1) != 0) - 1
+    running = np.cumsum(values)
+    before = np.concatenate([[0.0], running])[starts]
+    return np.arange(len(of)) - starts[response], running - before[response]

@@ -1,0 +1,118 @@
+"""Risk measures: advantages that weigh parts of the reward distribution, for bundles of prompts.
+
+Invariants: bundles are made of neighbouring groups in the order of the batch and of members in the order of their number,
+so the order of groups matters where `bundle` is above 1 and that of members never; rewards that are all the same in a
+bundle give exactly 0; undecided responses join no bundle, and responses left over in a larger group have 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlvr.advantages.statistics import by_size, counts, means
+from rlvr.records import Batch
+from rlvr.registry import register
+
+
+@register("advantage", "mvar")
+@dataclass
+class MixedValueAtRisk:
+    """Mixed value at risk: the score function of the mean reward below a quantile and of that between two quantiles.
+
+    With s the mean reward of a paper (one response to each prompt of a bundle) and q the quantiles of s,
+    middle = ((q_lower - s)+ - (q_upper - s)+) / (upper - lower), tail = -(q_lower - s)+ / lower, and the advantage of
+    every response of the paper is (weight tail + middle) / (weight + 1). RiskPO (Ren et al. 2025, arXiv 2510.00911),
+    confirmed in the authors' code, which sums over a bundle where this takes the mean. At lower 0 and upper 1 it is the
+    mean objective up to a constant baseline.
+    """
+
+    lower: float = 0.2
+    """The quantile below which the tail is; 0: no tail."""
+    upper: float = 0.8
+    """The quantile above which rewards have no gradient."""
+    weight: float = 1.5
+    """The weight of the tail against the middle, at least 0."""
+    bundle: int = 1
+    """Prompts per paper (the paper bundles several, so that sums of rewards 0 and 1 have a distribution)."""
+    track: float | None = None
+    """Rate at which the quantiles follow the papers of step after step; null: the quantiles of each bundle's own papers."""
+    _quantiles: np.ndarray | None = field(default=None, init=False, repr=False)
+    _next: np.ndarray | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lower < self.upper <= 1:
+            raise ValueError(f"0 <= lower < upper <= 1 is needed, not lower {self.lower} and upper {self.upper}")
+        if self.weight < 0 or self.bundle < 1 or not (self.track is None or self.track > 0):
+            raise ValueError("weight must be at least 0, bundle at least 1, and track above 0 or null")
+
+    @property
+    def smallest_group(self) -> int:
+        """The group size from which the estimator says anything."""
+        return 2 if self.track is None else 1
+
+    def __call__(self, batch: Batch) -> np.ndarray:
+        rewards = batch.column("reward")
+        result, where = np.zeros(len(batch)), np.flatnonzero(np.isfinite(rewards))
+        if not len(where):
+            return result
+        _, groups = np.unique(batch.group_index()[where], return_inverse=True)
+        member = np.asarray([batch.rollouts[i].member for i in where])
+        paper, bundles = _papers(groups, member, self.bundle)
+        used = where[paper >= 0]
+        scores = means(rewards[used], paper[paper >= 0])
+        low, high = self._levels(scores, bundles)
+        result[used] = self._risk(scores, low, high)[paper[paper >= 0]]
+        return result
+
+    def _levels(self, scores: np.ndarray, bundles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The two quantiles for each paper."""
+        levels = np.asarray([self.lower, self.upper])
+        if self.track is None:
+            result = np.empty((2, len(scores)))
+            for index in by_size(bundles):
+                result[:, index] = np.quantile(scores[index], levels, axis=1)[:, :, None]
+            return result[0], result[1]
+        tracked = np.quantile(scores, levels) if self._quantiles is None else self._quantiles
+        below = (scores < tracked[:, None]).mean(axis=1)
+        self._next = tracked + self.track * (levels - below)
+        return np.full(len(scores), tracked[0]), np.full(len(scores), tracked[1])
+
+    def _risk(self, s: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        under = np.maximum(low - s, 0.0)
+        middle = (under - np.maximum(high - s, 0.0)) / (self.upper - self.lower)
+        if self.lower == 0:
+            return middle
+        return (middle - self.weight * under / self.lower) / (self.weight + 1)
+
+    def observe(self, metrics: Mapping[str, Any]) -> None:
+        """The step was trained: the quantiles move."""
+        self._quantiles = self._quantiles if self._next is None else self._next
+
+    def state_dict(self) -> dict[str, Any]:
+        """The tracked quantiles."""
+        return {"quantiles": None if self._quantiles is None else self._quantiles.tolist()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the quantiles of a checkpoint."""
+        self._quantiles = None if state["quantiles"] is None else np.asarray(state["quantiles"])
+
+
+def _papers(groups: np.ndarray, member: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """(paper of each rollout, -1 where it is in none; bundle of each paper).
+
+    The i-th members of the groups of a bundle are a paper, as many as the smallest of these groups has members.
+    """
+    order = np.lexsort((member, groups))
+    count = counts(groups)
+    rank = np.empty(len(groups), dtype=np.int64)
+    rank[order] = np.arange(len(groups)) - (np.cumsum(count) - count)[groups[order]]
+    bundle = np.arange(len(count)) // size
+    papers = np.full(int(bundle.max()) + 1, len(groups))
+    np.minimum.at(papers, bundle, count)
+    first = np.cumsum(papers) - papers
+    mine = bundle[groups]
+    return np.where(rank < papers[mine], first[mine] + rank, -1), np.repeat(np.arange(len(papers)), papers)

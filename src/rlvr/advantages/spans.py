@@ -1,0 +1,162 @@
+"""Per-token advantages from scores of parts of a response: turns, steps, sentences.
+
+A response is a row of steps, each with a score at its end and a number of tokens before that end; a token's advantage is
+what is still to come. Invariants: tokens that the policy did not write have 0; undecided responses have 0 and stay out of
+every mean; a response without a scored span is one step of reward 0, whatever the transforms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from rlvr.advantages.group import group_advantage
+from rlvr.advantages.statistics import Tokens, decided
+from rlvr.records import Batch, Rollout
+from rlvr.registry import register
+from rlvr.schedules import Scalar
+
+Transform = Literal["clip", "delta"]
+
+
+@register("advantage", "spans")
+@dataclass(frozen=True)
+class SpanAdvantage:
+    """Returns to go of the scores that the verdict gives to spans of the text (`Verdict.spans`).
+
+    A token of step k has the sum over steps j >= k of discount^(j - k) r_j, plus, with outcome `apart`, the response's own
+    advantage. outcome `apart`, normalise `std`: GRPO with process supervision (Shao et al. 2024, section 4.1.3). outcome
+    `last`, normalise `std`, discount below 1: IGPO (Wang et al. 2025, arXiv 2510.14967; from memory, its text could not be
+    read). transform [clip, delta]: "On designing effective RL reward at training time" (Gao et al. 2024, arXiv
+    2410.15115; from memory likewise). Without any span it is the advantage `group` on every token.
+    """
+
+    kind: str | None = None
+    """Segments of this kind (turn, step, think ...) are the steps, each with the sum of the scores that end in it; null:
+    every scored span is a step."""
+    transform: tuple[Transform, ...] = ()
+    """In order: clip, min(score - threshold, 0), so that a further step never pays; delta, score minus that of the next
+    step, the last one keeping its own, so that the sum from any step on is that step's score."""
+    threshold: Scalar = 0.0
+    """What clip subtracts."""
+    discount: Scalar = 1.0
+    """Weight of the next step's reward against this one's, 0 to 1."""
+    weight: Scalar = 1.0
+    """Factor of the scores."""
+    outcome: Literal["apart", "last", "none"] = "apart"
+    """Where the response's reward goes: normalised by itself and given to all tokens; added to the last step's score; or
+    left out."""
+    normalise: Literal["std", "mean", "none"] = "std"
+    """Within a group, over all steps of all responses (and over the outcomes): minus the mean, over the standard deviation;
+    minus the mean; as they are."""
+    epsilon: float = 1e-4
+    """Added to a standard deviation."""
+
+    per_token = True
+    reads_characters = True
+
+    @property
+    def smallest_group(self) -> int:
+        """The group size from which the estimator says anything."""
+        return 1 if self.normalise == "none" else 2
+
+    def __call__(self, batch: Batch) -> list[np.ndarray]:
+        on, groups, tokens = decided(batch), batch.group_index(), Tokens.of(batch)
+        rewards = np.where(on, batch.column("reward"), np.nan)
+        found = {i: s for i in np.flatnonzero(on).tolist() if (s := _steps(batch.rollouts[i], self.kind)) is not None}
+        count = np.ones(len(batch), dtype=np.int64)
+        count[list(found)] = [len(s.scores) for s in found.values()]
+        first = np.cumsum(count) - count
+        scores, step = np.zeros(int(count.sum())), np.zeros(len(tokens.sampled), dtype=np.int64)
+        ends = np.cumsum(tokens.sizes)
+        for i, steps in found.items():
+            scores[first[i] : first[i] + count[i]] = self._transformed(steps.scores)
+            start = ends[i] - tokens.sizes[i]
+            step[start : ends[i]] = steps.step
+        owner = np.repeat(np.arange(len(batch)), count)
+        if self.outcome == "last":
+            scores[first + count - 1] += rewards
+        normal = self._normalised(np.where(on[owner], scores, np.nan), groups[owner])
+        outcome = self._normalised(rewards, groups) if self.outcome == "apart" else np.zeros(len(batch))
+        to_go = np.append(_returns(normal, first, count, float(self.discount)), 0.0)  # type: ignore[arg-type]
+        of = tokens.rollout
+        at = np.where(step < count[of], first[of] + step, len(normal))  # past the last step nothing is to come
+        return tokens.split(np.where(tokens.sampled & on[of], to_go[at] + outcome[of], 0.0))
+
+    def _transformed(self, scores: np.ndarray) -> np.ndarray:
+        for transform in self.transform:
+            if transform == "clip":
+                scores = np.minimum(scores - float(self.threshold), 0.0)  # type: ignore[arg-type]
+            else:
+                scores = scores - np.append(scores[1:], 0.0)
+        return float(self.weight) * scores  # type: ignore[arg-type]
+
+    def _normalised(self, values: np.ndarray, groups: np.ndarray) -> np.ndarray:
+        baseline, scale = {"std": ("mean", "std"), "mean": ("mean", "none"), "none": ("none", "none")}[self.normalise]
+        return group_advantage(values, groups, baseline, scale, self.epsilon)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The steps of a response."""
+
+    scores: np.ndarray
+    """float64 [K], at least one"""
+    step: np.ndarray
+    """int64 [T], the step that each token leads to; K after the end of the last one"""
+
+
+def _steps(rollout: Rollout, kind: str | None) -> _Steps | None:
+    """The steps that are scored; None where no span is."""
+    verdict = rollout.verdict
+    if verdict is None or not verdict.spans:
+        return None
+    spans = [s for s in verdict.spans if math.isfinite(s[2])]
+    if not spans:
+        return None
+    if kind is not None:
+        return _by_segment(rollout, kind, spans)
+    places = np.asarray([_last_token(rollout, end) for _, end, _ in spans])
+    order = np.argsort(places, kind="stable")
+    return _ending_at(rollout, places[order], np.asarray([s[2] for s in spans])[order])
+
+
+def _by_segment(rollout: Rollout, kind: str, spans: Sequence[tuple[int, int, float]]) -> _Steps | None:
+    """Each segment of the kind is a step; a span belongs to the first one that does not end before the span does."""
+    lasts = np.asarray(
+        sorted(s.end - 1 for s in rollout.segments if s.kind == kind and s.end > s.start), dtype=np.int64
+    )
+    if not len(lasts):
+        return None
+    scores = np.zeros(len(lasts))
+    for _, end, score in spans:
+        scores[min(int(np.searchsorted(lasts, _last_token(rollout, end))), len(lasts) - 1)] += score
+    return _ending_at(rollout, lasts, scores)
+
+
+def _ending_at(rollout: Rollout, lasts: np.ndarray, scores: np.ndarray) -> _Steps:
+    return _Steps(scores, np.searchsorted(lasts, np.arange(len(rollout))))
+
+
+def _last_token(rollout: Rollout, end: int) -> int:
+    """The token that completes the text up to character `end`; the last sampled one where nothing says which."""
+    written = np.flatnonzero(rollout.sampled)
+    last = int(written[-1]) if len(written) else len(rollout) - 1
+    if rollout.char_ends is None:
+        return last
+    reached = np.flatnonzero(rollout.char_ends >= end)
+    return int(reached[0]) if len(reached) and reached[0] < last else last
+
+
+def _returns(rewards: np.ndarray, first: np.ndarray, count: np.ndarray, discount: float) -> np.ndarray:
+    """The discounted sums from each step on; the steps of a response are `first` and the `count` - 1 after it."""
+    result, left = rewards.copy(), np.arange(len(first))
+    for k in range(2, int(count.max(initial=0)) + 1):
+        left = left[count[left] >= k]
+        at = first[left] + count[left] - k
+        result[at] += discount * result[at + 1]
+    return result

@@ -1,0 +1,236 @@
+"""Rows of the field's data sets of programming tasks -> our columns, for the verifier `code`.
+
+Recognised by their columns:
+
+- HumanEval, HumanEval+: `prompt`, `entry_point`, `test`, `canonical_solution`
+- MBPP, MBPP+: `text` or `prompt`, `test_list`, `code`, `test_setup_code` or `test_imports`; the prompt shows the first test only,
+  since a policy writes down the answers of the tests that it sees
+- APPS, TACO: `question`, `input_output` (`inputs`, `outputs`, `fn_name`), `solutions`
+- CodeContests: `description`, `public_tests`, `private_tests`, `generated_tests`, `time_limit`, `memory_limit_bytes`
+- LiveCodeBench: `question_content`, `public_test_cases`, `private_test_cases`, `metadata`
+- verl: a `ground_truth` that is JSON of `inputs` and `outputs` (PRIME's layout too, with `fn_name`), or of `assert_case`
+- open-instruct: `messages` and a `ground_truth` that is a list of assertions, or of `input` and `output`
+
+Invariants: a row of no such layout comes back as it was; what is packed in text is read as JSON or as Python literals, and never
+unpickled to anything but text.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import io
+import json
+import pickle
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlvr.errors import DataError
+
+Row = dict[str, Any]
+
+VERIFIER = "code"
+MAX_UNPACKED = 1 << 30
+"""Bytes of one row's packed test cases."""
+
+_ASK = "Write a Python program that reads from standard input and prints to standard output. Put it into one ```python block."
+_ASK_FUNCTION = "Put the whole code into one ```python block."
+
+
+def as_code_row(row: Row, place: str) -> Row | None:
+    """The row with our columns in place of a code layout's, or None where it has none. DataError names the place."""
+    if row.get("kind") is not None:  # ours already
+        return None
+    for columns, read in _LAYOUTS:
+        if all(row.get(column) is not None for column in columns):
+            try:
+                found = read(dict(row))
+            except (ValueError, TypeError, KeyError, LookupError, zlib.error, pickle.UnpicklingError) as error:
+                raise DataError(
+                    f"{place}: the columns {', '.join(columns)} look like a programming task, but cannot be read "
+                    f"({type(error).__name__}: {error}); map the fields if they mean something else"
+                ) from error
+            if found is not None:
+                return {"verifier": VERIFIER, **found}
+    return None
+
+
+def tests_of(graded: Any) -> dict[str, Any] | None:
+    """What a `ground_truth` of verl or open-instruct says about how programs are tried, or None where it is no such thing."""
+    value = graded
+    if isinstance(graded, str):
+        if graded[:1] not in ("{", "["):
+            return None
+        try:
+            value = json.loads(graded)
+        except ValueError:
+            return None
+    if isinstance(value, Mapping):
+        if isinstance(value.get("inputs"), list) and isinstance(value.get("outputs"), list):
+            return _in_and_out(value)
+        if isinstance(asserts := value.get("assert_case"), list) and asserts:
+            return {"kind": "asserts", "tests": asserts}
+        return None
+    if not isinstance(value, list) or not value:
+        return None
+    if all(isinstance(one, str) and one.lstrip().startswith("assert ") for one in value):
+        return {"kind": "asserts", "tests": value}
+    if all(isinstance(one, Mapping) and {"input", "output"} <= one.keys() for one in value):
+        return {"kind": "stdio", "cases": [{"input": one["input"], "output": one["output"]} for one in value]}
+    return None
+
+
+def _humaneval(row: Row) -> Row:
+    stub, test = row.pop("prompt"), row.pop("test")
+    info = {"kind": "humaneval", "prompt": stub, "entry_point": row.pop("entry_point"), "test": test}
+    if (solution := row.pop("canonical_solution", None)) is not None:
+        info["solution"] = stub + solution
+    asked = f"Complete this function. {_ASK_FUNCTION}\n\n```python\n{stub.rstrip()}\n```"
+    return _with(row, asked, info, "task_id")
+
+
+def _mbpp(row: Row) -> Row:
+    question = row.pop("text", None) or row.pop("prompt")
+    tests = [*row.pop("test_list"), *(row.pop("challenge_test_list", None) or [])]
+    imports = row.pop("test_imports", None) or []
+    setup = "\n".join([*imports, row.pop("test_setup_code", None) or ""]).strip()
+    info = {"kind": "asserts", "tests": tests, "setup": setup, "solution": row.pop("code", None)}
+    row.pop("test", None)  # MBPP+ repeats the tests as one script
+    asked = f"{question.strip()} {_ASK_FUNCTION}\n\nIt must pass tests such as:\n```python\n{tests[0]}\n```"
+    return _with(row, asked, info, "task_id")
+
+
+def _apps(row: Row) -> Row:
+    packed, solutions = row.pop("input_output"), row.pop("solutions", None)
+    info = _in_and_out(json.loads(packed) if isinstance(packed, str) else packed)
+    solutions = json.loads(solutions) if isinstance(solutions, str) and solutions else solutions
+    info["solution"] = solutions[0] if solutions else None
+    return _with(row, _asked(row.pop("question"), info, row.pop("starter_code", None)), info, "problem_id")
+
+
+def _codecontests(row: Row) -> Row:
+    columns = [row.pop(name, None) or {} for name in ("public_tests", "private_tests", "generated_tests")]
+    pairs = [pair for one in columns for pair in zip(one.get("input", ()), one.get("output", ()), strict=True)]
+    info: dict[str, Any] = {"kind": "stdio", "cases": [{"input": i, "output": o} for i, o in dict.fromkeys(pairs)]}
+    if limit := row.pop("time_limit", None):
+        info["time_limit"] = limit.get("seconds", 0) + limit.get("nanos", 0) / 1e9 or None
+    if memory := row.pop("memory_limit_bytes", None):
+        info["memory_mb"] = max(64, memory // 2**20)
+    solutions = row.pop("solutions", None) or {}
+    known = zip(solutions.get("language", ()), solutions.get("solution", ()), strict=False)
+    info["solution"] = next((text for language, text in known if language in (3, "PYTHON3")), None)
+    row.pop("incorrect_solutions", None)
+    return _with(row, _asked(row.pop("description"), info), info, "name")
+
+
+def _livecodebench(row: Row) -> Row:
+    metadata = row.pop("metadata", None) or "{}"
+    metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
+    tests = [*_unpacked(row.pop("public_test_cases")), *_unpacked(row.pop("private_test_cases", None) or "[]")]
+    value = {"inputs": [t["input"] for t in tests], "outputs": [t["output"] for t in tests]}
+    if metadata.get("func_name"):
+        value["fn_name"] = metadata["func_name"]
+    info = _in_and_out(value)
+    return _with(row, _asked(row.pop("question_content"), info, row.pop("starter_code", None)), info, "question_id")
+
+
+def _verl(row: Row) -> Row | None:
+    graded = row["reward_model"]
+    info = tests_of(graded.get("ground_truth")) if isinstance(graded, Mapping) else None
+    if info is None:
+        return None
+    extra, source = dict(row.pop("extra_info", None) or {}), row.pop("data_source", None)
+    row.pop("reward_model")
+    return {**row, "source": source, "info": {**extra, **info}}
+
+
+def _graded_list(row: Row) -> Row | None:
+    info = tests_of(row["ground_truth"])
+    if info is None:
+        return None
+    row.pop("ground_truth")
+    return {**row, "info": {**dict(row.get("info") or {}), **info}}
+
+
+def _in_and_out(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The cases of paired `inputs` and `outputs`: of a function where there is `fn_name`, else of a program."""
+    pairs = list(zip(value["inputs"], value["outputs"], strict=True))
+    if not pairs:
+        raise ValueError("there are no test cases")
+    if not (name := value.get("fn_name")):
+        return {"kind": "stdio", "cases": [{"input": _lines(i), "output": _lines(o)} for i, o in pairs]}
+    outputs = [_value(o) for _, o in pairs]
+    if all(isinstance(o, list) and len(o) == 1 for o in outputs):  # APPS wraps what a function returns
+        outputs = [o[0] for o in outputs]
+    cases = [{"args": _arguments(i), "expected": o} for (i, _), o in zip(pairs, outputs, strict=True)]
+    return {"kind": "function", "name": name, "cases": cases}
+
+
+def _lines(value: Any) -> str:
+    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _arguments(value: Any) -> list[Any]:
+    """A call's arguments: a list of them, or text with one in each line."""
+    return [_value(line) for line in value.split("\n") if line] if isinstance(value, str) else list(value)
+
+
+def _value(text: Any) -> Any:
+    """A value that is written as JSON, or else as a Python literal; anything but text is one already."""
+    if not isinstance(text, str):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            return text
+
+
+class _TextOnly(pickle.Unpickler):
+    """Reads pickled text; anything that would have to be imported is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"a packed test case wants {module}.{name}")
+
+
+def _unpacked(tests: Any) -> list[Any]:
+    """LiveCodeBench's test cases: JSON, or JSON as pickled text, compressed, in base 64."""
+    if not isinstance(tests, str):
+        return list(tests)
+    if tests.lstrip()[:1] != "[":
+        inflate = zlib.decompressobj()
+        data = inflate.decompress(base64.b64decode(tests), MAX_UNPACKED)
+        if inflate.unconsumed_tail:
+            raise ValueError(f"the packed test cases are larger than {MAX_UNPACKED} bytes")
+        tests = _TextOnly(io.BytesIO(data)).load()
+    return list(json.loads(tests))
+
+
+def _asked(question: str, info: Mapping[str, Any], starter: str | None = None) -> str:
+    """The question, and in which form the answer is wanted."""
+    if info["kind"] == "stdio":
+        return f"{question.strip()}\n\n{_ASK}"
+    started = f" Go on from:\n```python\n{starter.rstrip()}\n```" if starter and starter.strip() else ""
+    return f"{question.strip()}\n\nWrite the Python function `{info['name']}`. {_ASK_FUNCTION}{started}"
+
+
+def _with(row: Row, question: str, info: Mapping[str, Any], id_column: str) -> Row:
+    known = row.pop(id_column, None)
+    named = {} if known is None or row.get("id") is not None else {"id": known}
+    kept = {name: value for name, value in info.items() if value not in (None, "")}
+    return {**row, **named, "prompt": [{"role": "user", "content": question}], "info": kept}
+
+
+_LAYOUTS: tuple[tuple[tuple[str, ...], Callable[[Row], Row | None]], ...] = (
+    (("prompt", "entry_point", "test"), _humaneval),
+    (("test_list",), _mbpp),
+    (("question", "input_output"), _apps),
+    (("description", "public_tests"), _codecontests),
+    (("question_content", "public_test_cases"), _livecodebench),
+    (("reward_model", "prompt"), _verl),
+    (("messages", "ground_truth"), _graded_list),
+    (("prompt", "ground_truth"), _graded_list),
+)

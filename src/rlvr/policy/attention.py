@@ -1,0 +1,278 @@
+"""Attention of packed rows: runs of tokens laid end to end in one row, each seeing its context and itself, nothing else.
+
+A `Spans` says which tokens of a row belong together. With it in place (`attending`), every attention layer of a stock
+Hugging Face model is computed block by block: runs of similar length side by side, each with the keys of its context in
+front of its own. So neither a [row, row] mask nor padding of whole rows exists, and the attention function that the model
+was loaded with (sdpa, eager with its soft-caps and sinks) does the arithmetic; under flex_attention the same rule is one
+block mask. What a layer may see (sliding window or all) is asked of the model itself, where it makes its masks.
+
+Without spans in place the model computes as it did, from any thread: the hook passes everything on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+
+PREFIX = "rlvr_"
+BASES = ("sdpa", "eager", "flex_attention")
+"""Attention implementations that spans work with."""
+SLACK = 0.25
+"""Share of a block's query-key pairs that may be padding before a shorter run begins a block of its own ..."""
+SMALL = 1 << 14
+"""... unless the padding is fewer pairs than this, which costs less than another call."""
+
+
+@dataclass(frozen=True)
+class Spans:
+    """S runs of tokens of one row, in the order they lie there: the row is nothing but them.
+
+    A run's tokens see the tokens of its context, which is another run that has no context itself, and those of their own
+    run up to themselves.
+    """
+
+    length: np.ndarray
+    """int64 [S], none is 0"""
+    context: np.ndarray
+    """int64 [S], the number of the run that comes before; -1: none"""
+    device: torch.device
+
+    @cached_property
+    def start(self) -> np.ndarray:
+        """int64 [S]: the place of each run's first token."""
+        return np.cumsum(self.length) - self.length
+
+    @cached_property
+    def context_length(self) -> np.ndarray:
+        """int64 [S], 0 where there is none."""
+        return np.where(self.context >= 0, self.length[self.context], 0)
+
+    @cached_property
+    def positions(self) -> np.ndarray:
+        """int64 [N]: the position of each token, counted from the beginning of its context."""
+        return np.arange(self.length.sum()) + np.repeat(self.context_length - self.start, self.length)
+
+    @cached_property
+    def members(self) -> list[np.ndarray]:
+        """The runs of each block."""
+        return blocks_of(self.length, self.context_length)
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        return [self._block(members) for members in self.members]
+
+    @cached_property
+    def places(self) -> torch.Tensor:
+        """int64 [N]: where each token's output is, in the blocks' padded outputs laid end to end."""
+        where = np.empty(int(self.length.sum()), dtype=np.int64)
+        offset = 0
+        for block, members in zip(self.blocks, self.members, strict=True):
+            for r, s in enumerate(members):
+                first = offset + r * block.queries
+                where[self.start[s] : self.start[s] + self.length[s]] = np.arange(first, first + self.length[s])
+            offset += block.rows * block.queries
+        return torch.from_numpy(where).to(self.device)
+
+    def _block(self, members: np.ndarray) -> Block:
+        contexts = self.context_length[members]
+        longest, context = int(self.length[members].max()), int(contexts.max())
+        own = _padded(self.start[members], self.length[members], longest)
+        before = _padded(self.start[self.context[members]], contexts, context)
+
+        def put(values: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
+
+        return Block(
+            rows=len(members),
+            queries=longest,
+            take_queries=put(own.ravel()),
+            take_keys=put(np.concatenate([before, own], axis=1).ravel()),
+            context_length=put(contexts[:1] if (contexts == context).all() else contexts),
+            context=context,
+        )
+
+    def block_mask(self, window: int | None) -> Any:
+        """The same rule as a block mask of flex_attention."""
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        def each(values: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(np.repeat(values, self.length)).to(self.device)
+
+        own, context = each(np.arange(len(self.length))), each(self.context)
+        position = torch.from_numpy(self.positions).to(self.device)
+
+        def visible(batch: Any, head: Any, q: Any, k: Any) -> Any:
+            seen = ((own[q] == own[k]) & (k <= q)) | (context[q] == own[k])
+            return seen if window is None else seen & (position[q] - position[k] < window)
+
+        size = len(self.positions)
+        return create_block_mask(visible, None, None, size, size, self.device, _compile=self.device.type == "cuda")
+
+
+def blocks_of(length: np.ndarray, context: np.ndarray) -> list[np.ndarray]:
+    """Runs that are attended to side by side: in each block contexts and lengths are alike, and little is padding."""
+    blocks: list[list[int]] = []
+    longest = widest = real = 0
+    for s in np.lexsort((-length, -context)):
+        own, before = int(length[s]), int(context[s])
+        if blocks and (before > 0) == (widest > 0):
+            top = max(longest, own)
+            pairs = (len(blocks[-1]) + 1) * top * (top + widest)
+            waste = pairs - real - own * (own + before)
+            if waste <= max(SMALL, SLACK * pairs):
+                blocks[-1].append(int(s))
+                longest, real = top, real + own * (own + before)
+                continue
+        blocks.append([int(s)])
+        longest, widest, real = own, before, own * (own + before)
+    return [np.asarray(block) for block in blocks]
+
+
+def _padded(start: np.ndarray, length: np.ndarray, longest: int) -> np.ndarray:
+    """int64 [R, longest]: the places of each run's tokens, then those of some token as padding."""
+    steps = np.arange(longest)
+    return np.where(steps < length[:, None], start[:, None] + steps, 0)
+
+
+@dataclass
+class Block:
+    """R runs side by side, padded on the right to `queries` tokens, with contexts padded to `context` tokens before."""
+
+    rows: int
+    queries: int
+    context: int
+    take_queries: torch.Tensor
+    """int64 [R * queries], places in the row"""
+    take_keys: torch.Tensor
+    """int64 [R * (context + queries)]"""
+    context_length: torch.Tensor
+    """int64 [R], or [1] where all are the same"""
+    _masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
+
+    def visible(self, window: int | None) -> torch.Tensor | None:
+        """bool [R or 1, 1, queries, context + queries]; None where it is plain causal attention."""
+        if window is not None and window >= self.context + self.queries:
+            window = None
+        if window not in self._masks:
+            self._masks[window] = self._visible(window)
+        return self._masks[window]
+
+    def _visible(self, window: int | None) -> torch.Tensor | None:
+        if window is None and not self.context:
+            return None
+        device, before = self.take_keys.device, self.context_length[:, None, None]
+        q = torch.arange(self.queries, device=device)[:, None]
+        k = torch.arange(-self.context, self.queries, device=device)  # own tokens from 0 on
+        seen = torch.where(k < 0, k + self.context < before, k <= q)
+        if window is not None:
+            distance = torch.where(k < 0, before + q - k - self.context, q - k)
+            seen = seen & (distance < window)
+        return seen[:, None]
+
+    def attend(self, base: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> torch.Tensor:
+        """The outputs of the block's padded queries, [R * queries, heads, head size]."""
+        q = self._take(query, self.take_queries)
+        k, v = self._take(key, self.take_keys), self._take(value, self.take_keys)
+        return base(module, q, k, v, mask, **more)[0].flatten(0, 1)
+
+    def _take(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """[1, heads, N, D] -> [R, heads, index's share, D]"""
+        return x[0].index_select(1, index).unflatten(1, (self.rows, -1)).transpose(0, 1)
+
+
+@dataclass(frozen=True)
+class _RowMask:
+    """What a layer gets for a mask while spans are in place."""
+
+    spans: Spans
+    window: int | None
+
+    @cached_property
+    def blocks(self) -> Any:
+        """For flex_attention; the same for all layers with this window."""
+        return self.spans.block_mask(self.window)
+
+
+_spans: ContextVar[Spans | None] = ContextVar("spans", default=None)
+
+
+@contextlib.contextmanager
+def attending(spans: Spans | None) -> Iterator[None]:
+    """Inside, a forward pass of a hooked model in this thread, over one row, attends as `spans` say. None: as ever."""
+    token = _spans.set(spans)
+    try:
+        yield
+    finally:
+        _spans.reset(token)
+
+
+def hook(model: Any) -> None:
+    """Let `model` attend by spans; without spans it computes as before. Its attention must be one of BASES."""
+    base = model.config._attn_implementation
+    name = PREFIX + base
+    AttentionInterface.register(name, partial(_attend, base))
+    AttentionMaskInterface.register(name, partial(_mask, base))
+    model.set_attn_implementation(name)
+
+
+def unhook(model: Any) -> None:
+    """Undo `hook`."""
+    model.set_attn_implementation(model.config._attn_implementation.removeprefix(PREFIX))
+
+
+def _mask(base: str, **arguments: Any) -> Any:
+    spans = _spans.get()
+    if spans is None:
+        return AttentionMaskInterface()[base](**arguments)
+    if arguments.get("use_vmap"):
+        raise NotImplementedError("the model adds to the causal mask")
+    return _RowMask(spans, arguments.get("local_size"))
+
+
+def _attend(
+    base: str,
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    **more: Any,
+) -> tuple[torch.Tensor, Any]:
+    """The attention function of a hooked model; shapes [1, heads, N, D] -> [1, N, heads, D] under spans."""
+    function = _function(base, module)
+    if not isinstance(attention_mask, _RowMask):
+        return function(module, query, key, value, attention_mask, **more)
+    spans, window = attention_mask.spans, attention_mask.window
+    if base == "flex_attention":
+        return function(module, query, key, value, attention_mask.blocks, **more)
+    outputs = []
+    for block in spans.blocks:
+        mask = block.visible(window)
+        if base == "eager":
+            mask = _additive(block, mask, query)
+        outputs.append(block.attend(function, module, query, key, value, mask, **more))
+    return torch.cat(outputs).index_select(0, spans.places)[None], None
+
+
+def _function(base: str, module: Any) -> Any:
+    if base == "eager":
+        return sys.modules[type(module).__module__].eager_attention_forward
+    return AttentionInterface()[base]
+
+
+def _additive(block: Block, seen: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor:
+    """The mask as eager attention takes it: added to the scores, plain causal attention spelt out."""
+    if seen is None:
+        seen = torch.ones(1, 1, block.queries, block.queries, dtype=torch.bool, device=query.device).tril()
+    return torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill(
+        ~seen, torch.finfo(query.dtype).min
+    )

@@ -1,0 +1,50 @@
+"""The map from the characters of a rollout's text to its tokens, made where scores of spans are to reach tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlvr.records import Rollout
+
+WINDOW = 8
+"""Tokens decoded together before a token's text is taken for final: characters of several tokens end within it."""
+
+
+def char_ends(tokenizer: Any, rollout: Rollout) -> np.ndarray:
+    """int64 [T]: where in `rollout.text` each sampled token ends, -1 for tokens that the policy did not write.
+
+    A token that completes no character ends where the one before it does. The texts of several turns are joined by a
+    newline each, as in `Context.rollout`. Linear in the number of tokens.
+    """
+    result = np.full(len(rollout), -1, dtype=np.int64)
+    at = 0
+    for run in _runs(np.flatnonzero(rollout.sampled)):
+        lengths = _lengths(tokenizer, rollout.token_ids[run].tolist())
+        result[run] = at + np.asarray(lengths)
+        at += lengths[-1] + 1
+    return result
+
+
+def _runs(places: np.ndarray) -> list[np.ndarray]:
+    """Neighbouring positions together."""
+    cuts = np.flatnonzero(np.diff(places) > 1) + 1
+    return [run for run in np.split(places, cuts) if len(run)]
+
+
+def _lengths(tokenizer: Any, ids: Sequence[int]) -> list[int]:
+    """Characters of the decoded text up to and with each token."""
+    lengths: list[int] = []
+    base, start = 0, 0  # characters before token `start`
+    for t in range(len(ids)):
+        text = tokenizer.decode(ids[start : t + 1], skip_special_tokens=True)
+        whole = len(text) - len(text.rstrip("\ufffd")) == 0
+        lengths.append(base + len(text) if whole else (lengths[-1] if lengths else 0))
+        if whole and t + 1 - start > WINDOW:
+            # go on from the middle, so that a tokenizer that treats a text's first token apart is not asked for it
+            kept = start + WINDOW // 2
+            base += len(text) - len(tokenizer.decode(ids[kept : t + 1], skip_special_tokens=True))
+            start = kept
+    return lengths

@@ -1,0 +1,263 @@
+"""One decoding step in few operations, for decoder blocks of the Llama family; other models go through their own modules.
+
+A step of one token a row is mostly overhead in a general module: masks are built, rotary tables computed, keys repeated
+for their query heads. Here the same arithmetic is done over the model's own linear layers, norms and activations, which
+are called as they are, so that new weights and adapters need nothing.
+
+Invariants:
+- A model is decoded here only after its logits were tried against its own forward pass, and each kind of its blocks against
+  itself with random weights, large enough that every part of it shows. Otherwise its modules do it, and the log says why.
+- No weight is copied: what is computed with is what the modules hold at that moment.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlvr.policy import Policy
+from rlvr.policy.attention import PREFIX
+from rlvr.rollout.kv_cache import GrowingLayer, RowCache
+
+log = logging.getLogger(__name__)
+
+TOLERANCE = 1e-5
+"""Largest difference from the model's own numbers, as a share of the largest of them (or of 1)."""
+_FIXED_ROTARY = {"default", "linear", "llama3", "yarn"}
+"""Rotary embeddings whose angles depend on the position only."""
+_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "qkv_proj"}
+_MLP = {"gate_proj", "up_proj", "gate_up_proj", "down_proj", "act_fn", "activation_fn"}
+
+
+class Unfit(Exception):
+    """Why a model is decoded by its own modules."""
+
+
+class Decoder:
+    """Next-token logits of `policy` over a cache of ours."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.steps: Steps | None = None
+        """The short way, once it was tried and found equal."""
+        self._tried = False
+
+    def next_logits(
+        self, ids: torch.Tensor, seen: torch.Tensor | None, positions: torch.Tensor, cache: RowCache
+    ) -> torch.Tensor:
+        """Float32 logits [R, V] after tokens [R, q] at `positions` [R, q]; their keys and values are added to the cache.
+
+        `seen` [R, slots] is true where the cache, these tokens included, holds a token of the row; None where it always does.
+        """
+        if not self._tried:
+            self._tried = True
+            try:
+                self.steps = proven(self.policy)
+            except Unfit as reason:
+                kind = type(self.policy.causal_lm).__name__
+                log.info("rollout.engine hf: %s is decoded by its own modules: %s", kind, reason)
+        if self.steps is None:  # some models warn where they are given no mask
+            seen = ids.new_ones(len(ids), cache.length + ids.shape[1]) if seen is None else seen
+        elif ids.shape[1] == 1 and cache.length < self.steps.window:
+            return self.steps(ids, seen, positions, cache)
+        return self.policy.next_logits(ids, seen, positions, cache)
+
+
+class Steps:
+    """Decoding steps over the modules of a model. Unfit where a module is not of the form that is known."""
+
+    def __init__(self, policy: Policy) -> None:
+        model = policy.causal_lm.base_model
+        config = policy.causal_lm.config.get_text_config()
+        if policy.dtype != torch.float32 or policy.causal_lm.get_input_embeddings().weight.dtype != torch.float32:
+            raise Unfit("it does not compute in float32")
+        if not policy.head_is_enough:
+            raise Unfit("its logits are more than its LM head's")
+        if (kind := (config._attn_implementation or "sdpa").removeprefix(PREFIX)) not in ("sdpa", "eager"):
+            raise Unfit(f"its attention is {kind}")
+        self._rotary: Any = getattr(model, "rotary_emb", None)
+        if getattr(self._rotary, "rope_type", None) not in _FIXED_ROTARY:
+            raise Unfit("it has no rotary embedding, or one that changes with the length")
+        if not all(hasattr(model, name) for name in ("layers", "norm")):
+            raise Unfit("it has no list of layers with a norm after them")
+        self._embed, self._norm = policy.causal_lm.get_input_embeddings(), model.norm
+        self.blocks = [Block(layer) for layer in model.layers[: config.num_hidden_layers]]
+        self.window = int(getattr(config, "sliding_window", None) or 1 << 30)
+        """Used slots up to which no sliding window cuts anything off."""
+        self._table = torch.empty(0, 0)
+        scaled = ("logit_scale", "logits_scaling", "final_logit_softcapping")
+        plain = all(getattr(config, name, None) is None for name in scaled)
+        self._logits: Any = policy.causal_lm.get_output_embeddings() if plain else policy.logits
+
+    def __call__(
+        self, ids: torch.Tensor, seen: torch.Tensor | None, positions: torch.Tensor, cache: RowCache
+    ) -> torch.Tensor:
+        x = self._embed(ids[:, 0])
+        angles = self.angles(positions[:, 0], x, cache.length + 1)
+        hidden = None if seen is None else ~seen[:, None, None]
+        for block, layer in zip(self.blocks, cache.layers, strict=True):
+            x = block(x, angles, hidden, layer)
+        return self._logits(self._norm(x))
+
+    def angles(self, positions: torch.Tensor, x: torch.Tensor, least: int) -> torch.Tensor:
+        """The rotary table's rows [R, 2, D] at these positions: cosines, and sines with the sign that the halves take.
+
+        `least` is a bound of the positions; where it is beyond the table, a larger one is made.
+        """
+        if len(self._table) < least:
+            every = torch.arange(2 * least, device=x.device)[None]
+            cos, sin = self._rotary(x[:1, None], every)
+            half = sin.shape[-1] // 2
+            self._table = torch.stack([cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)], 1)
+        return self._table[positions]
+
+
+class Block:
+    """One decoder layer: norm, attention, residual, norm, gated feed-forward, residual."""
+
+    def __init__(self, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        for module, known in ((layer, _LAYER), (attention, _ATTENTION), (mlp, _MLP)):
+            names = {name for name, child in module.named_children() if not isinstance(child, nn.Dropout)}
+            if not names <= known:
+                raise Unfit(f"{type(module).__name__} has parts that are not known here: {', '.join(names - known)}")
+        self.first_norm, self.second_norm = layer.input_layernorm, layer.post_attention_layernorm
+        self.size, self.scale = int(attention.head_dim), float(attention.scaling)
+        self.queries = [
+            m for name in ("q_proj", "k_proj", "v_proj", "qkv_proj") if (m := getattr(attention, name, None))
+        ]
+        self.q_norm, self.k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+        self.out = attention.o_proj
+        self.heads = attention.o_proj.in_features // self.size
+        self.shared = (sum(m.out_features for m in self.queries) // self.size - self.heads) // 2
+        """Heads of keys, and of values."""
+        self.gates = [m for name in ("gate_proj", "up_proj", "gate_up_proj") if (m := getattr(mlp, name, None))]
+        self.activation = getattr(mlp, "act_fn", None) or mlp.activation_fn
+        self.down = mlp.down_proj
+
+    def __call__(
+        self, x: torch.Tensor, angles: torch.Tensor, hidden: torch.Tensor | None, layer: GrowingLayer
+    ) -> torch.Tensor:
+        """The block's output [R, H] for inputs [R, H]; `hidden` [R, 1, 1, slots] is true where nothing may be seen."""
+        x = x + self.out(self._attention(self.first_norm(x), angles, hidden, layer))
+        normed = self.second_norm(x)
+        parts = [gate(normed) for gate in self.gates]
+        gate, up = parts if len(parts) == 2 else parts[0].chunk(2, -1)
+        return x + self.down(self.activation(gate) * up)
+
+    def _attention(
+        self, x: torch.Tensor, angles: torch.Tensor, hidden: torch.Tensor | None, layer: GrowingLayer
+    ) -> torch.Tensor:
+        parts = [projection(x) for projection in self.queries]
+        joined = (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).view(len(x), -1, self.size)
+        shared = self.shared
+        q, k, v = joined.split([self.heads, shared, shared], dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            turned = _turned(torch.cat([self.q_norm(q), self.k_norm(k)], 1), angles)
+        else:
+            turned = _turned(joined[:, : self.heads + shared], angles)
+        q, k = turned.split([self.heads, shared], dim=1)
+        keys, values = layer.update(k[:, :, None], v[:, :, None])
+        # The query heads that share keys are rows of one product, so nothing is repeated for them.
+        q = (q * self.scale).reshape(len(x), shared, self.heads // shared, self.size)
+        scores = q @ keys.transpose(-1, -2)
+        if hidden is not None:
+            scores.masked_fill_(hidden, -torch.inf)
+        return (scores.softmax(-1) @ values).reshape(len(x), -1)
+
+
+def _turned(heads: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    """Heads [R, n, D] turned by their rotary angles (Su et al. 2021)."""
+    half = heads.shape[-1] // 2
+    swapped = torch.cat([heads[..., half:], heads[..., :half]], -1)
+    return torch.addcmul(heads * angles[:, :1], swapped, angles[:, 1:])
+
+
+def proven(policy: Policy) -> Steps:
+    """The short way for `policy`, tried and found equal. Unfit otherwise."""
+    try:
+        with torch.inference_mode():
+            steps = Steps(policy)
+            tried: set[Any] = set()
+            for layer in policy.causal_lm.base_model.layers:
+                if (kind := _kind(layer)) not in tried:
+                    tried.add(kind)
+                    _try_block(layer, steps)
+            _try_whole(policy, steps)
+    except Unfit:
+        raise
+    except Exception as error:  # a module that only looks like those that are known
+        raise Unfit(f"its modules could not be used: {type(error).__name__}: {error}") from error
+    return steps
+
+
+def _kind(layer: Any) -> Any:
+    """What distinguishes a layer from others, but for its weights and its number."""
+    parts = (layer, layer.self_attn, layer.mlp)
+    plain = [{k: v for k, v in vars(m).items() if isinstance(v, (bool, int, float, str))} for m in parts]
+    shapes = tuple((name, tuple(p.shape)) for name, p in layer.named_parameters())
+    return *map(type, parts), *(tuple((k, v) for k, v in of.items() if k != "layer_idx") for of in plain), shapes
+
+
+def _try_block(layer: Any, steps: Steps) -> None:
+    """Unfit where a copy of `layer` with random weights gives something else than our block does."""
+    rows, slots, width = 3, 7, steps._embed.weight.shape[1]
+    layer = copy.deepcopy(layer).eval()
+    device = next(layer.parameters()).device
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, device=device)
+
+    for parameter in layer.parameters():
+        spread = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.5
+        parameter.copy_(spread * normal(*parameter.shape))
+    block, number = Block(layer), int(layer.self_attn.layer_idx)
+    x, positions = normal(rows, width), torch.tensor([slots, slots - 2, slots - 5], device=device)
+    seen = torch.arange(slots + 1, device=device) >= (slots - positions)[:, None]
+    shape = (rows, block.shared, slots, block.size)
+    keys, values = normal(*shape), normal(*shape)
+    ours, theirs = GrowingLayer(), RowCache(number + 1)
+    ours.update(keys, values)
+    theirs.layers[number].update(keys, values)
+    mask = torch.zeros(rows, 1, 1, slots + 1, device=device).masked_fill(~seen[:, None, None], -torch.inf)
+    expected = layer(
+        x[:, None],
+        attention_mask=mask,
+        position_ids=positions[:, None],
+        past_key_values=theirs,
+        use_cache=True,
+        position_embeddings=steps._rotary(x[:, None], positions[:, None]),
+    )
+    expected = (expected[0] if isinstance(expected, tuple) else expected)[:, 0]
+    found = block(x, steps.angles(positions, x, slots + 1), ~seen[:, None, None], ours)
+    _compare(found, expected, f"a block {type(layer).__name__} with random weights")
+
+
+def _try_whole(policy: Policy, steps: Steps) -> None:
+    """Unfit where the model's own logits differ from ours over a few steps, with prompts of different lengths."""
+    vocabulary = policy.causal_lm.get_input_embeddings().weight.shape[0]
+    length = min(6, policy.context - 3)
+    if length < 2:
+        raise Unfit(f"its context of {policy.context} tokens is too short for a trial")
+    ids = (torch.arange(1, 1 + 2 * (length + 3), device=policy.device) * 7919 % vocabulary).view(2, -1)
+    seen = torch.ones_like(ids, dtype=torch.bool)
+    seen[1, 0] = False
+    positions = (seen.cumsum(-1) - 1).clamp_min(0)
+    theirs, ours = RowCache(len(steps.blocks)), RowCache(len(steps.blocks))
+    for cache in (theirs, ours):
+        policy.next_logits(ids[:, :length], seen[:, :length], positions[:, :length], cache)
+    for at in range(length, ids.shape[1]):
+        inputs = ids[:, at : at + 1], seen[:, : at + 1], positions[:, at : at + 1]
+        _compare(steps(*inputs, ours), policy.next_logits(*inputs, theirs), "its logits")
+
+
+def _compare(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    gap, size = float((found - expected).abs().max()), float(expected.abs().max())
+    if not gap <= TOLERANCE * max(1.0, min(size, 1e6)):  # an infinity proves nothing
+        raise Unfit(f"{what} would be {gap:.1e} off, of {size:.1e}")

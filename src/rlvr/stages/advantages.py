@@ -1,0 +1,112 @@
+"""The column `advantage` of a batch: an estimator, then modifiers, with what they declare that they need.
+
+What an estimator and a modifier may declare is listed in rlvr.advantages. Invariant: no piece is known here by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlvr import registry
+from rlvr.config import Config
+from rlvr.errors import ConfigError
+from rlvr.policy import Policy
+from rlvr.policy.columns import add_statistics
+from rlvr.records import Batch, Task
+from rlvr.rollout.characters import char_ends
+from rlvr.schedules import at
+
+
+class Advantages:
+    """The estimator and the modifiers that the configuration names. ConfigError where they contradict the rest of it."""
+
+    def __init__(self, config: Config, tasks: Sequence[Task]) -> None:
+        algorithm = config.algorithm
+        self.config = config
+        self.name = registry.split(algorithm.advantage)[0]
+        self.pieces = [registry.build("advantage", algorithm.advantage)]
+        self.pieces += [registry.build("modifier", spec) for spec in algorithm.modifiers]
+        self.names = [self.name, *(registry.split(spec)[0] for spec in algorithm.modifiers)]
+        smallest = getattr(self.pieces[0], "smallest_group", 1)
+        if config.rollout.group_size < smallest:
+            raise ConfigError(
+                f"rollout.group_size is {config.rollout.group_size}, and the advantage {self.name!r} compares the members of "
+                f"a group: set rollout.group_size to {smallest} or more, or choose an advantage that needs no group (group "
+                "with baseline and scale none, say)"
+            )
+        self._refuse_tokens_where_one_number_is_needed()
+        for piece in self.pieces:
+            if hasattr(piece, "check"):
+                piece.check(config, tasks)
+
+    def _refuse_tokens_where_one_number_is_needed(self) -> None:
+        by_token = None
+        for piece, name in zip(self.pieces, self.names, strict=True):
+            if by_token is not None and getattr(piece, "per_response", False):
+                raise ConfigError(
+                    f"algorithm.modifiers: {name!r} needs one advantage per response, and {by_token!r} before it gives one "
+                    f"per token: put {name!r} first or leave one of them out"
+                )
+            by_token = name if getattr(piece, "per_token", False) else by_token
+
+    def add(self, batch: Batch, policy: Policy, step: int, steps: int) -> None:
+        """The column `advantage`, or the token column where a piece gives one array per rollout.
+
+        ConfigError names a piece whose result has another shape, or no number for a decided rollout.
+        """
+        self._add_what_is_needed(batch, policy)
+        pieces = [at(piece, step, steps) for piece in self.pieces]
+        values = self._checked(pieces[0](batch), batch, f"algorithm.advantage {self.names[0]!r}")
+        for modifier, name in zip(pieces[1:], self.names[1:], strict=True):
+            values = self._checked(modifier(batch, values), batch, f"algorithm.modifiers: {name!r}")
+        if isinstance(values, list):
+            batch.token_columns["advantage"] = values
+        else:
+            batch.columns["advantage"] = values
+
+    def _add_what_is_needed(self, batch: Batch, policy: Policy) -> None:
+        needs = frozenset().union(*(getattr(piece, "needs", ()) for piece in self.pieces))
+        if needs:
+            decided = np.isfinite(batch.column("reward"))
+            where = [r.sampled & on for r, on in zip(batch.rollouts, decided, strict=True)]
+            add_statistics(policy, batch, needs, where, self.config.optim)
+        if any(getattr(piece, "reads_characters", False) for piece in self.pieces):
+            for rollout in batch.rollouts:
+                if rollout.char_ends is None and rollout.verdict is not None and rollout.verdict.spans:
+                    rollout.char_ends = char_ends(policy.tokenizer, rollout)
+
+    @staticmethod
+    def _checked(values: Any, batch: Batch, piece: str) -> np.ndarray | list[np.ndarray]:
+        if isinstance(values, list):
+            columns = [np.asarray(v, dtype=np.float64) for v in values]
+            fits = [v.shape for v in columns] == [(len(r),) for r in batch.rollouts]
+        else:
+            columns = [np.asarray(values, dtype=np.float64)]
+            fits = columns[0].shape == (len(batch),)
+        if not fits:
+            raise ConfigError(
+                f"{piece} returned shapes {[v.shape for v in columns][:4]} for {len(batch)} rollouts: "
+                "an array of one number per rollout is needed, or a list of one array per rollout with a number per token"
+            )
+        if any(not np.isfinite(v).all() for v in columns):
+            raise ConfigError(f"{piece} returned a NaN or an infinity: undecided rollouts get 0")
+        return columns if isinstance(values, list) else columns[0]
+
+    def observe(self, metrics: Mapping[str, Any]) -> None:
+        """A step was trained: pieces with a memory take it in."""
+        for piece in self.pieces:
+            if hasattr(piece, "observe"):
+                piece.observe(metrics)
+
+    def state_dict(self) -> list[Any]:
+        """What the pieces remember, None for those without a memory."""
+        return [piece.state_dict() if hasattr(piece, "state_dict") else None for piece in self.pieces]
+
+    def load_state_dict(self, state: Sequence[Any]) -> None:
+        """Go on with what the pieces remembered."""
+        for piece, saved in zip(self.pieces, state, strict=True):
+            if saved is not None:
+                piece.load_state_dict(saved)

@@ -1,0 +1,263 @@
+"""An assertion on a program's functions, rewritten into calls of them and a comparison outside of the sandbox.
+
+`assert abs(f(2) - 1.5) < 1e-6` becomes: let the program compute `f(2)`, then compare here. What is rewritten: literals, calls of
+the program's functions, and the few operations of `_PLAIN` and below, on exact builtin values. The rest (names of the setup,
+comprehensions, `try`) is not, and runs as a test in a process of its own.
+
+Invariants: the test's text is parsed, never evaluated; an operation here costs time linear in its values (no power, no product,
+no repetition, no formatting of what the program gave), and means what Python means by it.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any
+
+CallProgram = Callable[[str, Sequence[Any], dict[str, Any]], Awaitable[Any]]
+"""`await call(name, args, kwargs)`: what the program's function returns, computed in the sandbox."""
+
+Expression = Callable[[CallProgram], Awaitable[Any]]
+"""An assertion's value, given how to call the program."""
+
+
+class NotPlainError(Exception):
+    """An expression that is not computed here."""
+
+
+def rewritten(test: str | ast.stmt, functions: Collection[str]) -> Expression | None:
+    """The condition of an `assert`, or None where the test has to run as it is. `functions`: what the program defines."""
+    try:
+        statement = only_statement(test) if isinstance(test, str) else test
+        return _expression(statement.test, functions) if isinstance(statement, ast.Assert) else None
+    except (NotPlainError, RecursionError):
+        return None
+
+
+def only_statement(test: str) -> ast.stmt | None:
+    """The statement of a test that consists of one, else None. SyntaxError where it cannot be parsed."""
+    body = ast.parse(test.strip()).body
+    return body[0] if len(body) == 1 else None
+
+
+def _expression(node: ast.expr, functions: Collection[str]) -> Expression:
+    if (constant := _literal(node)) is not None:
+        return constant
+    match node:
+        case ast.Call(func=ast.Name(id=name)) if name in functions:
+            return _program_call(name, node, functions)
+        case ast.Call():
+            return _plain_call(node, functions)
+        case ast.Compare():
+            return _comparison(node, functions)
+        case ast.BoolOp():
+            return _bool_op(node, functions)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            inner = _expression(operand, functions)
+            return _after([inner], operator.not_)
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Div() as op, right=right) if _number_in(left, right):
+            parts = [_expression(left, functions), _expression(right, functions)]
+            return _after(
+                parts, _numeric({ast.Add: operator.add, ast.Sub: operator.sub}.get(type(op), operator.truediv))
+            )
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            kind = list if isinstance(node, ast.List) else tuple
+            return _after([_expression(item, functions) for item in items], lambda *values: kind(values))
+        case ast.Subscript(value=value, slice=index):
+            return _after([_expression(value, functions), _expression(index, functions)], operator.getitem)
+    raise NotPlainError
+
+
+def _literal(node: ast.expr) -> Expression | None:
+    """A constant: what ast.literal_eval takes, and infinities and NaN as they are written."""
+    match node:
+        case ast.UnaryOp(op=ast.USub(), operand=inner) if (value := _special_float(inner)) is not None:
+            return _constant(-value)
+        case ast.Call() if (value := _special_float(node)) is not None:
+            return _constant(value)
+    try:
+        return _constant(ast.literal_eval(node))
+    except (ValueError, TypeError, MemoryError, SyntaxError):
+        return None
+
+
+def _special_float(node: ast.expr) -> float | None:
+    match node:
+        case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=str(text))], keywords=[]):
+            return float(text) if text.strip().casefold().lstrip("+-") in ("inf", "infinity", "nan") else None
+        case ast.Attribute(value=ast.Name(id="math"), attr="inf" | "nan" as name):
+            return float(name)
+    return None
+
+
+def _constant(value: Any) -> Expression:
+    async def constant(call: CallProgram) -> Any:
+        return value
+
+    return constant
+
+
+def _after(parts: Sequence[Expression], compute: Callable[..., Any]) -> Expression:
+    """`compute` of the values of `parts`, which are computed in order."""
+
+    async def value(call: CallProgram) -> Any:
+        return compute(*[await part(call) for part in parts])
+
+    return value
+
+
+def _program_call(name: str, node: ast.Call, functions: Collection[str]) -> Expression:
+    args = _arguments(node, functions)
+    kwargs = {keyword.arg: _expression(keyword.value, functions) for keyword in node.keywords if keyword.arg}
+    if len(kwargs) < len(node.keywords):
+        raise NotPlainError
+
+    async def value(call: CallProgram) -> Any:
+        values = [await arg(call) for arg in args]
+        return await call(name, values, {key: await part(call) for key, part in kwargs.items()})
+
+    return value
+
+
+def _arguments(node: ast.Call, functions: Collection[str]) -> list[Expression]:
+    if any(isinstance(arg, ast.Starred) for arg in node.args):
+        raise NotPlainError
+    return [_expression(arg, functions) for arg in node.args]
+
+
+def _plain_call(node: ast.Call, functions: Collection[str]) -> Expression:
+    name = ast.unparse(node.func)
+    if name == "isinstance" and len(node.args) == 2 and not node.keywords:
+        kinds = _kinds(node.args[1])
+        return _after([_expression(node.args[0], functions)], lambda value: isinstance(value, kinds))
+    if name not in _PLAIN:
+        raise NotPlainError
+    function, keywords = _PLAIN[name]
+    options: dict[str, Any] = {}
+    for keyword in node.keywords:
+        if keyword.arg not in keywords:
+            raise NotPlainError
+        try:
+            options[keyword.arg] = ast.literal_eval(keyword.value)
+        except ValueError:
+            raise NotPlainError from None
+    return _after(_arguments(node, functions), lambda *values: function(*values, **options))
+
+
+def _kinds(node: ast.expr) -> tuple[type, ...]:
+    nodes = node.elts if isinstance(node, ast.Tuple) else [node]
+    names = [inner.id for inner in nodes if isinstance(inner, ast.Name) and inner.id in _TYPES]
+    if len(names) < len(nodes):
+        raise NotPlainError
+    return tuple(_TYPES[name] for name in names)
+
+
+def _comparison(node: ast.Compare, functions: Collection[str]) -> Expression:
+    for op, operand in zip(node.ops, [*node.comparators], strict=True):
+        identity = isinstance(op, (ast.Is, ast.IsNot))
+        if identity and not (isinstance(operand, ast.Constant) and operand.value in (None, True, False)):
+            raise NotPlainError  # what is the same object is lost on the way out of the sandbox
+    parts = [_expression(part, functions) for part in (node.left, *node.comparators)]
+    operators = [_COMPARE[type(op)] for op in node.ops]
+
+    async def value(call: CallProgram) -> Any:
+        left, holds = await parts[0](call), True
+        for compare, part in zip(operators, parts[1:], strict=True):
+            right = await part(call)
+            if not (holds := compare(left, right)):
+                break
+            left = right
+        return holds
+
+    return value
+
+
+def _bool_op(node: ast.BoolOp, functions: Collection[str]) -> Expression:
+    parts, stops_at = [_expression(part, functions) for part in node.values], isinstance(node.op, ast.Or)
+
+    async def value(call: CallProgram) -> Any:
+        result: Any = not stops_at
+        for part in parts:
+            result = await part(call)
+            if bool(result) is stops_at:
+                break
+        return result
+
+    return value
+
+
+def _number_in(*nodes: ast.expr) -> bool:
+    """Whether one of the sides is a number, so that the operation is arithmetic."""
+    inner = [node.operand if isinstance(node, ast.UnaryOp) else node for node in nodes]
+    return any(isinstance(node, ast.Constant) and type(node.value) in (int, float) for node in inner)
+
+
+def _numeric(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def checked(left: Any, right: Any) -> Any:
+        if isinstance(left, (int, float, complex)) and isinstance(right, (int, float, complex)):
+            return compute(left, right)
+        raise TypeError(f"arithmetic with {type(left).__name__} and {type(right).__name__}")
+
+    return checked
+
+
+def _set_of(kind: type) -> Callable[..., Any]:
+    def build(items: Any = ()) -> Any:
+        items, unlike = list(items), 0
+        first: dict[int, Any] = {}
+        for item in items:  # members with the same hash by design would make the building quadratic
+            unlike += first.setdefault(hash(item), item) != item
+        if unlike > _ALIKE:
+            raise ValueError("too many members of a set share their hash")
+        return kind(items)
+
+    return build
+
+
+def _round(number: Any, ndigits: Any = None) -> Any:
+    if isinstance(ndigits, int) and abs(ndigits) > _DIGITS:
+        raise ValueError("rounding to too many digits")
+    return round(number, ndigits)
+
+
+_ALIKE = 64
+_DIGITS = 1000
+
+_PLAIN: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "abs": (abs, ()),
+    "all": (all, ()),
+    "any": (any, ()),
+    "bool": (bool, ()),
+    "frozenset": (_set_of(frozenset), ()),
+    "isclose": (math.isclose, ("rel_tol", "abs_tol")),
+    "len": (len, ()),
+    "list": (list, ()),
+    "math.isclose": (math.isclose, ("rel_tol", "abs_tol")),
+    "max": (max, ()),
+    "min": (min, ()),
+    "round": (_round, ("ndigits",)),
+    "set": (_set_of(set), ()),
+    "sorted": (sorted, ("reverse",)),
+    "sum": (lambda values: sum(values), ()),  # without a start: lists are not concatenated, which is quadratic
+    "tuple": (tuple, ()),
+}
+"""Builtins that may stand round a call of the program, with the keywords that they may have."""
+
+_TYPES: dict[str, type] = {
+    kind.__name__: kind for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
+}
+
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda left, right: left in right,
+    ast.NotIn: lambda left, right: left not in right,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+}

@@ -1,0 +1,212 @@
+"""One case of a task: run the program on it in the sandbox, and judge outside what it claims.
+
+Invariants: what is expected is in no job that a program takes part in; a case ends in a Result, never in an exception for what the
+program did; only a sandbox that failed leaves it undecided.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rlvr.verifiers.code.asserts import Expression
+from rlvr.verifiers.code.compare import Comparison, same_text, same_value, short
+from rlvr.verifiers.code.programs import callable_name
+from rlvr.verifiers.code.runner import Call, Ended, Job, Limits, Outcome, Runner
+
+CHECKER_LIMITS = Limits(seconds=10.0, memory_mb=512)
+"""What a task's own checker may spend on one output."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a case: `passed` in [0, 1], None where it is undecided."""
+
+    passed: float | None
+    reason: str = ""
+    ended: Ended = Ended.DONE
+    seconds: float = 0.0
+
+
+@dataclass
+class Trial:
+    """A program and where it is run."""
+
+    runner: Runner
+    program: str
+    language: str
+    limits: Limits
+    seconds: float = 0.0
+    """Wall clock that the program's executions took so far."""
+
+    async def run(self, call: Call | None = None, stdin: str = "", room: int = 0) -> Outcome:
+        """One execution; `room`: bytes of output that may be needed."""
+        limits = replace(self.limits, output_bytes=max(self.limits.output_bytes, 2 * room))
+        if call is not None:
+            call = replace(call, name=callable_name(self.program, call.name))
+        job = Job(self.program, self.language, stdin.encode(), call, limits)
+        return self._counted(await self.runner.run(job))
+
+    async def test(self, source: str, name: str) -> Result:
+        """Test code, with `name` as a proxy of the program's function, in a process apart from the program."""
+        token = secrets.token_hex(16)
+        called = Call(callable_name(self.program, name))
+        test, candidate = Job(source, limits=self.limits), Job(self.program, call=called, limits=self.limits)
+        outcome = self._counted(await self.runner.test(test, candidate, name, token))
+        if outcome.ended is Ended.DONE and outcome.value != token:
+            return Result(0.0, "the test did not run to its end", outcome.ended)
+        return Result(1.0) if outcome.ended is Ended.DONE else failed(outcome)
+
+    def _counted(self, outcome: Outcome) -> Outcome:
+        self.seconds += outcome.seconds
+        return outcome
+
+
+def failed(outcome: Outcome) -> Result:
+    """The result of a case whose execution did not end well."""
+    if outcome.ended is Ended.BROKEN:
+        return Result(None, f"the sandbox failed: {outcome.reason}", outcome.ended)
+    return Result(0.0, outcome.reason or outcome.ended.value, outcome.ended)
+
+
+@dataclass(frozen=True)
+class Case(ABC):
+    """A case: its place in the task, and what it weighs beside the others."""
+
+    place: str
+    weight: float
+
+    @abstractmethod
+    async def judge(self, trial: Trial) -> Result:
+        """The result of the program on this case."""
+
+
+@dataclass(frozen=True)
+class StdioCase(Case):
+    """What a program prints for an input."""
+
+    input: str
+    expected: str
+    how: Comparison
+
+    async def judge(self, trial: Trial) -> Result:
+        outcome = await trial.run(stdin=self.input, room=len(self.expected.encode()))
+        if outcome.ended is not Ended.DONE:
+            return failed(outcome)
+        problem = same_text(outcome.stdout.decode(errors="replace"), self.expected, self.how)
+        return Result(1.0) if problem is None else Result(0.0, problem)
+
+
+@dataclass(frozen=True)
+class CallCase(Case):
+    """What a function returns."""
+
+    name: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    expected: Any
+    how: Comparison
+
+    async def judge(self, trial: Trial) -> Result:
+        outcome = await trial.run(Call(self.name, tuple(self.args), dict(self.kwargs)))
+        if outcome.ended is not Ended.DONE:
+            return failed(outcome)
+        if same_value(outcome.value, self.expected, self.how):
+            return Result(1.0)
+        return Result(0.0, f"returned {short(outcome.value)} where {short(self.expected)} is expected")
+
+
+class _CallFailedError(Exception):
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+
+@dataclass(frozen=True)
+class AssertCase(Case):
+    """A condition on what functions return. `name`: the one function, whatever the condition calls it."""
+
+    condition: Expression = field(repr=False)
+    text: str
+    name: str = ""
+
+    async def judge(self, trial: Trial) -> Result:
+        async def call(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+            outcome = await trial.run(Call(self.name or name, tuple(args), kwargs))
+            if outcome.ended is not Ended.DONE:
+                raise _CallFailedError(outcome)
+            return outcome.value
+
+        try:
+            holds = bool(await self.condition(call))
+        except _CallFailedError as error:
+            return failed(error.outcome)
+        except (TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
+            return Result(0.0, f"{type(error).__name__}: {short(str(error))} in {short(self.text)}")
+        return Result(1.0) if holds else Result(0.0, f"does not hold: {short(self.text)}")
+
+
+@dataclass(frozen=True)
+class ProxiedCase(Case):
+    """Test code that runs as it is."""
+
+    source: str
+    name: str
+
+    async def judge(self, trial: Trial) -> Result:
+        return await trial.test(self.source, self.name)
+
+
+@dataclass(frozen=True)
+class PropertyCase(Case):
+    """A property of a function on an input made at random: of the program's text, so that no program can know it before."""
+
+    source: str
+    name: str
+    number: int
+
+    async def judge(self, trial: Trial) -> Result:
+        digest = hashlib.sha256(f"{self.number}\0{self.source}\0{trial.program}".encode()).hexdigest()
+        check = f"assert holds({self.name}, __import__('random').Random({digest!r})) is not False"
+        return await trial.test(f"{self.source}\n{check}\n", self.name)
+
+
+@dataclass(frozen=True)
+class CheckerCase(Case):
+    """A task's own checker says whether an output will do.
+
+    It is Python, and runs apart from the program: a function `check(input, output)` or `check(input, output, expected)`, which
+    returns a bool or a share in [0, 1], or else a script that reads these as a JSON object from its input and ends with code 0.
+    """
+
+    checker: str
+    parameters: int
+    """Of its function; 0 for a script."""
+    input: str
+    expected: str
+
+    async def judge(self, trial: Trial) -> Result:
+        outcome = await trial.run(stdin=self.input, room=len(self.expected.encode()))
+        if outcome.ended is not Ended.DONE:
+            return failed(outcome)
+        given = {"input": self.input, "output": outcome.stdout.decode(errors="replace"), "expected": self.expected}
+        if self.parameters:
+            call = Call("check", tuple(given.values())[: self.parameters])
+            said = await trial.runner.run(Job(self.checker, call=call, limits=CHECKER_LIMITS))
+        else:
+            said = await trial.runner.run(Job(self.checker, stdin=json.dumps(given).encode(), limits=CHECKER_LIMITS))
+        return self._verdict(said)
+
+    def _verdict(self, said: Outcome) -> Result:
+        if said.ended is Ended.BROKEN:
+            return failed(said)
+        if said.ended is not Ended.DONE:
+            return Result(0.0, f"the checker refuses the output: {said.reason or said.ended.value}")
+        value = said.value if self.parameters else True
+        if type(value) in (bool, int, float) and 0 <= value <= 1:
+            return Result(float(value), "" if value == 1 else f"the checker gives {value}")
+        return Result(0.0, f"the checker returned {short(value)}, which is no bool and no share")

@@ -1,0 +1,162 @@
+"""Whether what a program gave is what was expected; runs in the trainer's process, on text and exact builtin values only.
+
+Text is compared token by token: equal letter by letter, but for an expected token that is a number and no integer, which any
+number within the tolerance equals. So an expected `3` is not `3.0`, and an expected `0.5` may be `0.50` or `5e-1`. Values are
+compared by type: a bool is no number, an expected integer is an integer.
+
+Invariants: the time is linear in the texts and values; nothing here raises on what a program gave.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlvr.errors import nearest
+
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?", re.ASCII)
+_INTEGER = re.compile(r"[-+]?\d+", re.ASCII)
+_LONGEST = 400
+"""Characters of a token that may be a number that is compared by value."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How outputs and values are compared; a task's `comparison` gives these by name."""
+
+    tolerance: float = 1e-6
+    """Of a number that is expected and is no integer: absolute below 1, else relative to what is expected. 0 or more."""
+    lines: bool = False
+    """Line by line, with the space inside lines, in place of token by token; space at the ends of lines never counts."""
+    ignore_case: bool = False
+    """Of text that a program prints: YES is yes."""
+    strict_sequences: bool = False
+    """A tuple is no list. Off by default, since tasks in JSON cannot say which is meant."""
+    strict_numbers: bool = True
+    """Of values: True, 1 and 1.0 are three things, but where 1.0 is expected an int of that value will do. Off: the numbers
+    that Python holds for equal are."""
+
+    @classmethod
+    def read(cls, written: Any, default: Comparison) -> Comparison:
+        """`default` with what a task writes. ValueError says what is wrong, in words."""
+        if written is None:
+            return default
+        if not isinstance(written, Mapping):
+            raise ValueError(f"'comparison' is a mapping such as {{tolerance: 1e-6}}, not {type(written).__name__}")
+        known = {field.name: field.type for field in dataclasses.fields(cls)}
+        for name, value in written.items():
+            if name not in known:
+                raise ValueError(f"'comparison' has no {name!r}{nearest(str(name), known)}")
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if name == "tolerance" and not (number and math.isfinite(value) and value >= 0):
+                raise ValueError(f"comparison.tolerance is a number of 0 or more, not {value!r}")
+            if name != "tolerance" and not isinstance(value, bool):
+                raise ValueError(f"comparison.{name} is true or false, not {value!r}")
+        return dataclasses.replace(default, **written)
+
+
+def same_text(found: str, expected: str, how: Comparison) -> str | None:
+    """None where a program printed what was expected, else the first difference in words."""
+    if how.ignore_case:
+        found, expected = found.casefold(), expected.casefold()
+    if how.lines:
+        return _first_difference(_lines(found), _lines(expected), how, "line", by_value=False)
+    return _first_difference(found.split(), expected.split(), how, "token", by_value=True)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().split("\n")]
+
+
+def _first_difference(found: list[str], expected: list[str], how: Comparison, unit: str, by_value: bool) -> str | None:
+    for number, (one, wanted) in enumerate(zip(found, expected, strict=False), start=1):
+        if one != wanted and not (by_value and _near(one, wanted, how.tolerance)):
+            return f"{unit} {number} is {short(one)} where {short(wanted)} is expected"
+    if len(found) != len(expected):
+        return f"{len(found)} {unit}s where {len(expected)} are expected"
+    return None
+
+
+def _near(found: str, expected: str, tolerance: float) -> bool:
+    if len(found) > _LONGEST or len(expected) > _LONGEST or _INTEGER.fullmatch(expected):
+        return False
+    if not (_NUMBER.fullmatch(expected) and _NUMBER.fullmatch(found)):
+        return False
+    return _close(float(found), float(expected), tolerance)
+
+
+def _close(found: float, expected: float, tolerance: float) -> bool:
+    """Within the tolerance; infinities and NaN are close to themselves only."""
+    if math.isnan(expected):
+        return math.isnan(found)
+    if found == expected:
+        return True
+    return math.isfinite(expected) and abs(found - expected) <= tolerance * max(1.0, abs(expected))
+
+
+def same_value(found: Any, expected: Any, how: Comparison) -> bool:
+    """Whether a returned value is the expected one. Both are made of exact builtin types."""
+    try:
+        return _same(found, expected, how)
+    except RecursionError:
+        return False
+
+
+def _same(found: Any, expected: Any, how: Comparison) -> bool:
+    if isinstance(expected, (list, tuple)):
+        kinds = type(found) is type(expected) if how.strict_sequences else isinstance(found, (list, tuple))
+        return (
+            kinds
+            and len(found) == len(expected)
+            and all(_same(f, e, how) for f, e in zip(found, expected, strict=True))
+        )
+    if isinstance(expected, dict):
+        same_keys = isinstance(found, dict) and len(found) == len(expected) and found.keys() == expected.keys()
+        return same_keys and _same_types(found, expected) and all(_same(found[k], v, how) for k, v in expected.items())
+    if isinstance(expected, (set, frozenset)):
+        return type(found) is type(expected) and found == expected and _same_types(found, expected)
+    if isinstance(expected, (bool, int, float)):
+        return _same_number(found, expected, how)
+    return type(found) is type(expected) and bool(found == expected)
+
+
+def _same_types(found: Any, expected: Any) -> bool:
+    """Of equal keys or members: whether 1 is not True or 1.0."""
+    kinds = {key: type(key) for key in expected}
+    return all(type(key) is kinds[key] for key in found)
+
+
+def _same_number(found: Any, expected: bool | int | float, how: Comparison) -> bool:
+    if type(found) not in (bool, int, float):
+        return False
+    if how.strict_numbers:
+        if isinstance(expected, bool) or isinstance(found, bool):
+            return type(found) is type(expected) and found is expected
+        if isinstance(expected, int) and not isinstance(found, int):
+            return False
+    if not isinstance(expected, float):
+        return bool(found == expected)
+    try:
+        return _close(float(found), expected, how.tolerance)
+    except OverflowError:  # an int beyond every float
+        return False
+
+
+def short(value: Any, limit: int = 80) -> str:
+    """A value in a message; cheap however large it is."""
+    if isinstance(value, str):
+        text = repr(value[:limit])
+        return text if len(value) <= limit else f"{text}... ({len(value)} characters)"
+    if isinstance(value, int) and value.bit_length() > 1000:
+        return f"an int of {value.bit_length()} bits"
+    if isinstance(value, (list, tuple, set, frozenset, dict)) and len(value) > 20:
+        return f"a {type(value).__name__} of {len(value)}"
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deep, or with too many digits within
+        return f"a {type(value).__name__}"
+    return text if len(text) <= limit else text[:limit] + "..."

@@ -1,0 +1,142 @@
+"""Which text of a completion is the program: an explicit policy, with one program or none.
+
+1. The completion's own turn, after the last closed reasoning block (rlvr.verifiers.extraction).
+2. Of its fenced blocks (``` or ~~~) those that are marked with the task's language or not marked at all; the last of them, or as
+   the option says. A block that is marked otherwise (`text`, `bash`, another language) shows something and is no program.
+3. Without any fenced block, the whole text.
+
+A block that is never closed goes to the end of the text. A mark at the very end that closes nothing closes the block that the
+prompt opened.
+
+Invariants: time is linear in the text; the model's text is never parsed or compiled here; the only error is NoProgramError.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+from rlvr.verifiers.extraction import after_reasoning, own_turn
+
+Which = Literal["last", "first", "only"]
+
+ALIASES = {
+    "python": "python",
+    "py": "python",
+    "python3": "python",
+    "python2": "python",
+    "pypy": "python",
+    "pypy3": "python",
+    "c": "c",
+    "cpp": "cpp",
+    "c++": "cpp",
+    "cc": "cpp",
+    "cxx": "cpp",
+    "javascript": "javascript",
+    "js": "javascript",
+    "node": "javascript",
+    "nodejs": "javascript",
+}
+"""What a fence may call a language, and what a task may: the runner's name of it."""
+
+_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})")
+_MARK = re.compile(r"[{.]*([\w+#]*)")
+_DEEPER = 4
+"""Columns by which a closing fence may not be deeper than the opening one (CommonMark 4.5)."""
+
+
+class NoProgramError(ValueError):
+    """There is no program, or none that can be run; the text says why."""
+
+
+class Block(NamedTuple):
+    """A fenced block: the first word after its opening fence, in lower case, and its text."""
+
+    mark: str
+    text: str
+
+
+def find_program(
+    completion: str,
+    language: str = "python",
+    which: Which = "last",
+    think_opened_by_prompt: bool = False,
+    max_length: int = 100_000,
+) -> str:
+    """The program of a completion, as written. NoProgramError says in words why there is none."""
+    text = after_reasoning(own_turn(completion), think_opened_by_prompt)
+    if text is None:
+        raise NoProgramError("the reasoning never ended")
+    program = _chosen(text, language, which)
+    if not program.strip():
+        raise NoProgramError("there is no program")
+    if len(program) > max_length:
+        raise NoProgramError(f"the program has {len(program)} characters, over the limit of {max_length}")
+    if not program.isascii() and any("\ud800" <= character <= "\udfff" for character in program):
+        raise NoProgramError("the program holds a lone surrogate, which no file can")
+    return program
+
+
+def _chosen(text: str, language: str, which: Which) -> str:
+    blocks = fenced_blocks(text)
+    if not blocks:
+        return text.strip("\r\n")
+    programs = [block.text for block in blocks if not block.mark or ALIASES.get(block.mark) == language]
+    if not programs:
+        marks = ", ".join(dict.fromkeys(block.mark for block in blocks))
+        raise NoProgramError(f"no fenced block is marked {language} or unmarked (marked: {marks[:80]})")
+    if which == "only" and len(programs) > 1:
+        raise NoProgramError(f"{len(programs)} fenced blocks where one is asked for")
+    return programs[0 if which == "first" else -1]
+
+
+class _Fence(NamedTuple):
+    indent: str
+    mark: str
+    info: str
+
+
+def _fence(line: str) -> _Fence | None:
+    found = _FENCE.match(line)
+    if found is None:
+        return None
+    info = line[found.end() :].strip()
+    return None if "`" in info and found[1][0] == "`" else _Fence(line[: found.start(1)], found[1], info)
+
+
+def fenced_blocks(text: str) -> list[Block]:
+    """The fenced blocks of a text in order; what an indented fence holds loses that indent."""
+    blocks: list[Block] = []
+    lines: list[str] = []
+    opened: _Fence | None = None
+    before: list[str] = []
+    for line in text.splitlines(keepends=True):
+        fence = _fence(line)
+        if opened is None:
+            if fence:
+                opened, lines = fence, []
+            elif not blocks:
+                before.append(line)
+        elif fence and _closes(fence, opened):
+            blocks.append(_block(opened, lines))
+            opened = None
+        else:
+            lines.append(line)
+    if opened is not None:
+        rest = _block(opened, lines)
+        if rest.text.strip() or rest.mark:
+            blocks.append(rest)
+        elif not blocks:
+            blocks.append(Block("", "".join(before)))
+    return blocks
+
+
+def _closes(fence: _Fence, opened: _Fence) -> bool:
+    same = fence.mark[0] == opened.mark[0] and len(fence.mark) >= len(opened.mark)
+    return same and not fence.info and len(fence.indent) < len(opened.indent) + _DEEPER
+
+
+def _block(opened: _Fence, lines: list[str]) -> Block:
+    body = [line.removeprefix(opened.indent) for line in lines] if opened.indent else lines
+    mark = _MARK.match(opened.info)
+    return Block(re.sub(r"(?<=python)[\d.]+", "", mark[1].casefold()) if mark else "", "".join(body))

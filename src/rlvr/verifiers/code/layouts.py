@@ -1,0 +1,350 @@
+"""What a task's `info` says about how programs are tried: read, checked, and turned into cases.
+
+    {"kind": "stdio", "cases": [{"input": "...", "output": "..."}]}
+    {"kind": "function", "name": "f", "cases": [{"args": [...], "kwargs": {}, "expected": ...}]}
+    {"kind": "asserts", "entry_point": "f", "tests": ["assert f(1) == 2", ...], "setup": "..."}
+    {"kind": "humaneval", "prompt": "def f(x): ...", "entry_point": "f", "test": "def check(candidate): ..."}
+    {"kind": "checker", "checker": "def check(input, output): ...", "cases": [{"input": "..."}]}
+    {"kind": "property", "entry_point": "f", "property": "def holds(f, random): ...", "trials": 20}
+
+All may have `language`, `time_limit` (seconds of a case), `memory_mb`, `comparison`, `prelude` (code in front of the program),
+`solution`; a case may have a `weight`, and `weights` are those of `tests`. The first three lines of defence: what is expected stays
+in the cases here; `setup` is the tests' own, of which a program gets the imports only; a test that cannot be rewritten is run apart
+from the program.
+
+Invariant: the only error is LayoutError, which names the place and the mend.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlvr.errors import nearest
+from rlvr.verifiers.code.asserts import rewritten
+from rlvr.verifiers.code.cases import AssertCase, CallCase, Case, CheckerCase, PropertyCase, ProxiedCase, StdioCase
+from rlvr.verifiers.code.compare import Comparison
+from rlvr.verifiers.code.extraction import ALIASES
+from rlvr.verifiers.code.names import MEANT, bound, called, missing, uses
+from rlvr.verifiers.code.programs import imports_of, without_function
+from rlvr.verifiers.code.values import encode
+
+MAX_SECONDS = 600.0
+TRIALS = 20
+
+
+class LayoutError(ValueError):
+    """A task cannot be used; the text names the place and the mend."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A task, ready to try programs on."""
+
+    kind: str
+    language: str
+    cases: tuple[Case, ...]
+    prelude: str = ""
+    """Goes before a program."""
+    stub: str = ""
+    """Of a HumanEval task: the beginning of the function, which a program may go on with ..."""
+    context: str = ""
+    """... and what stands round it, for a program that writes the function anew."""
+    entry_point: str = ""
+    time_limit: float | None = None
+    memory_mb: int | None = None
+    solution: str | None = None
+    digest: str = ""
+    """Of all that decides a verdict."""
+
+
+def read_layout(info: Mapping[str, Any], language: str, comparison: Comparison, prompt: Any = None) -> Layout:
+    """The layout that `info` describes; `language` and `comparison` hold where it says nothing, `prompt` is the task's."""
+    info = {name: value for name, value in info.items() if value is not None}
+    kind = info.get("kind")
+    if kind not in _READERS:
+        kinds = ", ".join(_READERS)
+        problem = (
+            "there is no info['kind']" if kind is None else f"info['kind'] is {kind!r}{nearest(str(kind), _READERS)}"
+        )
+        raise LayoutError(f"{problem}; it is one of {kinds}")
+    language = _language(info, language)
+    if kind in _PYTHON_ONLY and language != "python":
+        raise LayoutError(f"kind {kind!r} is for Python; for language {language!r} use kind 'stdio' or 'checker'")
+    if kind == "humaneval" and "prompt" not in info and isinstance(prompt, str):
+        info["prompt"] = prompt
+    try:
+        how = Comparison.read(info.get("comparison"), comparison)
+    except ValueError as error:
+        raise LayoutError(str(error)) from None
+    cases, more = _READERS[kind](info, how)
+    if not cases:
+        raise LayoutError("no test calls the program: every program would pass")
+    if not any(case.weight > 0 for case in cases):
+        raise LayoutError("the weights of all cases are 0")
+    prelude = _parsed(_text(info, "prelude", ""), "prelude") if language == "python" else _text(info, "prelude", "")
+    prelude = "\n".join(part for part in (prelude, more.pop("prelude", "")) if part)
+    return Layout(
+        kind=kind,
+        language=language,
+        cases=tuple(cases),
+        prelude=prelude,
+        time_limit=_number(info, "time_limit", MAX_SECONDS),
+        memory_mb=None if (memory := _number(info, "memory_mb", 1 << 20)) is None else max(1, int(memory)),
+        solution=_text(info, "solution", "") or None,
+        digest=hashlib.sha256(json.dumps([info, language, dataclasses.astuple(how)], default=str).encode()).hexdigest(),
+        **more,
+    )
+
+
+_Read = tuple[list[Case], dict[str, Any]]
+
+
+def _stdio(info: Mapping[str, Any], how: Comparison) -> _Read:
+    def case(row: Mapping[str, Any], place: str, weight: float) -> Case:
+        return StdioCase(place, weight, _string(row, "input", place, ""), _string(row, "output", place), how)
+
+    return _cases(info, case), {}
+
+
+def _function(info: Mapping[str, Any], how: Comparison) -> _Read:
+    name = _name(info, "name")
+
+    def case(row: Mapping[str, Any], place: str, weight: float) -> Case:
+        args, kwargs = row.get("args", []), row.get("kwargs") or {}
+        if not isinstance(args, (list, tuple)):
+            raise LayoutError(f"{place}: 'args' is the list of the call's arguments, not {type(args).__name__}")
+        if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
+            raise LayoutError(f"{place}: 'kwargs' is a mapping from names to arguments, not {type(kwargs).__name__}")
+        if "expected" not in row:
+            raise LayoutError(
+                f"{place}: there is no 'expected' (it has {', '.join(row) or 'nothing'}); null is a value"
+            )
+        try:
+            encode([*args, dict(kwargs), row["expected"]])
+        except ValueError as error:
+            raise LayoutError(f"{place}: {error}") from None
+        return CallCase(place, weight, name, tuple(args), dict(kwargs), row["expected"], how)
+
+    return _cases(info, case, keep_null=True), {"entry_point": name}
+
+
+def _asserts(info: Mapping[str, Any], how: Comparison) -> _Read:
+    setup = _parsed(_text(info, "setup", ""), "setup")
+    tests = info.get("tests")
+    if not isinstance(tests, (list, tuple)) or not tests or not all(isinstance(test, str) for test in tests):
+        raise LayoutError("'tests' is a list of Python tests, such as [\"assert f(1) == 2\"]; it needs one at least")
+    parsed = [_statements(test, f"tests[{number}]") for number, test in enumerate(tests)]
+    known = bound(setup)
+    calls = [name for body in parsed for name in called(body) if name not in known]
+    entry = _name(info, "entry_point") if "entry_point" in info else next(iter(calls), "")
+    if not entry:
+        raise LayoutError("no test calls a function of the program; name it: entry_point")
+    functions = {entry, *calls} - known
+    cases: list[Case] = []
+    for number, (test, body, weight) in enumerate(zip(tests, parsed, _weights(info, len(tests)), strict=True)):
+        place = f"tests[{number}]"
+        if not uses(body, functions):
+            continue  # `assert True` would pay any program
+        condition = rewritten(body[0], functions) if len(body) == 1 and not known & MEANT else None
+        if condition is not None:
+            cases.append(AssertCase(place, weight, condition, ast.unparse(body[0])))
+            continue
+        _check_names(body, known | {entry}, place)
+        cases.append(ProxiedCase(place, weight, f"{setup}\n{test.strip()}\n", entry))
+    return cases, {"prelude": imports_of(setup), "entry_point": entry}
+
+
+def _humaneval(info: Mapping[str, Any], how: Comparison) -> _Read:
+    entry, stub = _name(info, "entry_point"), _text(info, "prompt")
+    test = _parsed(_text(info, "test"), "test")
+    try:
+        context = without_function(stub, entry)
+    except SyntaxError as error:
+        raise LayoutError(f"the prompt is no Python up to the body of {entry!r}: {error}") from None
+    checks = [node for node in ast.parse(test).body if isinstance(node, ast.FunctionDef) and node.name == "check"]
+    if len(checks) != 1 or len(checks[0].args.args) != 1:
+        raise LayoutError("'test' defines one function check(candidate)")
+    check = checks[0]
+    names = {entry, check.args.args[0].arg}
+    body = [node for node in check.body if not isinstance(node, ast.Pass) and not _is_text(node)]
+    body = [node for node in body if not isinstance(node, ast.Assert) or uses([node], names)]  # `assert True`
+    known = (bound(test) | bound(context)) - {"check"}
+    conditions = [rewritten(node, names) for node in body]
+    more = {"stub": stub, "context": context, "entry_point": entry}
+    if body and all(conditions) and not known & MEANT and not _strays(test):
+        weights = _weights(info, len(body))
+        pairs = enumerate(zip(conditions, body, weights, strict=True))
+        texts = [(number, condition, ast.unparse(node), weight) for number, (condition, node, weight) in pairs]
+        cases: list[Case] = [
+            AssertCase(f"assert {number + 1} of check", weight, condition, text, entry)
+            for number, condition, text, weight in texts
+            if condition is not None
+        ]
+        return cases, more
+    whole = f"{context}\n{test}\ncheck({entry})\n"
+    _check_names(ast.parse(whole).body, {entry}, "test")
+    return [ProxiedCase("check", 1.0, whole, entry)], more
+
+
+def _checker(info: Mapping[str, Any], how: Comparison) -> _Read:
+    checker = _parsed(_text(info, "checker"), "checker")
+    found = [node for node in ast.parse(checker).body if isinstance(node, ast.FunctionDef) and node.name == "check"]
+    parameters = len(found[0].args.args) if found else 0
+    if found and parameters not in (2, 3):
+        raise LayoutError("the checker's function is check(input, output) or check(input, output, expected)")
+
+    def case(row: Mapping[str, Any], place: str, weight: float) -> Case:
+        expected = _string(row, "output", place, "")
+        return CheckerCase(place, weight, checker, parameters, _string(row, "input", place, ""), expected)
+
+    return _cases(info, case), {}
+
+
+def _property(info: Mapping[str, Any], how: Comparison) -> _Read:
+    entry, text = _name(info, "entry_point"), _parsed(_text(info, "property"), "property")
+    found = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == "holds"]
+    if len(found) != 1 or len(found[0].args.args) != 2:
+        raise LayoutError(
+            "'property' defines holds(f, random), which tries the function f on one input made with random, and raises "
+            "or returns False where the property does not hold"
+        )
+    _check_names(ast.parse(text).body, {entry}, "property")
+    trials = info.get("trials", TRIALS)
+    if not isinstance(trials, int) or isinstance(trials, bool) or trials < 1:
+        raise LayoutError(f"'trials' is a whole number of 1 or more, not {trials!r}")
+    return [PropertyCase(f"trial {number + 1}", 1.0, text, entry, number) for number in range(trials)], {
+        "entry_point": entry
+    }
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any], Comparison], _Read]] = {
+    "stdio": _stdio,
+    "function": _function,
+    "asserts": _asserts,
+    "humaneval": _humaneval,
+    "checker": _checker,
+    "property": _property,
+}
+_PYTHON_ONLY = ("function", "asserts", "humaneval", "property")
+
+
+def _language(info: Mapping[str, Any], default: str) -> str:
+    written = info.get("language", default)
+    language = ALIASES.get(str(written).casefold())
+    if language is None:
+        raise LayoutError(
+            f"'language' is {written!r}{nearest(str(written), ALIASES)}; it is python, c, cpp or javascript"
+        )
+    return language
+
+
+def _cases(
+    info: Mapping[str, Any], build: Callable[[Mapping[str, Any], str, float], Case], keep_null: bool = False
+) -> list[Case]:
+    rows = info.get("cases")
+    if not isinstance(rows, (list, tuple)) or not rows:
+        raise LayoutError(
+            f"'cases' is a list of objects, one at least, not {'empty' if rows == [] else type(rows).__name__}"
+        )
+    cases = []
+    for number, row in enumerate(rows):
+        place = f"cases[{number}]"
+        if not isinstance(row, Mapping):
+            raise LayoutError(f"{place} is an object, not {type(row).__name__}")
+        weight = row.get("weight")
+        row = row if keep_null else {name: value for name, value in row.items() if value is not None}
+        cases.append(build(row, place, _weight(1.0 if weight is None else weight, place)))
+    return cases
+
+
+def _weights(info: Mapping[str, Any], count: int) -> list[float]:
+    weights = info.get("weights")
+    if weights is None:
+        return [1.0] * count
+    if not isinstance(weights, (list, tuple)) or len(weights) != count:
+        raise LayoutError(f"'weights' is a list of {count} numbers, one for each test")
+    return [_weight(weight, f"weights[{number}]") for number, weight in enumerate(weights)]
+
+
+def _weight(value: Any, place: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+        raise LayoutError(f"{place}: a weight is a number of 0 or more, not {value!r}")
+    return float(value)
+
+
+def _string(row: Mapping[str, Any], name: str, place: str, default: str | None = None) -> str:
+    value = row.get(name, default)
+    if isinstance(value, (list, tuple)) and all(isinstance(line, str) for line in value):
+        value = "\n".join(value)
+    if not isinstance(value, str):
+        problem = f"there is no {name!r}" if value is None else f"{name!r} is {type(value).__name__}, not text"
+        raise LayoutError(f"{place}: {problem}; write {{'input': '...', 'output': '...'}}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise LayoutError(f"{place}: {name!r} holds a lone surrogate, which no program can read or write") from None
+    return value
+
+
+def _text(info: Mapping[str, Any], name: str, default: str | None = None) -> str:
+    value = info.get(name, default)
+    if not isinstance(value, str):
+        raise LayoutError(
+            f"info[{name!r}] is a text, {'and it is missing' if value is None else 'not ' + type(value).__name__}"
+        )
+    return value
+
+
+def _name(info: Mapping[str, Any], field: str) -> str:
+    name = _text(info, field)
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise LayoutError(f"info[{field!r}] is the name of a function, not {name!r}")
+    return name
+
+
+def _number(info: Mapping[str, Any], name: str, most: float) -> float | None:
+    value = info.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= most:
+        raise LayoutError(f"info[{name!r}] is a number above 0 and at most {most:g}, not {value!r}")
+    return float(value)
+
+
+def _parsed(code: str, place: str) -> str:
+    _statements(code, place)
+    return code
+
+
+def _statements(code: str, place: str) -> list[ast.stmt]:
+    try:
+        return ast.parse(code.strip() if place.startswith("tests") else code).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise LayoutError(f"{place} is no Python: {error}") from None
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _strays(test: str) -> bool:
+    """Whether a HumanEval test does more than define `check` and constants."""
+    return any(
+        not isinstance(node, (ast.FunctionDef, ast.Assign, ast.Import, ast.ImportFrom)) and not _is_text(node)
+        for node in ast.parse(test).body
+    )
+
+
+def _check_names(body: Sequence[ast.stmt], known: set[str], place: str) -> None:
+    """Refuse a test that runs apart from the program and uses more of it than the one function."""
+    if name := missing(body, known):
+        raise LayoutError(
+            f"{place} uses {name!r}, which neither it nor the setup defines, and cannot be rewritten as a comparison of "
+            "calls: define or import it in the setup, or compare the results of one function"
+        )

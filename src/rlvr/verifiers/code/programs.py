@@ -1,0 +1,59 @@
+"""The text that is run: what a model wrote, with what the task puts before it.
+
+Invariant: what a model wrote is never parsed here, only looked at by lines; what is parsed is the task's own.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+_FUTURE = re.compile(r"^from __future__ import [^\n]*$", re.MULTILINE)
+
+
+def assembled(program: str, prelude: str = "", stub: str = "", context: str = "", entry_point: str = "") -> str:
+    """The program to run. One that does not define the function that a `stub` begins goes on with the stub; one that does
+    has `context` before it."""
+    if stub and not defines(program, entry_point):
+        program = stub + ("" if stub.endswith("\n") or program.startswith("\n") else "\n") + program
+        context = ""
+    before = "\n".join(part for part in (prelude, context) if part)
+    if not before:
+        return program
+    futures = _FUTURE.findall(program) + _FUTURE.findall(before)  # they must stand first
+    if futures:
+        program, before = _FUTURE.sub("", program), _FUTURE.sub("", before)
+    return "\n".join([*dict.fromkeys(futures), before, program])
+
+
+def defines(program: str, name: str) -> bool:
+    """Whether a Python program has a function or a variable of that name at its top level."""
+    return (
+        re.search(
+            rf"^(?:(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b|{re.escape(name)}[ \t]*[=:])", program, re.MULTILINE
+        )
+        is not None
+    )
+
+
+def callable_name(program: str, name: str) -> str:
+    """How to call a function of a program: `Solution.name` where only that class can have it (the LeetCode form)."""
+    if "." in name or defines(program, name) or not re.search(r"^class[ \t]+Solution\b", program, re.MULTILINE):
+        return name
+    return f"Solution.{name}"
+
+
+def imports_of(code: str) -> str:
+    """The import statements of the task's code."""
+    body = ast.parse(code).body
+    return "\n".join(ast.unparse(node) for node in body if isinstance(node, (ast.Import, ast.ImportFrom)))
+
+
+def without_function(stub: str, name: str) -> str:
+    """The code of a stub less the function of that name, whose body may be missing. SyntaxError."""
+    try:
+        tree = ast.parse(stub)
+    except SyntaxError:
+        tree = ast.parse(f"{stub.rstrip()}\n    pass\n")
+    tree.body = [node for node in tree.body if not (isinstance(node, ast.FunctionDef) and node.name == name)]
+    return ast.unparse(tree)

@@ -1,0 +1,100 @@
+"""What runs a program that a model wrote: the jobs it takes and the outcomes it gives.
+
+Invariants: an outcome holds claims of the program, never a verdict; expected outputs are in no job; whatever the program
+does, the caller gets an Outcome, and only `Ended.BROKEN` (our own trouble) leaves it undecided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+
+class Ended(Enum):
+    """How an execution ended."""
+
+    DONE = "done"
+    """By itself: exit code 0, or a returned value."""
+    RAISED = "raised"
+    """An exception that nothing caught, a syntax error, or an exit code other than 0."""
+    TIME = "time"
+    """Killed at its wall-clock or CPU limit."""
+    MEMORY = "memory"
+    """Out of its memory."""
+    OUTPUT = "output"
+    """Wrote more than it may."""
+    CRASHED = "crashed"
+    """A signal: a crash of the interpreter, or a kill that it brought on itself."""
+    BROKEN = "broken"
+    """The sandbox failed; says nothing about the program."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one execution may spend."""
+
+    seconds: float = 2.0
+    """Wall clock."""
+    memory_mb: int = 256
+    output_bytes: int = 1 << 20
+    """Of standard output and of standard error, each."""
+    processes: int = 32
+    """Processes and threads."""
+    file_mb: int = 16
+    """In all writable places together."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a function that the program defines. Arguments and result travel as typed JSON (`values.py`)."""
+
+    name: str
+    """The function's name; `Solution.name` is a method of a fresh `Solution()`."""
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One program, once: run as a script on `stdin`, or loaded as a module and `call` made on it."""
+
+    source: str
+    language: str = "python"
+    stdin: bytes = b""
+    call: Call | None = None
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an execution claims."""
+
+    ended: Ended
+    stdout: bytes = b""
+    stderr: bytes = b""
+    value: Any = None
+    """The value that a call returned, of exact builtin types."""
+    reason: str = ""
+    """In words: the exception's type and message, the limit, the signal."""
+    seconds: float = 0.0
+
+
+class Runner(Protocol):
+    """Runs jobs in isolation; `tier` says in which. Safe to use from several tasks of one event loop."""
+
+    tier: str
+
+    async def run(self, job: Job) -> Outcome:
+        """One execution in a fresh child; never raises for what the program does."""
+        ...
+
+    async def test(self, job: Job, candidate: Job, name: str, token: str) -> Outcome:
+        """Run the test code `job` in a child of its own, where `name` is a proxy of the function that `candidate` defines: each
+        call of it goes through the trusted parent to a child of the candidate's own and comes back as typed JSON. The value is
+        `token` when the test ran to its end."""
+        ...
+
+    async def close(self) -> None:
+        """End every process."""
+        ...

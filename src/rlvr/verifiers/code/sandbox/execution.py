@@ -1,0 +1,181 @@
+"""One execution on a zygote: what its processes are told, and the outcome made of what they claim."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rlvr.verifiers.code import values
+from rlvr.verifiers.code.runner import Ended, Limits, Outcome
+from rlvr.verifiers.code.sandbox.inside.program import CALL, LOADED, RAISED, VALUE
+from rlvr.verifiers.code.sandbox.inside.supervisor import STARTED
+from rlvr.verifiers.code.sandbox.process import SandboxError, Zygote
+
+GRACE_SECONDS = 20.0
+"""Beyond a program's own limit, before its supervisor is given up."""
+_HEAD = 2**16
+_REPORT = values.MAX_SIZE + 1
+_LATE_SECONDS = 2.0
+"""How long the end of a private channel may lag behind the end of its process, and a zygote's socket behind its death."""
+_ENDED = {"time": Ended.TIME, "memory": Ended.MEMORY, "output": Ended.OUTPUT, "broken": Ended.BROKEN}
+_WORDS = {"time": "it took longer than {}", "memory": "it used more than {}", "output": "it wrote more than {}"}
+
+Answer = Callable[[bytes], Awaitable[bytes]]
+"""The report that answers the call of a candidate, both typed JSON."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the process of a program is told."""
+
+    order: dict[str, Any]
+    """Its kind and what that kind needs, see `inside.program`."""
+    source: bytes
+    limits: Limits
+    stdin: bytes = b""
+    call: bytes | None = None
+    """`[name, args, kwargs]` as typed JSON."""
+    address_space: bool = True
+
+    @property
+    def answers(self) -> bool:
+        """Whether it has done its work only when it reported a value."""
+        return self.order["kind"] not in ("script", "execute")
+
+
+class Execution:
+    """A program on a zygote. Close it, or use it as a context; that ends its processes."""
+
+    def __init__(self, zygote: Zygote, program: Program) -> None:
+        """SandboxError when the zygote is gone."""
+        self._zygote, self._program = zygote, program
+        self._job, self._channel = zygote.fork()
+        self._report = b""
+
+    def __enter__(self) -> Execution:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End its processes."""
+        self._job.close()
+        self._channel.close()
+
+    async def tell(self) -> None:
+        """Send the program. What its process does not read any more is no matter: its outcome says why."""
+        program = self._program
+        head = {**asdict(program.limits), "address_space": program.address_space}
+        with contextlib.suppress(OSError):
+            await self._job.send(json.dumps(head).encode() + b"\n" + program.stdin)
+            await self._channel.send(json.dumps(program.order).encode(), program.source)
+
+    async def loaded(self) -> bool:
+        """Whether a program that serves calls is ready for them."""
+        with contextlib.suppress(OSError, EOFError):
+            self._report = await self._channel.receive(_REPORT)
+        return self._report == LOADED
+
+    async def ask(self, call: bytes) -> bytes:
+        """The report that answers a call. OSError or EOFError when the program is gone."""
+        await self._channel.send(call)
+        return await self._channel.receive(_REPORT)
+
+    async def outcome(self, answer: Answer | None = None) -> Outcome:
+        """How it ended; `answer` answers a test's calls. SandboxError when nobody says so."""
+        talk = asyncio.ensure_future(self._talk(answer))
+        try:
+            async with asyncio.timeout(self._program.limits.seconds + GRACE_SECONDS):
+                end = asyncio.ensure_future(self._end())
+                try:
+                    await asyncio.wait({talk, end}, return_when=asyncio.FIRST_COMPLETED)
+                    if talk.done():
+                        talk.result()
+                    head, out, err = await end
+                finally:
+                    end.cancel()
+            await asyncio.wait({talk}, timeout=_LATE_SECONDS)
+            return self._as_outcome(head, out, err)
+        except TimeoutError:
+            await self._zygote.close()
+            raise SandboxError("the sandbox does not say how the program ended") from None
+        finally:
+            talk.cancel()
+
+    async def _talk(self, answer: Answer | None) -> None:
+        """Everything that is said over the private channel."""
+        try:
+            if self._program.call is not None and await self.loaded():
+                await self._channel.send(self._program.call)
+            while self._report[:1] not in (VALUE, RAISED):
+                self._report = await self._channel.receive(_REPORT)
+                if self._report[:1] == CALL and answer is not None:
+                    reply = await answer(self._report[1:])
+                    await self._channel.send(reply)
+        except (OSError, EOFError):
+            return
+
+    async def _end(self) -> tuple[dict[str, Any], bytes, bytes]:
+        """The supervisor's last words: its head, and the program's output."""
+        started = False
+        try:
+            started = await self._job.byte() == STARTED
+            body = await self._job.receive(_HEAD + 2 * self._program.limits.output_bytes)
+        except (OSError, EOFError) as error:
+            await asyncio.sleep(0.05)
+            if started and self._zygote.alive:
+                return {"how": "killed", "why": "", "seconds": 0.0}, b"", b""
+            raise SandboxError(f"the sandbox ended before the program did ({error})") from error
+        text, _, output = body.partition(b"\n")
+        try:
+            head = json.loads(text)
+            cut = int(head["stdout"])
+            return {name: head[name] for name in ("how", "why", "seconds")}, output[:cut], output[cut:]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return {"how": "killed", "why": "", "seconds": 0.0}, b"", b""
+
+    def _as_outcome(self, head: dict[str, Any], out: bytes, err: bytes) -> Outcome:
+        how, why = str(head["how"]), str(head["why"])
+        seconds = float(head["seconds"]) if isinstance(head["seconds"], (int, float)) else 0.0
+        kind, value, words = _claim(self._report)
+        if how in _ENDED:
+            return Outcome(_ENDED[how], out, err, None, _WORDS.get(how, "{}").format(why), seconds)
+        if how == "signal" and why == str(int(signal.SIGXCPU)):
+            return Outcome(Ended.TIME, out, err, None, "it used all of its processor time", seconds)
+        if how == "exit" and why == "0" and (kind == "value" or not self._program.answers):
+            return Outcome(Ended.DONE, out, err, value, "", seconds)
+        if how == "exit" and kind == "raised":
+            ended = Ended.MEMORY if words.startswith("MemoryError") else Ended.RAISED
+            return Outcome(ended, out, err, None, words, seconds)
+        if how == "exit":
+            reason = words or (f"exit code {why}" if why != "0" else "it ended without an answer")
+            return Outcome(Ended.RAISED, out, err, None, reason, seconds)
+        return Outcome(Ended.CRASHED, out, err, None, _signal_name(why), seconds)
+
+
+def _claim(report: bytes) -> tuple[str, Any, str]:
+    """The kind of a report (`value`, `raised` or nothing), its value, and its words."""
+    kind, body = report[:1], report[1:]
+    if kind not in (VALUE, RAISED):
+        return "", None, ""
+    try:
+        value = values.decode(body)
+        if kind == VALUE:
+            return "value", value, ""
+        name, message = value
+        return "raised", None, f"{name}: {message}" if message else str(name)
+    except (ValueError, TypeError) as error:
+        return "", None, f"it reported nonsense: {error}"
+
+
+def _signal_name(number: str) -> str:
+    try:
+        return f"killed by {signal.Signals(int(number)).name}"
+    except ValueError:
+        return "its supervisor was killed"

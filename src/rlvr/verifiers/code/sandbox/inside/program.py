@@ -1,0 +1,267 @@
+"""The process of the program: lock down, load what the model wrote, run it, and report on the private channel.
+
+From the trainer come an order (JSON), the source, and for calls `[name, args, kwargs]` as typed JSON. Back go reports of one
+letter and a body. Everything here shares its interpreter with the program, which may patch any of it: a report is a claim.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import fcntl
+import functools
+import json
+import linecache
+import math
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from rlvr.verifiers.code import values
+from rlvr.verifiers.code.sandbox.inside import frames, kernel, landlock, seccomp
+
+if TYPE_CHECKING:
+    from rlvr.verifiers.code.sandbox.inside.supervisor import Order, Setting
+
+VALUE, RAISED, CALL, LOADED = b"v", b"r", b"c", b"l"
+"""Reports: a value; an exception as `[type, message]`; a test's call of its candidate as `[args, kwargs]`; ready for calls."""
+
+_CHANNEL = 3
+_FILE = "program.py"
+_OPEN_FILES = 64
+_CLOSED_UP_TO = 1024
+_STACK = 8 * 2**20, 64 * 2**20
+"""Bytes of stack for Python, whose threads map as much each, and for others."""
+_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/tmp",
+    "TMPDIR": "/tmp",
+    "LANG": "C.UTF-8",
+    "OPENSSL_CONF": "/dev/null",
+}
+
+
+def run_program(channel: socket.socket, standard: Sequence[int], proc: int, setting: Setting, order: Order) -> NoReturn:
+    """Never returns: the process ends as the program does."""
+    code = 1
+    try:
+        os.setsid()
+        what = json.loads(frames.receive(channel) or b"{}")
+        source = frames.receive(channel) or b""
+        native = what["kind"] in ("execute", "compile")
+        _lock(channel, standard, proc, setting, order, native)
+        channel.detach()
+        channel = socket.socket(fileno=_CHANNEL)
+        if what["kind"] == "execute":
+            _execute(what, source)
+        code = _compile(channel, what, source) if native else _python(channel, what, source)
+    finally:
+        os._exit(code)
+
+
+def _lock(
+    channel: socket.socket, standard: Sequence[int], proc: int, setting: Setting, order: Order, native: bool
+) -> None:
+    """Give up everything that the program does not need; the order matters."""
+    _make_killable(proc)
+    mapped = 0 if native else kernel.memory(proc)[0]
+    kept = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in (*standard, channel.fileno())]
+    for target, fd in enumerate(kept):
+        os.dup2(fd, target)
+    os.closerange(_CHANNEL + 1, _CLOSED_UP_TO)
+    os.set_inheritable(_CHANNEL, False)
+    os.chdir(setting.tmp)
+    os.umask(0o077)
+    if native:
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
+            signal.signal(number, signal.SIG_DFL)
+    _limit(order, setting, mapped, native)
+    kernel.drop_capabilities()
+    kernel.no_new_privileges()
+    if setting.landlock:
+        landlock.restrict(setting.readable, [setting.tmp, "/dev/null"])
+    if setting.seccomp:
+        seccomp.install()
+
+
+def _limit(order: Order, setting: Setting, mapped: int, native: bool) -> None:
+    size = order.file_mb * 2**20
+    limits = {
+        resource.RLIMIT_CPU: math.ceil(order.seconds) + 1,
+        resource.RLIMIT_FSIZE: size,
+        resource.RLIMIT_NOFILE: _OPEN_FILES,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_STACK: _STACK[native],
+        resource.RLIMIT_MEMLOCK: 0,
+    }
+    if setting.processes_beside is not None:
+        limits[resource.RLIMIT_NPROC] = order.processes + setting.processes_beside
+    if order.address_space:
+        limits[resource.RLIMIT_AS] = mapped + order.memory_mb * 2**20
+    for limit, value in limits.items():
+        hard = resource.getrlimit(limit)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(limit, (value, value))
+
+
+def _make_killable(proc: int) -> None:
+    """Where the host runs out of memory, let it be this process that ends."""
+    try:
+        fd = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=proc)
+    except OSError:
+        return
+    os.write(fd, b"1000")
+    os.close(fd)
+
+
+def _execute(what: dict[str, Any], source: bytes) -> NoReturn:
+    """Write the source and become the command."""
+    fd = os.open(what["file"], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700)
+    left = memoryview(source)
+    while left:
+        left = left[os.write(fd, left) :]
+    os.close(fd)
+    os.execve(what["argv"][0], what["argv"], _ENVIRONMENT)
+
+
+def _compile(channel: socket.socket, what: dict[str, Any], source: bytes) -> int:
+    """Run a compiler and report the file that it made; its exit code."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _execute(what, source)
+        finally:
+            os._exit(127)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code == 0:
+        with open(what["made"], "rb") as file:
+            frames.send(channel, VALUE + values.encode(file.read()))
+    return abs(code)
+
+
+def _python(channel: socket.socket, what: dict[str, Any], source: bytes) -> int:
+    """Run a Python program; the exit code."""
+    text = functools.partial(open, encoding="utf-8", closefd=False)  # the zygote's own were made for other files
+    sys.stdin, sys.stdout = text(0, errors="surrogateescape"), text(1, "w", errors="surrogateescape")
+    sys.stderr = text(2, "w", errors="backslashreplace", buffering=1)
+    vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
+    sys.argv = [_FILE]
+    reserve = bytearray(2**20)
+    code = 0
+    try:
+        _KINDS[what["kind"]](channel, what, source.decode("utf-8", "surrogatepass"))
+    except SystemExit as error:
+        code = _exit_code(error)
+        if what["kind"] != "script":
+            _report(channel, error)
+    except BaseException as error:
+        del reserve
+        if isinstance(error, MemoryError):
+            error.__traceback__ = None  # it holds what filled the memory
+        code = 1
+        _report(channel, error)
+        _print(error)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    return code
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _load(source: str, name: str, **given: Any) -> dict[str, Any]:
+    """The names that a program defines."""
+    module = sys.modules[name] = ModuleType(name)
+    module.__dict__.update(__builtins__=builtins, **given)
+    linecache.cache[_FILE] = (len(source), None, source.splitlines(keepends=True), _FILE)
+    exec(compile(source, _FILE, "exec", dont_inherit=True), module.__dict__)
+    return module.__dict__
+
+
+def _script(channel: socket.socket, what: dict[str, Any], source: str) -> None:
+    _load(source, "__main__")
+
+
+def _serve(channel: socket.socket, what: dict[str, Any], source: str) -> None:
+    """Call the program's functions as asked, until nobody asks any more."""
+    names = _load(source, "program")
+    _find(names, what["name"].partition(".")[0])
+    frames.send(channel, LOADED)
+    while (body := frames.receive(channel)) is not None:
+        name, args, kwargs = values.decode(body)
+        try:
+            frames.send(channel, VALUE + values.encode(_find(names, name)(*args, **kwargs)))
+        except Exception as error:
+            if what["once"]:
+                raise
+            _report(channel, error)
+        if what["once"]:
+            return
+
+
+def _find(names: dict[str, Any], path: str) -> Callable[..., Any]:
+    """`f`, or `Solution.f`: the method of a fresh object."""
+    first, *rest = path.split(".")
+    if first not in names:
+        raise NameError(f"name {first!r} is not defined")
+    found = names[first]
+    for name in rest:
+        found = getattr(found(), name)
+    return found  # type: ignore[no-any-return]
+
+
+def _test(channel: socket.socket, what: dict[str, Any], source: str) -> None:
+    """Run a test, in which the candidate's name stands for a way to ask the trainer."""
+
+    def candidate(*args: Any, **kwargs: Any) -> Any:
+        frames.send(channel, CALL + values.encode([args, kwargs]))
+        answer = frames.receive(channel)
+        if answer is None:
+            os._exit(1)
+        body = values.decode(answer[1:])
+        if answer[:1] == VALUE:
+            return body
+        kind = getattr(builtins, body[0], None)
+        raise kind(body[1]) if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError(": ".join(body))
+
+    candidate.__name__ = what["name"]
+    token = what["token"]
+    _load(source, "__main__", **{what["name"]: candidate})
+    frames.send(channel, VALUE + values.encode(token))
+
+
+def _print(error: BaseException) -> None:
+    """The traceback as the program's own interpreter would print it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != _FILE:
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error, trace)
+
+
+def _report(channel: socket.socket, error: BaseException) -> None:
+    try:
+        kind, message = type(error).__name__, str(error)
+        frames.send(channel, RAISED + values.encode([str(kind)[:200], str(message)[:1000]]))
+    except BaseException:
+        return
+
+
+_KINDS: dict[str, Callable[[socket.socket, dict[str, Any], str], None]] = {
+    "script": _script,
+    "serve": _serve,
+    "test": _test,
+}

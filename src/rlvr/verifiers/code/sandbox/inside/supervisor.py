@@ -1,0 +1,232 @@
+"""Process 1 of a job's namespaces: makes them, forks the program, watches it, and says how it ended.
+
+Invariants: it reads no more than the limits say and runs nothing of the program; when it ends the kernel kills whatever is
+left in its process namespace. It does so when the trainer closes its socket, too. What it says may be forged by a program that
+breaks out of its own lock, and is a claim like any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import select
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from typing import NoReturn
+
+from rlvr.verifiers.code.sandbox.inside import frames, kernel
+from rlvr.verifiers.code.sandbox.inside.program import run_program
+
+STARTED = b"F"
+"""The first byte to the trainer: from here on, the program is to blame for an end without an outcome."""
+TMP = "/tmp"
+_WATCH_SECONDS = 0.03
+"""Between two looks at the memory of all processes together."""
+_MOST = 2**16
+_SWEEPS = 50
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the parts of a tier are, for a zygote and its jobs."""
+
+    user: int | None = None
+    """Whom to become, by number; None: stay."""
+    namespaces: bool = True
+    landlock: bool = True
+    seccomp: bool = True
+    tmp: str = TMP
+    """The one writable folder."""
+    readable: tuple[str, ...] = ("/",)
+    processes_beside: int | None = 1
+    """How many processes of the same user the kernel counts beside the program's own; None: they cannot be limited."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """The limits of a job, as the trainer sends them (see `runner.Limits`), and how to give them to a program."""
+
+    seconds: float
+    memory_mb: int
+    output_bytes: int
+    processes: int
+    file_mb: int
+    address_space: bool = True
+    """Limit what a process may map, and not only what all use together; V8 maps gigabytes that it never uses."""
+
+
+def cpu_seconds(order: Order) -> int:
+    """The processor time of one process: a little more than the wall clock, so that only several threads get there first."""
+    return math.ceil(order.seconds) + 1
+
+
+def supervise(job: socket.socket, channel: socket.socket, setting: Setting) -> NoReturn:
+    """Run the job of a socket and send its outcome."""
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        kernel.die_with_parent(signal.SIGKILL)
+        kernel.be_subreaper()
+        body = frames.receive(job)
+        if body is not None:
+            head, _, stdin = body.partition(b"\n")
+            _run(job, channel, setting, Order(**json.loads(head)), stdin)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            _say(job, "broken", f"{type(error).__name__}: {error}", 0.0, b"", b"")
+    finally:
+        os._exit(0)
+
+
+def _run(job: socket.socket, channel: socket.socket, setting: Setting, order: Order, stdin: bytes) -> None:
+    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    if setting.namespaces:
+        _own_world(order)
+    given = _file_of(stdin)
+    ends = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
+    pid = os.fork()
+    if pid == 0:
+        job.close()
+        run_program(channel, [given, *(write for _, write in ends)], proc, setting, order)
+    job.send(STARTED)
+    start = time.monotonic()
+    channel.close()
+    os.close(given)
+    for _, write in ends:
+        os.close(write)
+    alone = setting.processes_beside is not None
+    how, why, outputs = _Watch(job, pid, [read for read, _ in ends], order, proc, alone).through()
+    if not setting.namespaces:
+        _sweep(proc)
+    _say(job, how, why, time.monotonic() - start, *outputs)
+
+
+def _own_world(order: Order) -> None:
+    """Inside of new namespaces: a user map, an empty writable folder, and no /proc."""
+    user, group = os.geteuid(), os.getegid()
+    for name, text in (("setgroups", "deny"), ("gid_map", f"{group} {group} 1"), ("uid_map", f"{user} {user} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+    files = order.file_mb * 256
+    kernel.mount_memory(TMP, f"size={order.file_mb}m,nr_inodes={files},mode=0700")
+    kernel.mount_memory("/proc", "size=4k,nr_inodes=2,mode=0555", kernel.READ_ONLY | kernel.NO_EXEC)
+
+
+def _file_of(data: bytes) -> int:
+    """A file in memory that nobody can change, open at its start."""
+    fd = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+    return fd
+
+
+class _Watch:
+    """Reads the program's output and waits for its end, or for the first limit that it passes."""
+
+    def __init__(self, job: socket.socket, pid: int, reads: list[int], order: Order, proc: int, alone: bool) -> None:
+        """`alone`: our process namespace holds nobody else's processes."""
+        self.job, self.pid, self.order, self.proc, self.alone = job, pid, order, proc, alone
+        self.outputs = {fd: bytearray() for fd in reads}
+        self.deadline = time.monotonic() + order.seconds
+        self.memory = order.memory_mb * 2**20
+
+    def through(self) -> tuple[str, str, list[bytes]]:
+        """How it ended, in a word and in words, and what it wrote."""
+        how, why = self._until_end()
+        if how:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        else:
+            _, status, used = os.wait4(self.pid, 0)
+            code = os.waitstatus_to_exitcode(status)
+            how, why = ("exit", str(code)) if code >= 0 else ("signal", str(-code))
+            if used.ru_utime + used.ru_stime > cpu_seconds(self.order) - 0.1:
+                how, why = "time", f"{cpu_seconds(self.order)} s of processor time"
+        return how, why, [bytes(data[: self.order.output_bytes]) for data in self.outputs.values()]
+
+    def _until_end(self) -> tuple[str, str]:
+        end = os.pidfd_open(self.pid)
+        poll = select.poll()
+        for fd in (end, self.job.fileno(), *self.outputs):
+            poll.register(fd, select.POLLIN)
+        look = time.monotonic() + _WATCH_SECONDS
+        while True:
+            now = time.monotonic()
+            if now >= self.deadline:
+                return "time", f"{self.order.seconds:g} s of wall clock"
+            if now >= look:
+                if self._memory() > self.memory:
+                    return "memory", f"{self.order.memory_mb} MB, all processes together"
+                look = time.monotonic() + _WATCH_SECONDS
+            ready = [fd for fd, _ in poll.poll(max(1.0, 1000 * (min(self.deadline, look) - now)))]
+            if self.job.fileno() in ready:  # nothing is said to us but the end
+                os._exit(0)
+            for fd in self.outputs:
+                if fd in ready and not self._read(fd, poll):
+                    return "output", f"{self.order.output_bytes} bytes"
+            if end in ready:
+                return self._rest(poll)
+
+    def _read(self, fd: int, poll: select.poll) -> bool:
+        """Read once; whether what was written in all is within the limit."""
+        data = os.read(fd, _MOST)
+        if not data:
+            poll.unregister(fd)
+        self.outputs[fd] += data
+        return len(self.outputs[fd]) <= self.order.output_bytes
+
+    def _rest(self, poll: select.poll) -> tuple[str, str]:
+        """What the program had written when it ended; what its children go on to write is not waited for."""
+        for fd in self.outputs:
+            os.set_blocking(fd, False)
+            with contextlib.suppress(BlockingIOError):
+                while data := os.read(fd, _MOST):
+                    self.outputs[fd] += data
+                    if len(self.outputs[fd]) > self.order.output_bytes:
+                        return "output", f"{self.order.output_bytes} bytes"
+        return "", ""
+
+    def _memory(self) -> int:
+        """Bytes in use by the processes of our namespace, each beyond what a fresh one uses."""
+        base = kernel.memory(self.proc)[1]
+        if not self.alone:
+            return max(0, kernel.memory(self.proc, str(self.pid))[1] - base)
+        used, own = 0, os.stat("self/ns/pid", dir_fd=self.proc).st_ino
+        for name in filter(str.isdigit, os.listdir(self.proc)):
+            with contextlib.suppress(OSError):  # it has ended meanwhile, or is not ours to look into
+                if os.stat(f"{name}/ns/pid", dir_fd=self.proc).st_ino == own:
+                    used += max(0, kernel.memory(self.proc, name)[1] - base)
+        return used
+
+
+def _sweep(proc: int) -> None:
+    """Kill what the program left behind, where there is no namespace whose end does it."""
+    for _ in range(_SWEEPS):
+        ours = [pid for pid in map(int, filter(str.isdigit, os.listdir(proc))) if _parent(pid, proc) == os.getpid()]
+        for pid in ours:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        if not ours:
+            return
+
+
+def _parent(pid: int, proc: int) -> int:
+    try:
+        with open(os.open(f"{pid}/stat", os.O_RDONLY, dir_fd=proc)) as file:
+            return int(file.read().rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):  # it has ended meanwhile
+        return 0
+
+
+def _say(job: socket.socket, how: str, why: str, seconds: float, out: bytes, err: bytes) -> None:
+    head = {"how": how, "why": why[:1000], "seconds": seconds, "stdout": len(out), "stderr": len(err)}
+    frames.send(job, json.dumps(head).encode() + b"\n" + out + err)

@@ -1,0 +1,94 @@
+"""A warmed interpreter that forks a supervisor for each job.
+
+Invariants: it has one thread, reads nothing of a job (only two descriptors, which it hands to the fork), and ends, and with it
+everything below it, when its control socket closes or the trainer dies, however it dies.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+
+from rlvr.verifiers.code.sandbox.inside import kernel, landlock, seccomp
+from rlvr.verifiers.code.sandbox.inside.supervisor import Setting, supervise
+
+READY = b"R"
+_WARM = (
+    *(
+        "math",
+        "cmath",
+        "heapq",
+        "itertools",
+        "functools",
+        "operator",
+        "bisect",
+        "collections",
+        "re",
+        "string",
+        "random",
+    ),
+    *(
+        "copy",
+        "typing",
+        "io",
+        "datetime",
+        "decimal",
+        "fractions",
+        "traceback",
+        "threading",
+        "dataclasses",
+        "statistics",
+    ),
+)
+
+
+def main() -> None:
+    """`python -c ... CONTROL_FD LIFELINE_FD SETTING`: the setting as JSON, the lifeline a pidfd of the trainer."""
+    control_fd, lifeline = int(sys.argv[-3]), int(sys.argv[-2])
+    setting = Setting(**json.loads(sys.argv[-1]))
+    if setting.user is not None:
+        os.setgroups([])
+        os.setresgid(setting.user, setting.user, setting.user)
+        os.setresuid(setting.user, setting.user, setting.user)
+    kernel.set_dumpable(True)  # or its forks could not write their user maps
+    if setting.landlock and not landlock.version():
+        sys.exit("this kernel has no Landlock")
+    if setting.seccomp and not seccomp.PROGRAM:
+        sys.exit("there is no system call filter for this machine")
+    for name in _WARM:
+        importlib.import_module(name)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
+    gc.collect()
+    gc.freeze()
+    control = socket.socket(fileno=control_fd)
+    control.send(READY)
+    _serve(control, lifeline, setting)
+
+
+def _serve(control: socket.socket, lifeline: int, setting: Setting) -> None:
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    poll.register(lifeline, select.POLLIN)
+    while True:
+        if any(fd == lifeline for fd, _ in poll.poll()):
+            return
+        message, fds, _, _ = socket.recv_fds(control, 1, 2)
+        if not message:
+            return
+        job, channel = (socket.socket(fileno=fd) for fd in fds)
+        try:
+            pid = kernel.clone(kernel.NAMESPACES if setting.namespaces else 0)
+        except OSError:
+            pid = -1  # both sockets close unheard: the trainer asks elsewhere
+        if pid == 0:
+            control.close()
+            os.close(lifeline)
+            supervise(job, channel, setting)
+        job.close()
+        channel.close()

@@ -1,0 +1,68 @@
+"""The languages that programs can be written in here, and how each is run: Python always, others where their compiler is."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from dataclasses import dataclass
+
+from rlvr.errors import ConfigError, nearest
+from rlvr.verifiers.code.runner import Job, Limits
+from rlvr.verifiers.code.sandbox.tiers import SYSTEM
+
+COMPILING = Limits(seconds=20.0, memory_mb=1024, output_bytes=2**16, processes=32, file_mb=64)
+"""What compiling one program may spend."""
+PROGRAM = "program"
+"""The name of what a compiler makes."""
+
+
+@dataclass(frozen=True)
+class Language:
+    """How programs of a language are run."""
+
+    source: str
+    """The name of the file that the program is written to."""
+    programs: tuple[str, ...]
+    """Names of the compiler or interpreter, the first that is there is taken."""
+    options: tuple[str, ...] = ()
+    compiled: bool = True
+    after: tuple[str, ...] = ()
+    """Options after the source."""
+
+    @property
+    def path(self) -> str | None:
+        """Where the compiler or interpreter is, within what a sandbox can read."""
+        for name in self.programs:
+            found = shutil.which(name, path="/usr/bin:/bin:/usr/local/bin")
+            if found and os.path.realpath(found).startswith(SYSTEM):
+                return found
+        return None
+
+
+NATIVE = {
+    "c": Language("program.c", ("gcc", "cc", "clang"), ("-O2", "-w", "-o", PROGRAM), after=("-lm",)),
+    "cpp": Language("program.cpp", ("g++", "c++", "clang++"), ("-O2", "-w", "-o", PROGRAM)),
+    "javascript": Language("program.js", ("node", "nodejs"), compiled=False),
+}
+
+
+@functools.cache
+def _found() -> dict[str, str]:
+    return {name: language.path for name, language in NATIVE.items() if language.path}  # type: ignore[misc]
+
+
+def languages() -> dict[str, str]:
+    """The languages that can be run here, each with the program that compiles or interprets it."""
+    return {"python": "the trainer's own", **_found()}
+
+
+def check_language(job: Job) -> None:
+    """ConfigError for a job in a language that is not here, or for a call in another language than Python."""
+    known = languages()
+    if job.language not in known:
+        lacking = NATIVE.get(job.language)
+        mend = f": install {' or '.join(lacking.programs)} below /usr" if lacking else nearest(job.language, known)
+        raise ConfigError(f"programs in {job.language!r} cannot be run here{mend}")
+    if job.call is not None and job.language != "python":
+        raise ConfigError(f"functions are called in python only, not in {job.language}")

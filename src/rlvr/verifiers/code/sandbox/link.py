@@ -1,0 +1,52 @@
+"""The trainer's end of a socket pair, on an event loop: frames as in `inside.frames`, of a bounded size."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+
+from rlvr.verifiers.code.sandbox.inside.frames import LENGTH
+
+_CHUNK = 2**18
+
+
+class Link:
+    """Sends and receives; OSError or EOFError when the other end is gone or says more than it may."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self._data = bytearray()
+
+    async def send(self, *bodies: bytes) -> None:
+        """Write frames."""
+        message = b"".join(part for body in bodies for part in (LENGTH.pack(len(body)), body))
+        await asyncio.get_running_loop().sock_sendall(self.sock, message)
+
+    async def byte(self) -> bytes:
+        """The next byte."""
+        return await self._take(1)
+
+    async def receive(self, most: int) -> bytes:
+        """The next frame's body."""
+        (length,) = LENGTH.unpack(await self._take(LENGTH.size))
+        if length > most:
+            raise EOFError(f"{length} bytes are announced, over the limit of {most}")
+        return await self._take(length)
+
+    async def _take(self, count: int) -> bytes:
+        loop = asyncio.get_running_loop()
+        while len(self._data) < count:
+            data = await loop.sock_recv(self.sock, _CHUNK)
+            if not data:
+                raise EOFError("the other end is closed")
+            self._data += data
+        taken = bytes(self._data[:count])
+        del self._data[:count]
+        return taken
+
+    def close(self) -> None:
+        """Close this end; the other hears of it."""
+        with contextlib.suppress(OSError):
+            self.sock.close()

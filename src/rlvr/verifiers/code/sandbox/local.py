@@ -1,0 +1,192 @@
+"""The runner on this machine: zygotes, as many as there are cores, and what their jobs claim.
+
+Invariants: a job's source, input and arguments travel only over sockets of its own, never through the zygote; a job whose zygote
+died is run once more on another; `Ended.BROKEN` is what is left when that fails too. Whatever a program says is a claim.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+
+from rlvr.errors import ConfigError
+from rlvr.verifiers.code import values
+from rlvr.verifiers.code.runner import Ended, Job, Outcome
+from rlvr.verifiers.code.sandbox.execution import Execution, Program
+from rlvr.verifiers.code.sandbox.languages import COMPILING, NATIVE, PROGRAM, check_language, languages
+from rlvr.verifiers.code.sandbox.process import SandboxError, Zygote
+from rlvr.verifiers.code.sandbox.tiers import Tier
+
+_COMPILED = 64
+"""Compiled programs that are kept."""
+
+
+class LocalRunner:
+    """Runs jobs in a tier of isolation. Safe to use from several tasks of one event loop at a time."""
+
+    def __init__(self, tier: Tier, workers: int | None = None) -> None:
+        self.tier = tier.name
+        self._tier = tier
+        self._slots = workers or len(os.sched_getaffinity(0))
+        self._free: asyncio.Queue[Zygote | None] | None = None
+        self._zygotes: set[Zygote] = set()
+        self._closed = False
+        self._compiled: OrderedDict[tuple[str, bytes], asyncio.Task[Outcome]] = OrderedDict()
+
+    async def run(self, job: Job) -> Outcome:
+        """See Runner. ConfigError for a language that is not here, or a call in another than Python."""
+        check_language(job)
+        source = _bytes(job.source)
+        if job.language == "python":
+            if job.call is None:
+                return await self._twice(Program({"kind": "script"}, source, job.limits, job.stdin))
+            call = values.encode([job.call.name, list(job.call.args), job.call.kwargs])
+            order = {"kind": "serve", "once": True, "name": job.call.name}
+            return await self._twice(Program(order, source, job.limits, job.stdin, call))
+        language, tool = NATIVE[job.language], languages()[job.language]
+        if not language.compiled:
+            argv = [tool, f"--max-old-space-size={job.limits.memory_mb}", language.source]
+            order = {"kind": "execute", "file": language.source, "argv": argv}
+            return await self._twice(Program(order, source, job.limits, job.stdin, address_space=False))
+        compiled = await self._compile(job.language, source)
+        if compiled.ended is not Ended.DONE:
+            return compiled
+        order = {"kind": "execute", "file": PROGRAM, "argv": [f"./{PROGRAM}"]}
+        return await self._twice(Program(order, compiled.value, job.limits, job.stdin))
+
+    async def test(self, job: Job, candidate: Job, name: str, token: str) -> Outcome:
+        """See Runner. The candidate's process lives as long as the test does, under the test's wall clock."""
+        if {job.language, candidate.language} != {"python"}:
+            raise ConfigError("a test with a candidate is for programs in python")
+        limits = replace(candidate.limits, seconds=job.limits.seconds)
+        served = Program({"kind": "serve", "once": False, "name": name}, _bytes(candidate.source), limits)
+        test = Program({"kind": "test", "name": name, "token": token}, _bytes(job.source), job.limits, job.stdin)
+        return await self._again(lambda zygote: _pair(zygote, test, served, name))
+
+    async def close(self) -> None:
+        """End every process; jobs that still run are undecided."""
+        for task in self._compiled.values():
+            task.cancel()
+        self._compiled.clear()
+        self._closed = True
+        for zygote in list(self._zygotes):
+            await zygote.close()
+
+    @contextlib.asynccontextmanager
+    async def _zygote(self) -> AsyncIterator[Zygote]:
+        """A zygote of one's own for a while. SandboxError when none can be started."""
+        if self._free is None:
+            self._free = asyncio.LifoQueue()
+            for _ in range(self._slots):
+                self._free.put_nowait(None)
+        free = self._free
+        zygote = await free.get()
+        try:
+            if zygote is not None and not zygote.alive:
+                await self._end(zygote)
+                zygote = None
+            if zygote is None:
+                if self._closed:
+                    raise SandboxError("the sandbox was closed")
+                zygote = await Zygote.start(self._tier)
+                self._zygotes.add(zygote)
+            yield zygote
+        finally:
+            kept = zygote if zygote is not None and self._tier.lasting and zygote.alive else None
+            if zygote is not kept and zygote is not None:
+                await asyncio.shield(self._end(zygote))
+            free.put_nowait(kept)
+
+    async def _end(self, zygote: Zygote) -> None:
+        self._zygotes.discard(zygote)
+        await zygote.close()
+
+    async def _twice(self, program: Program) -> Outcome:
+        return await self._again(lambda zygote: _once(zygote, program))
+
+    async def _again(self, attempt: Callable[[Zygote], Awaitable[Outcome]]) -> Outcome:
+        """The outcome of an attempt on a zygote, of a second one where the first failed."""
+        outcome = Outcome(Ended.BROKEN)
+        for _ in range(2):
+            try:
+                async with self._zygote() as zygote:
+                    outcome = await attempt(zygote)
+            except SandboxError as error:
+                outcome = Outcome(Ended.BROKEN, reason=str(error))
+            if outcome.ended is not Ended.BROKEN:
+                break
+        return outcome
+
+    async def _compile(self, language: str, source: bytes) -> Outcome:
+        """The compiled program as the outcome's value; one that another task compiles already is waited for."""
+        key = language, source
+        task = self._compiled.get(key)
+        if task is None or task.cancelled() or (task.done() and task.result().ended is Ended.BROKEN):
+            task = self._compiled[key] = asyncio.ensure_future(self._compiling(language, source))
+        self._compiled.move_to_end(key)
+        while len(self._compiled) > _COMPILED:
+            self._compiled.popitem(last=False)
+        return await asyncio.shield(task)
+
+    async def _compiling(self, language: str, source: bytes) -> Outcome:
+        how = NATIVE[language]
+        argv = [languages()[language], *how.options, how.source, *how.after]
+        order = {"kind": "compile", "file": how.source, "argv": argv, "made": PROGRAM}
+        outcome = await self._twice(Program(order, source, COMPILING))
+        if outcome.ended is Ended.DONE and type(outcome.value) is not bytes:
+            return replace(outcome, ended=Ended.RAISED, reason="the compiler made no program")
+        if outcome.ended is Ended.DONE:
+            return outcome
+        errors = outcome.stderr.decode(errors="replace").splitlines()
+        first = next((line for line in errors if "error" in line), outcome.reason)
+        return replace(outcome, reason=f"it does not compile: {first}")
+
+
+async def _once(zygote: Zygote, program: Program) -> Outcome:
+    with Execution(zygote, program) as execution:
+        told = asyncio.ensure_future(execution.tell())
+        try:
+            return await execution.outcome()
+        finally:
+            told.cancel()
+
+
+class _CandidateEndedError(Exception):
+    """The candidate's process ended while the test was waiting for it."""
+
+
+async def _pair(zygote: Zygote, test: Program, served: Program, name: str) -> Outcome:
+    """A test and its candidate, each in a process of its own, all that they say to each other passing through here."""
+    with Execution(zygote, served) as candidate, Execution(zygote, test) as tester:
+
+        async def answer(body: bytes) -> bytes:
+            try:
+                args, kwargs = values.decode(body)
+                report = await candidate.ask(values.encode([name, args, kwargs]))
+                return report[:1] + values.encode(values.decode(report[1:]))
+            except (OSError, EOFError, ValueError, TypeError) as error:
+                raise _CandidateEndedError from error
+
+        try:
+            await candidate.tell()
+            if not await candidate.loaded():
+                return _failed(await candidate.outcome())
+            await tester.tell()
+            return await tester.outcome(answer)
+        except _CandidateEndedError:
+            return _failed(await candidate.outcome())
+
+
+def _failed(outcome: Outcome) -> Outcome:
+    """The outcome of a candidate that ended before its test did."""
+    if outcome.ended is Ended.DONE:
+        return replace(outcome, ended=Ended.RAISED, value=None, reason="the candidate ended during the test")
+    return replace(outcome, reason=f"the candidate: {outcome.reason}")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

@@ -1,0 +1,113 @@
+"""A zygote as the trainer holds it: started by exec, asked for forks, gone when its socket closes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+
+from rlvr.errors import RlvrError
+from rlvr.verifiers.code.sandbox.inside.zygote import READY
+from rlvr.verifiers.code.sandbox.link import Link
+from rlvr.verifiers.code.sandbox.tiers import Tier, command
+
+START_SECONDS = 60.0
+"""Wall clock for a zygote to start, on a machine that is busy."""
+_CLOSE_SECONDS = 5.0
+
+
+class SandboxError(RlvrError):
+    """The sandbox, not the program, failed."""
+
+
+class Zygote:
+    """One zygote. It belongs to the event loop on which it was started."""
+
+    def __init__(self, tier: Tier, process: subprocess.Popen[bytes], control: socket.socket, tmp: str) -> None:
+        self.tier = tier
+        self._process, self._control, self._tmp = process, control, tmp
+
+    @classmethod
+    async def start(cls, tier: Tier) -> Zygote:
+        """A zygote that is ready. SandboxError, with what it said, when it is not."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        tmp = "" if tier.bubblewrap else tempfile.mkdtemp(prefix="rlvr-code-")
+        lifeline = os.pidfd_open(os.getpid())
+        try:
+            with tempfile.TemporaryFile() as said:
+                zygote = cls(tier, _start(tier, theirs.fileno(), lifeline, tmp, said.fileno()), ours, tmp)
+                theirs.close()
+                if not await zygote._ready():
+                    await zygote.close()
+                    said.seek(0)
+                    words = said.read(2000).decode(errors="replace").strip()
+                    raise SandboxError(f"the sandbox {tier.name!r} did not start: {words or 'it says nothing'}")
+                return zygote
+        except OSError as error:
+            ours.close()
+            shutil.rmtree(tmp, ignore_errors=True)
+            raise SandboxError(f"the sandbox {tier.name!r} did not start: {error}") from error
+        finally:
+            theirs.close()
+            os.close(lifeline)
+
+    async def _ready(self) -> bool:
+        self._control.setblocking(False)
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                return await asyncio.get_running_loop().sock_recv(self._control, 1) == READY
+        except (TimeoutError, OSError):
+            return False
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+        if self._control.fileno() < 0 or self._process.poll() is not None:
+            return False
+        try:
+            return bool(self._control.recv(1, socket.MSG_PEEK))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def fork(self) -> tuple[Link, Link]:
+        """A new supervisor and its program: the links to both. SandboxError when the zygote is gone."""
+        (job, their_job), (channel, their_channel) = socket.socketpair(), socket.socketpair()
+        try:
+            socket.send_fds(self._control, [b"J"], [their_job.fileno(), their_channel.fileno()])
+        except OSError as error:
+            job.close()
+            channel.close()
+            raise SandboxError(f"the sandbox has ended ({error})") from error
+        finally:
+            their_job.close()
+            their_channel.close()
+        return Link(job), Link(channel)
+
+    async def close(self) -> None:
+        """End it and all below it."""
+        self._control.close()
+        until = time.monotonic() + _CLOSE_SECONDS
+        while self._process.poll() is None:
+            if time.monotonic() > until:
+                self._process.kill()
+            await asyncio.sleep(0.002)
+        if self._tmp:
+            shutil.rmtree(self._tmp, ignore_errors=True)
+
+
+def _start(tier: Tier, control: int, lifeline: int, tmp: str, said: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command(tier, control, lifeline, tmp),
+        stdin=subprocess.DEVNULL,
+        stdout=said,
+        stderr=said,
+        env={},
+        pass_fds=[control, lifeline],
+        start_new_session=True,  # Ctrl-C is the trainer's to handle
+    )

@@ -1,0 +1,146 @@
+"""A runner elsewhere: a service that speaks SandboxFusion's HTTP API (`POST /run_code`).
+
+Source: https://bytedance.github.io/SandboxFusion. How well programs are isolated there is the service's affair. A call is made by
+a program around the model's, which prints typed JSON after a marker of that run; like every result it is a claim.
+
+Invariant: what the service fails to do (no answer, an error of its own, nonsense) is `Ended.BROKEN`, never the program's fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from rlvr.errors import ConfigError, nearest
+from rlvr.verifiers.code import values
+from rlvr.verifiers.code.runner import Call, Ended, Job, Outcome
+
+WORKERS = 32
+"""Requests at once, where nothing else is asked for."""
+COMPILE_SECONDS = 20.0
+_PATIENCE_SECONDS = 60.0
+"""How long a service may let wait beyond the program's own limits."""
+_LANGUAGES = {"python": "python", "cpp": "cpp", "javascript": "nodejs"}
+_ATTEMPTS = 2
+
+_AROUND = """
+import sys, types
+values = types.ModuleType("values")
+exec({values!r}, values.__dict__)
+program = sys.modules["program"] = types.ModuleType("program")
+exec(compile({source!r}, "program.py", "exec"), program.__dict__)
+name, args, kwargs = values.decode({call!r})
+first, *rest = name.split(".")
+found = getattr(program, first)
+for part in rest:
+    found = getattr(found(), part)
+print("\\n" + {marker!r} + values.encode(found(*args, **kwargs)).hex(), flush=True)
+"""
+
+
+class RemoteRunner:
+    """Runs jobs at a service. It runs no tests with a proxied candidate: their outcome is `Ended.BROKEN`."""
+
+    tier = "remote"
+
+    def __init__(self, address: str, workers: int | None = None) -> None:
+        self._address = address.rstrip("/") + "/run_code"
+        self._threads = ThreadPoolExecutor(workers or WORKERS, "rlvr-remote-sandbox")
+
+    async def run(self, job: Job) -> Outcome:
+        """See Runner. ConfigError for a language that the service does not know, or a call in another than Python."""
+        if job.language not in _LANGUAGES:
+            raise ConfigError(f"programs in {job.language!r} cannot be run remotely{nearest(job.language, _LANGUAGES)}")
+        if job.call is not None and job.language != "python":
+            raise ConfigError(f"functions are called in python only, not in {job.language}")
+        marker = secrets.token_hex(16) if job.call else ""
+        body = {
+            "code": _around(job.source, job.call, marker) if job.call else job.source,
+            "language": _LANGUAGES[job.language],
+            "stdin": job.stdin.decode("utf-8", "replace"),
+            "compile_timeout": COMPILE_SECONDS,
+            "run_timeout": job.limits.seconds,
+            "memory_limit_MB": job.limits.memory_mb,
+            "files": {},
+            "fetch_files": [],
+        }
+        reply: Any = None
+        for _ in range(_ATTEMPTS):
+            reply = await asyncio.get_running_loop().run_in_executor(self._threads, self._post, body, job)
+            if isinstance(reply, dict):
+                return _outcome(reply, job, marker)
+        return Outcome(Ended.BROKEN, reason=f"the remote sandbox: {reply}")
+
+    async def test(self, job: Job, candidate: Job, name: str, token: str) -> Outcome:
+        """Not possible over this API."""
+        return Outcome(
+            Ended.BROKEN, reason="a remote sandbox cannot run a test apart from its candidate; use a local one"
+        )
+
+    async def close(self) -> None:
+        """End the threads, when what they wait for has come."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _post(self, body: dict[str, Any], job: Job) -> dict[str, Any] | str:
+        """The reply, or what is wrong with it."""
+        data = json.dumps(body).encode()
+        request = urllib.request.Request(self._address, data, {"Content-Type": "application/json"})
+        patience = job.limits.seconds + COMPILE_SECONDS + _PATIENCE_SECONDS
+        most = 8 * (job.limits.output_bytes + values.MAX_SIZE) + 2**16
+        try:
+            with urllib.request.urlopen(request, timeout=patience) as response:
+                reply = json.loads(response.read(most))
+        except (OSError, ValueError, RecursionError) as error:
+            return str(error) or type(error).__name__
+        if not isinstance(reply, dict) or reply.get("status") not in ("Success", "Failed"):
+            return str(reply.get("message") or reply.get("status") if isinstance(reply, dict) else "no object")[:1000]
+        return reply
+
+
+def _around(source: str, call: Call, marker: str) -> str:
+    sent = values.encode([call.name, list(call.args), call.kwargs])
+    return _AROUND.format(
+        values=Path(values.__file__).read_text(encoding="utf-8"), source=source, call=sent, marker=marker
+    )
+
+
+def _outcome(reply: dict[str, Any], job: Job, marker: str) -> Outcome:
+    compiled, ran = _part(reply, "compile_result"), _part(reply, "run_result")
+    if not ran and compiled:
+        said = str(compiled.get("stderr") or "")
+        return Outcome(Ended.RAISED, stderr=said.encode(errors="replace"), reason=f"it does not compile: {said[:300]}")
+    status, code = ran.get("status"), ran.get("return_code")
+    out, err = (str(ran.get(name) or "").encode("utf-8", "surrogatepass") for name in ("stdout", "stderr"))
+    seconds = float(ran.get("execution_time") or 0.0)
+    out, _, typed = out.partition(b"\n" + marker.encode()) if marker else (out, b"", b"")
+    most = job.limits.output_bytes
+    if status == "TimeLimitExceeded":
+        return Outcome(
+            Ended.TIME, out[:most], err[:most], None, f"it took longer than {job.limits.seconds:g} s", seconds
+        )
+    if status not in ("Finished", "Error"):
+        return Outcome(Ended.BROKEN, reason=f"the remote sandbox says {status!r} of the run")
+    if max(len(out), len(err)) > most:
+        return Outcome(Ended.OUTPUT, out[:most], err[:most], None, f"it wrote more than {most} bytes", seconds)
+    if code != 0:
+        last = (err.decode(errors="replace").strip().splitlines() or [f"exit code {code}"])[-1][:1000]
+        crashed = isinstance(code, int) and code < 0
+        ended = Ended.CRASHED if crashed else Ended.MEMORY if last.startswith("MemoryError") else Ended.RAISED
+        return Outcome(ended, out, err, None, last, seconds)
+    if not marker:
+        return Outcome(Ended.DONE, out, err, None, "", seconds)
+    try:
+        return Outcome(Ended.DONE, out, err, values.decode(bytes.fromhex(typed.split(b"\n")[0].decode())), "", seconds)
+    except ValueError as error:
+        return Outcome(Ended.RAISED, out, err, None, f"it ended without an answer ({error})", seconds)
+
+
+def _part(reply: dict[str, Any], name: str) -> dict[str, Any]:
+    part = reply.get(name)
+    return part if isinstance(part, dict) else {}

@@ -1,0 +1,132 @@
+"""The tiers of isolation: what each is made of, what it does not stop, and the command that starts its zygote."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rlvr.verifiers.code.sandbox.inside.supervisor import Setting
+
+NOBODY = 65534
+SANDBOX_MB = 64
+"""What fits into the writable folder of a bubblewrap without namespaces inside."""
+
+_CODE = Path(__file__).resolve().parents[1]
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_START = """
+import sys, types
+code = sys.argv[1]
+for name, place in (("", None), (".verifiers", None), (".verifiers.code", ""), (".verifiers.code.sandbox", "/sandbox")):
+    module = sys.modules["rlvr" + name] = types.ModuleType("rlvr" + name)
+    module.__path__ = [] if place is None else [code + place]
+from rlvr.verifiers.code.sandbox.inside.zygote import main
+main()
+"""
+"""Imports what runs inside without the packages around it, which need more than the standard library."""
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A way to isolate a program."""
+
+    name: str
+    bubblewrap: bool
+    namespaces: bool
+    landlock: bool
+    seccomp: bool
+    not_stopped: tuple[str, ...]
+    """What a program can do in spite of it: names of `ESCAPES`."""
+
+    @property
+    def lasting(self) -> bool:
+        """Whether one zygote serves many jobs; else each job has its own, which separates them."""
+        return self.namespaces
+
+
+ESCAPES = {
+    "files": "reading files of the trainer's user",
+    "writes": "writing files of the trainer's user",
+    "environment": "reading the environment of other processes",
+    "signals": "signals to other processes",
+    "network": "connections to the network and the loopback",
+    "sockets": "network sockets within its own sandbox",
+    "uncounted": "memory that no limit counts (memfd, System V)",
+    "ptrace": "tracing processes",
+    "namespaces": "namespaces of its own",
+    "mount": "mounts",
+    "rights": "system calls for administrators",
+    "disk": "filling the disk of the temporary folder",
+    "memory": "more memory than its limit",
+    "processes": "more processes than its limit",
+}
+"""What the self-test tries (`probe.py`), in words."""
+
+TIERS = (
+    Tier("full", True, True, True, True, ()),
+    Tier("bubblewrap", True, False, False, False, ("sockets", "uncounted", "ptrace", "namespaces", "disk")),
+    Tier("landlock", False, False, True, True, ("disk", "processes")),
+    Tier("none", False, False, False, False, tuple(name for name in ESCAPES if name != "memory")),
+)
+"""From the strongest to the weakest."""
+
+
+def missing(tier: Tier) -> str | None:
+    """Why a tier cannot be tried here, or None."""
+    if sys.platform != "linux":
+        return "it needs Linux"
+    if tier.bubblewrap and shutil.which("bwrap") is None:
+        return "the program bwrap is missing: install the package bubblewrap (apt install bubblewrap)"
+    return None
+
+
+def command(tier: Tier, control: int, lifeline: int, tmp: str) -> list[str]:
+    """The command of a zygote; `tmp` is the writable folder of tiers without bubblewrap."""
+    python, prefix = os.path.realpath(sys.executable), os.path.realpath(sys.base_prefix)
+    reads = [*SYSTEM, prefix, *_DEVICES]
+    if not tier.bubblewrap:
+        setting = Setting(None, False, tier.landlock, tier.seccomp, tmp, (*reads, str(_CODE)), None)
+        return _python(python, str(_CODE), control, lifeline, setting)
+    root = os.geteuid() == 0
+    beside = 1 if tier.namespaces else 64
+    user = NOBODY if root else None
+    setting = Setting(user, tier.namespaces, tier.landlock, tier.seccomp, readable=("/",), processes_beside=beside)
+    inside = str(_CODE / "sandbox" / "inside")
+    return [
+        *(shutil.which("bwrap") or "bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
+        *("--unshare-cgroup-try", "--as-pid-1", "--new-session", "--hostname", "sandbox", "--cap-drop", "ALL"),
+        *(("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID") if root else _nobody()),
+        *("--proc", "/proc", "--size", str(SANDBOX_MB * 2**20), "--perms", "1777", "--tmpfs", "/tmp"),
+        *(option for path in (prefix, "/dev/null", "/etc/ld.so.cache") for option in _folders_to(path)),
+        *(option for path in (*SYSTEM, prefix) if os.path.exists(path) for option in _read(path)),
+        *(option for path in _DEVICES for option in ("--dev-bind", path, path)),
+        *_folders_to("/code/sandbox/inside"),
+        *("--symlink", "/tmp", "/dev/shm", "--ro-bind", str(_CODE / "values.py"), "/code/values.py"),
+        *("--ro-bind", inside, "/code/sandbox/inside", "--remount-ro", "/", "--chdir", "/tmp"),
+        *_python(python, "/code", control, lifeline, setting),
+    ]
+
+
+def _nobody() -> Sequence[str]:
+    return "--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)
+
+
+def _read(path: str) -> tuple[str, str, str]:
+    if os.path.islink(path):
+        return "--symlink", os.readlink(path), path
+    return "--ro-bind", path, path
+
+
+def _folders_to(path: str) -> list[str]:
+    """The folders above a path, open to all: bubblewrap makes them for its own user only."""
+    above = [str(folder) for folder in reversed(Path(path).parents)][1:]
+    return [option for folder in above for option in ("--perms", "0755", "--dir", folder)]
+
+
+def _python(python: str, code: str, control: int, lifeline: int, setting: Setting) -> list[str]:
+    return [python, "-I", "-S", "-B", "-c", _START, code, str(control), str(lifeline), json.dumps(asdict(setting))]

@@ -1,0 +1,55 @@
+"""Packed rows on a GPU: sdpa block by block and flex_attention's block masks, against padded rows."""
+
+import numpy as np
+import pytest
+import torch
+
+from rlvr.config import ModelConfig, OptimConfig, ScratchConfig
+from rlvr.needs import Need
+from rlvr.policy import forward, load_policy, micro_batches
+from rlvr.records import Batch, Rollout, StopReason, Task
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
+]
+
+
+def some_batch():
+    rng, rollouts = np.random.default_rng(0), []
+    for g in range(4):
+        prompt = rng.integers(3, 50, int(rng.integers(1, 200)))
+        for m in range(6):
+            ids = np.concatenate([prompt, rng.integers(3, 50, int(rng.integers(0, 150)))])
+            origin = np.where(np.arange(len(ids)) < len(prompt), 0, 1).astype(np.int8)
+            unknown, version = np.full(len(ids), np.nan, dtype=np.float32), np.zeros(len(ids), dtype=np.int32)
+            more = (ids, origin, unknown, version, StopReason.END)
+            rollouts.append(Rollout(f"{g}/{m}", Task(str(g), "?"), str(g), m, *more))
+    return Batch(rollouts)
+
+
+def measured(policy, batch, config):
+    columns, total = [np.zeros(len(r), dtype=np.float32) for r in batch.rollouts], 0.0
+    for rows in micro_batches(policy, batch, np.arange(len(batch)), [r.sampled for r in batch.rollouts], config):
+        logprobs = forward(policy, rows, [Need("logprobs", grad=True)])["logprobs", "current"]
+        rows.scatter(logprobs.detach(), columns)
+        total = total + logprobs.sum()
+    gradient = torch.autograd.grad(total, list(policy.trainable().values()))
+    return np.concatenate(columns), torch.cat([g.flatten() for g in gradient])
+
+
+@pytest.mark.parametrize("options", [{"share_prefix": True}, {"packing": True, "share_prefix": False}])
+@pytest.mark.parametrize("attention", ["sdpa", "flex_attention"])
+@pytest.mark.parametrize("window", [None, 32])
+def test_packed_rows_are_the_padded_ones(attention, options, window):
+    scratch = ScratchConfig(architecture="mistral", hidden_size=256, layers=2, intermediate_size=512, context=512)
+    policy, reference = (
+        load_policy(ModelConfig(scratch=scratch, device="cuda", attention=a)) for a in (attention, "sdpa")
+    )
+    for one in (policy, reference):
+        one.causal_lm.config.sliding_window = window
+    batch = some_batch()
+    got, gradient = measured(policy, batch, OptimConfig(**options))
+    want, right = measured(reference, batch, OptimConfig(packing=False))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    assert float((gradient - right).norm() / right.norm()) < 1e-4

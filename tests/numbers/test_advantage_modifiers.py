@@ -1,0 +1,282 @@
+"""Modifiers against loops and hand-worked numbers: neutral settings, order, other groups, both forms of advantage."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from advantage_helpers import PROMPT, assert_ordered, assert_sound, batch_of, cases, deviation, mean, of_case, spread
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlvr import registry
+from rlvr.advantages import (
+    Clip,
+    Confidence,
+    Entropy,
+    GroupAdvantage,
+    Length,
+    Noise,
+    Outliers,
+    Signs,
+    Surprise,
+    Whiten,
+    informative,
+)
+from rlvr.errors import ConfigError
+
+NEUTRAL = [
+    Clip(None, None),
+    Signs(),
+    Length(0.0),
+    Noise(),
+    Surprise(0.0),
+    Entropy(0.0),
+    Outliers(1e9),
+    Confidence(0.0, 0.0),
+]
+ALL = [
+    *NEUTRAL,
+    Clip(-0.5, 0.1),
+    Signs(0.1, 2.0),
+    Length(),
+    Length(-0.5),
+    Whiten(),
+    Whiten("responses"),
+    Whiten(shift=False),
+]
+ALL += [
+    Outliers(1.0),
+    informative,
+    Noise("backward", 0.1, 0.2),
+    Noise("forward", 0.0, 0.3),
+    Surprise(2.0, False),
+    Entropy(),
+]
+ALL += [Confidence()]
+
+
+def by_token(batch, advantage):
+    """An advantage that differs from token to token, 0 where it must be."""
+    return [
+        np.where(r.sampled, a * np.linspace(1, 2, len(r)), 0.0) for r, a in zip(batch.rollouts, advantage, strict=True)
+    ]
+
+
+@given(case=cases)
+@settings(max_examples=30, deadline=None)
+def test_a_neutral_setting_changes_nothing(case):
+    batch = of_case(case)
+    plain = GroupAdvantage()(batch)
+    for modifier in NEUTRAL:
+        for before in (plain, by_token(batch, plain)):
+            if isinstance(before, list) and getattr(modifier, "per_response", False):
+                continue
+            after = modifier(batch, before)
+            for a, b in zip(spread(batch, after), spread(batch, before), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("modifier", ALL, ids=str)
+@given(case=cases, data=st.data())
+@settings(max_examples=12, deadline=None)
+def test_sound_in_any_order_and_in_both_forms(modifier, case, data):
+    batch = of_case(case)
+    order = data.draw(st.permutations(range(len(case))))
+
+    def whole(b):
+        return modifier(b, GroupAdvantage("mean", "none")(b))
+
+    assert_sound(batch, whole(batch))
+    assert_ordered(whole, batch, order)
+    if not getattr(modifier, "per_response", False):
+        assert_sound(batch, modifier(batch, by_token(batch, GroupAdvantage()(batch))))
+        assert_ordered(lambda b: modifier(b, by_token(b, GroupAdvantage()(b))), batch, order)
+
+
+@pytest.mark.parametrize("modifier", ALL, ids=str)
+def test_edge_cases(modifier):
+    for rewards, lengths in (
+        ([], []),
+        ([math.nan] * 3, [2] * 3),
+        ([1.0], [0]),
+        ([1.0, math.nan], [3, 0]),
+        ([0.1] * 4, [0] * 4),
+    ):
+        batch = batch_of(rewards, lengths=lengths)
+        assert_sound(batch, modifier(batch, GroupAdvantage("none", "none")(batch)))
+    batch = batch_of(np.random.default_rng(0).choice([0.0, 1.0, math.nan], 500), lengths=[i % 7 for i in range(500)])
+    assert_sound(batch, modifier(batch, GroupAdvantage()(batch)))
+
+
+def test_by_hand():
+    batch = batch_of([1.0, 0.0, 0.5, math.nan], lengths=[1, 3, 2, 9])
+    advantage = np.asarray([2.0, -1.0, 0.5, 0.0])
+    np.testing.assert_array_equal(Clip(-0.5, 1.0)(batch, advantage), [1, -0.5, 0.5, 0])
+    np.testing.assert_array_equal(Signs(0.1, 2.0)(batch, advantage), [0.2, -2, 0.05, 0])
+    np.testing.assert_allclose(Length()(batch, advantage), [1.0, -1.5, 0.5, 0])  # the mean length is 2
+    np.testing.assert_allclose(Length(-1.0)(batch, advantage), [4.0, -2 / 3, 0.5, 0])
+    zero = np.asarray([2.0, 0.0, 0.0, 0.0])
+    np.testing.assert_allclose(informative(batch, zero), [6.0, 0, 0, 0])  # three decided, one of them teaches
+
+
+@pytest.mark.parametrize(("over", "unbiased"), [("tokens", False), ("tokens", True), ("responses", False)])
+@given(case=cases)
+@settings(max_examples=20, deadline=None)
+def test_whitening_equals_a_loop(over, unbiased, case):
+    """REINFORCE++ with its baseline: group mean, then the batch's mean and standard deviation over tokens."""
+    batch = of_case(case)
+    centred = GroupAdvantage("mean", "none")(batch)
+    got = Whiten(over, unbiased=unbiased, epsilon=0.0)(batch, centred)
+    values = [
+        a
+        for a, (r, _, n) in zip(centred, case, strict=True)
+        if math.isfinite(r)
+        for _ in range(n if over == "tokens" else 1)
+    ]
+    for a, g, (r, _, n) in zip(centred, got, case, strict=True):
+        if not math.isfinite(r) or not values or max(values) == min(values):
+            assert g == 0 or n == 0
+        elif n:
+            assert g == pytest.approx((a - mean(values)) / deviation(values, unbiased), rel=1e-9, abs=1e-9)
+    tokens = Whiten(unbiased=unbiased, epsilon=0.0)(
+        batch, [np.full(len(r), a) for r, a in zip(batch.rollouts, centred, strict=True)]
+    )
+    if over == "tokens":
+        for a, b in zip(spread(batch, tokens), spread(batch, got), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_outliers():
+    batch = batch_of([0.0] * 9 + [1.0])
+    advantage = np.asarray([0.1, -0.1] * 4 + [0.0, 5.0])
+    got = Outliers(2.0)(batch, advantage)
+    np.testing.assert_array_equal(got, [*advantage[:9], 0.0])
+    np.testing.assert_array_equal(Outliers(3.1)(batch, advantage), advantage)
+    tokens = Outliers(2.0)(batch, [np.full(len(r), a) for r, a in zip(batch.rollouts, advantage, strict=True)])
+    np.testing.assert_allclose(spread(batch, tokens), np.repeat(got[:, None], 3, axis=1))
+
+
+@pytest.mark.parametrize(("fp", "fn"), [(0.1, 0.3), (0.0, 0.4), (0.25, 0.0)])
+def test_noise_corrections_are_unbiased_over_the_verifiers_errors(fp, fn):
+    """By expectation over both outcomes of the check of one right and one wrong answer, with a1 and a0 held."""
+    a1, a0, d = 1.5, -0.5, 1 - fp - fn
+    batch = batch_of([1.0, 0.0])
+    backward = Noise("backward", fp, fn)(batch, np.asarray([a1, a0]))
+    forward = Noise("forward", 0.0, fn)(batch, np.asarray([a1, a0]))
+    for accepted, of_right, of_wrong in ((backward, a1, a0), (forward, 0.0, -d * (a1 - a0))):
+        if accepted is forward:
+            right = (1 - fn) * forward[0] + fn * forward[1]
+            wrong = fp * forward[0] + (1 - fp) * forward[1]
+        else:
+            right = (1 - fn) * backward[0] + fn * backward[1]
+            wrong = fp * backward[0] + (1 - fp) * backward[1]
+        assert right == pytest.approx(of_right)
+        assert wrong == pytest.approx(of_wrong)
+
+
+def test_noise_corrections_of_the_reward_itself_are_those_of_the_paper():
+    """Cai et al. 2025: backward (r - fp) / (1 - fp - fn), forward fn for 1 and fn - 1 for 0, and as constant baselines."""
+    batch, fp, fn = batch_of([1.0, 0.0, 1.0, 0.0, math.nan], [0, 0, 0, 0, 0]), 0.2, 0.3
+    raw = GroupAdvantage("none", "none")(batch)
+    np.testing.assert_allclose(Noise("backward", fp, fn)(batch, raw), [1.6, -0.4, 1.6, -0.4, 0])
+    np.testing.assert_allclose(GroupAdvantage(fp, 1 - fp - fn)(batch), [1.6, -0.4, 1.6, -0.4, 0])
+    np.testing.assert_allclose(Noise("forward", fp, fn)(batch, raw), [0.3, -0.7, 0.3, -0.7, 0])
+    np.testing.assert_allclose(GroupAdvantage(1 - fn, "none")(batch), [0.3, -0.7, 0.3, -0.7, 0])
+
+
+def test_noise_changes_normalised_advantages_where_a_corrected_reward_does_not():
+    rewards = np.asarray([1.0, 0.0, 0.0, 0.0])
+    batch = batch_of(rewards)
+    plain = GroupAdvantage(epsilon=1e-12)(batch)
+    corrected = GroupAdvantage(epsilon=1e-12)(batch_of((rewards - 0.1) / 0.7))
+    np.testing.assert_allclose(corrected, plain, atol=1e-9)
+    after = Noise("backward", 0.1, 0.2)(batch, plain)
+    assert np.abs(after - plain).max() > 0.1
+    assert abs(after @ plain / np.linalg.norm(after) / np.linalg.norm(plain)) < 0.9999, (
+        "another direction, not another size"
+    )
+    same = batch_of([1.0, 1.0, 0.0], [0, 0, 1])
+    np.testing.assert_array_equal(Noise("forward", 0.0, 0.2)(same, np.asarray([0.5, 0.25, 0.125])), [0.5, 0.25, 0.125])
+
+
+@given(case=cases, power=st.floats(0, 3), negative=st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_surprise_equals_a_loop(case, power, negative):
+    batch = of_case(case)
+    for r in batch.rollouts:
+        r.behaviour_logprobs[PROMPT : PROMPT + 1] = math.nan  # a token that the policy was not asked about
+    before = GroupAdvantage()(batch)
+    got = spread(batch, Surprise(power, negative)(batch, before))
+    for values, rollout, a in zip(got, batch.rollouts, before, strict=True):
+        for value, logprob in zip(values, rollout.behaviour_logprobs[PROMPT:].tolist(), strict=True):
+            weight = 1.0 if math.isnan(logprob) or (a < 0 and not negative) else (1 - math.exp(logprob)) ** power
+            assert value == pytest.approx(a * weight, rel=1e-6, abs=1e-9)
+
+
+@given(case=cases, scale=st.floats(0, 2), bound=st.floats(1.1, 5))
+@settings(max_examples=25, deadline=None)
+def test_entropy_equals_a_loop_and_never_turns_a_sign(case, scale, bound):
+    batch = of_case(case)
+    before = GroupAdvantage()(batch)
+    got = spread(batch, Entropy(scale, bound)(batch, before))
+    for values, entropy, a in zip(got, batch.token_columns["entropy/current"], before, strict=True):
+        for value, h in zip(values, entropy[PROMPT:].tolist(), strict=True):
+            assert value == pytest.approx(a + min(scale * h, abs(a) / bound), rel=1e-9, abs=1e-12)
+            assert np.sign(value) == np.sign(a)
+
+
+@given(case=cases)
+@settings(max_examples=25, deadline=None)
+def test_confidence_equals_a_loop(case):
+    batch = of_case(case)
+    before, columns = GroupAdvantage()(batch), batch.token_columns
+    got = spread(batch, Confidence(0.25, 0.01, 0.0)(batch, before))
+    sure = []
+    for i, (_, _, n) in enumerate(case):
+        gaps = [
+            columns["logsumexp/current"][i][t] - columns["mean_logit/current"][i][t] for t in range(PROMPT, PROMPT + n)
+        ]
+        sure.append(mean(gaps) if gaps else 0.0)
+    for i, (r, g, n) in enumerate(case):
+        if not math.isfinite(r):
+            assert not any(got[i])
+            continue
+        peers = [sure[j] for j, (other, h, _) in enumerate(case) if h == g and math.isfinite(other)]
+        spread_of = deviation(peers, unbiased=True)
+        z = (sure[i] - mean(peers)) / spread_of if spread_of > 0 else 0.0
+        logits = [
+            columns["logprobs/current"][i][t] + columns["logsumexp/current"][i][t] for t in range(PROMPT, PROMPT + n)
+        ]
+        for value, logit in zip(got[i], logits, strict=True):
+            within = (logit - min(logits)) / (max(logits) - min(logits)) if max(logits) > min(logits) else 0.0
+            weight = math.exp(-0.25 * z) if before[i] > 0 else math.exp(0.25 * z)
+            assert value == pytest.approx(before[i] * weight - 0.01 * within, rel=1e-7, abs=1e-9)
+
+
+def test_psr_nsr_and_weighted_reinforce():
+    """Zhu et al. 2025 with rewards 0 and 1: PSR trains on right answers only, NSR on wrong ones only."""
+    batch = batch_of([1.0, 0.0, 1.0, math.nan])
+    base = GroupAdvantage(0.5, 0.5)(batch)
+    np.testing.assert_array_equal(base, [1, -1, 1, 0])
+    np.testing.assert_array_equal(Signs(negative=0.0)(batch, base), [1, 0, 1, 0])
+    np.testing.assert_array_equal(Signs(positive=0.0)(batch, base), [0, -1, 0, 0])
+    np.testing.assert_allclose(Signs(positive=0.1)(batch, base), [0.1, -1, 0.1, 0])
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"name": "clip", "low": 0.5}, "must hold 0"),
+        ({"name": "clip", "high": -1}, "must hold 0"),
+        ({"name": "signs", "negative": -1.0}, "at least 0"),
+        ({"name": "noise", "false_positive": 0.6, "false_negative": 0.5}, "their sum below 1"),
+        ({"name": "noise", "false_negative": -0.1}, "at least 0"),
+        ({"name": "entropy", "bound": 1.0}, "turn negative advantages positive"),
+        ({"name": "whitten"}, "did you mean 'whiten'|whiten"),
+    ],
+)
+def test_bad_options_are_refused(spec, says):
+    with pytest.raises(ConfigError, match=says):
+        registry.build("modifier", spec)

@@ -1,0 +1,420 @@
+"""The parts of the code verifier that run no program: which text is the program, comparison, rewritten assertions, layouts."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlvr.errors import ConfigError
+from rlvr.verifiers.code import CodeVerifier
+from rlvr.verifiers.code.asserts import rewritten
+from rlvr.verifiers.code.compare import Comparison, same_text, same_value, short
+from rlvr.verifiers.code.extraction import NoProgramError, find_program
+from rlvr.verifiers.code.layouts import LayoutError, read_layout
+from rlvr.verifiers.code.programs import assembled
+
+HOW = Comparison()
+
+
+# the program of a completion
+
+
+@pytest.mark.parametrize(
+    ("completion", "program"),
+    [
+        ("print(1)", "print(1)"),
+        ("    return x\n", "    return x"),
+        ("Look:\n```python\nprint(1)\n```\nDone.", "print(1)\n"),
+        ("```python\nprint(1)\n```\nor\n```py\nprint(2)\n```", "print(2)\n"),
+        ("```\nprint(1)\n```", "print(1)\n"),
+        ("```python\nprint(1)\n```\nIt prints\n```text\n1\n```", "print(1)\n"),
+        ("```Python3.11\nprint(1)\n```\n```bash\npython a.py\n```", "print(1)\n"),
+        ("~~~python\nprint('```')\n~~~", "print('```')\n"),
+        ("````python\ns = '''\n```\n'''\n````", "s = '''\n```\n'''\n"),
+        ("1. So:\n   ```python\n   if 1:\n       print(1)\n   ```", "if 1:\n    print(1)\n"),
+        ('```python\n"""\n    ```\n"""\n```', '"""\n    ```\n"""\n'),
+        ("```python\nprint(1)", "print(1)"),
+        ("def f(x):\n    return x\n```", "def f(x):\n    return x\n"),
+        ("<think>```python\nprint(1)\n```</think>```python\nprint(2)\n```", "print(2)\n"),
+        ("```python\nprint(1)\n```<|im_end|>\n<|im_start|>user\n```python\nprint(2)\n```", "print(1)\n"),
+        ("```{.python}\r\nprint(1)\r\n```\r\n", "print(1)\r\n"),
+    ],
+)
+def test_the_program_is_the_last_fenced_block_or_the_bare_text(completion, program):
+    assert find_program(completion) == program
+
+
+@pytest.mark.parametrize(
+    ("completion", "options", "reason"),
+    [
+        ("", {}, "no program"),
+        (" \n\t", {}, "no program"),
+        ("```python\n\n```", {}, "no program"),
+        ("<think>```python\nprint(1)\n```", {}, "never ended"),
+        ("print(1)", {"think_opened_by_prompt": True}, "never ended"),
+        ("```javascript\n1\n```", {}, r"marked python .*javascript"),
+        ("```python\n1\n```\n```python\n2\n```", {"which": "only"}, "2 fenced blocks"),
+        ("x" * 101, {"max_length": 100}, "101 characters"),
+        ("print('\ud800')", {}, "surrogate"),
+    ],
+)
+def test_there_is_no_program(completion, options, reason):
+    with pytest.raises(NoProgramError, match=reason):
+        find_program(completion, **options)
+
+
+def test_which_block_and_which_language_are_options():
+    text = "```python\n1\n```\n```c++\n2\n```\n```cpp\n3\n```"
+    assert find_program(text, "cpp", "first") == "2\n"
+    assert find_program(text, "cpp") == "3\n"
+    assert find_program(text, "python") == "1\n"
+
+
+def some_text(seed):
+    """Text of fences, code and odd characters."""
+    pieces = [
+        "```",
+        "~~~",
+        "python",
+        "\n",
+        "   ",
+        "<think>",
+        "</think>",
+        "x = 1",
+        "`",
+        "\x00",
+        "\ud800",
+        "\u2028",
+        "{.",
+        "text",
+    ]
+    numbers = random.Random(seed)
+    return "".join(numbers.choice(pieces) for _ in range(numbers.randrange(60)))
+
+
+@given(st.integers())
+def test_any_text_has_one_program_or_none(seed):
+    text = some_text(seed)
+    for which in ("first", "last", "only"):
+        try:
+            program = find_program(text, which=which)
+        except NoProgramError:
+            continue
+        assert program.strip()
+        assert program.encode()
+        assert all(line.strip() in text for line in program.splitlines())
+
+
+@pytest.mark.parametrize("piece", ["```\n", "``` ", "`", "~~~ x\n", " ", "```python\nx\n", "\t```  \t"])
+def test_a_megabyte_is_read_in_linear_time(piece):
+    start = time.process_time()
+    with pytest.raises(NoProgramError):
+        find_program(piece * (1_000_000 // len(piece)), max_length=0)
+    assert time.process_time() - start < 2
+
+
+def test_a_program_is_put_together():
+    stub, context = 'import math\ndef f(x):\n    """Doc."""\n', "import math"
+    assert assembled("print(1)") == "print(1)"
+    assert assembled("    return x", "", stub, context, "f") == stub + "    return x"
+    assert assembled("def f(x): return x", "", stub, context, "f") == "import math\ndef f(x): return x"
+    future = "from __future__ import annotations"
+    assert assembled(f"{future}\nf = 1", "import re", stub, context, "f").splitlines()[0] == future
+
+
+# comparison
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "how", "same"),
+    [
+        ("3\n", "3", {}, True),
+        (" 1  2\r\n3 ", "1 2\n3\n", {}, True),
+        ("3.0", "3", {}, False),
+        ("+3", "3", {}, False),
+        ("03", "3", {}, False),
+        ("0.50", "0.5", {}, True),
+        ("5e-1", "0.5", {}, True),
+        ("2", "2.0", {}, True),
+        ("0.5000004", "0.5", {}, True),
+        ("0.501", "0.5", {}, False),
+        ("0.501", "0.5", {"tolerance": 0.01}, True),
+        ("4", "3", {"tolerance": 10}, False),
+        ("1000000.5", "1000000.0", {}, True),
+        ("1000002.5", "1000000.0", {}, False),
+        ("nan", "0.5", {}, False),
+        ("inf", "1e300", {}, False),
+        ("1e400", "0.5", {}, False),
+        ("yes", "YES", {}, False),
+        ("yes", "YES", {"ignore_case": True}, True),
+        ("1 2 3", "1 2", {}, False),
+        ("1", "1 2", {}, False),
+        ("", "", {}, True),
+        ("0 1 2 3 4 5", "3", {}, False),
+        ("a b", "a  b", {"lines": True}, False),
+        ("a  b  \n\n", "a  b", {"lines": True}, True),
+        ("0.50", "0.5", {"lines": True}, False),
+        ("１", "1", {}, False),  # noqa: RUF001 (a digit of another script)
+    ],
+)
+def test_printed_text_is_compared_token_by_token(found, expected, how, same):
+    assert (same_text(found, expected, Comparison(**how)) is None) is same
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "how", "same"),
+    [
+        (1, 1, {}, True),
+        (True, 1, {}, False),
+        (1, True, {}, False),
+        (1.0, 1, {}, False),
+        (1, 1.0, {}, True),
+        (True, 1.0, {}, False),
+        (True, 1, {"strict_numbers": False}, True),
+        (1.0, 1, {"strict_numbers": False}, True),
+        (0.1 + 0.2, 0.3, {}, True),
+        (0.1 + 0.2, 0.3, {"tolerance": 0}, False),
+        (float("nan"), float("nan"), {}, True),
+        (float("inf"), 1e308, {}, False),
+        (10**400, 1.5, {}, False),
+        (10**30, 10**30 + 1, {}, False),
+        ((1, 2), [1, 2], {}, True),
+        ((1, 2), [1, 2], {"strict_sequences": True}, False),
+        ([[1, (2,)]], [[1, [2]]], {}, True),
+        ([1, 2, 3], [1, 2], {}, False),
+        ({"a": (1,)}, {"a": [1]}, {}, True),
+        ({1: 2}, {True: 2}, {}, False),
+        ({"a": 1, "b": 2}, {"a": 1}, {}, False),
+        ({1, 2}, {1, 2}, {}, True),
+        ({1, 2}, {1, True + 1.0}, {}, False),
+        ({1, 2}, [1, 2], {}, False),
+        ("1", 1, {}, False),
+        (None, None, {}, True),
+        (None, 0, {}, False),
+        (b"a", "a", {}, False),
+    ],
+)
+def test_values_are_compared_by_type(found, expected, how, same):
+    assert same_value(found, expected, Comparison(**how)) is same
+
+
+def test_deep_and_large_values_are_compared_and_shown():
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert not same_value(deep, deep, HOW)
+    assert short(deep)
+    assert short(10**100_000) == "an int of 332193 bits"
+    assert "5000000 characters" in short("x" * 5_000_000)
+
+
+@pytest.mark.parametrize("written", [{"tolerance": -1}, {"tolerance": True}, {"lines": 1}, {"tolerence": 1}])
+def test_a_bad_comparison_is_refused(written):
+    with pytest.raises(ConfigError, match=r"code: .*(tolerance|lines)"):
+        CodeVerifier(comparison=written)
+
+
+# assertions
+
+
+def double(x):
+    return 2 * x
+
+
+def holds(test, f=double, **others):
+    """The rewritten test's value with these functions; None where it is not rewritten."""
+    functions = {"f": f, **others}
+    condition = rewritten(test, functions)
+    if condition is None:
+        return None
+
+    async def call(name, args, kwargs):
+        return functions[name](*args, **kwargs)
+
+    return bool(asyncio.run(condition(call)))
+
+
+REWRITTEN = [
+    "assert f(2) == 4",
+    "assert 4 == f(2), 'doubles'",
+    "assert f(2) != 4",
+    "assert not f(0)",
+    "assert f(1)",
+    "assert f(1) == f(x=1) == 2",
+    "assert f(f(1)) == 4",
+    "assert f([1]) == [1, 1]",
+    "assert f((1,)) == [1, 1]",
+    "assert abs(f(0.35) - 0.7) < 1e-9",
+    "assert math.isclose(f(0.35), 0.7, rel_tol=1e-9)",
+    "assert sorted(f([2, 1])) == [1, 1, 2, 2]",
+    "assert sorted(f([2, 1]), reverse=True) == [1, 1, 2, 2]",
+    "assert set(f([2, 1])) == {1, 2}",
+    "assert len(f('ab')) == 4 and 'ba' in f('ab')",
+    "assert f(1) is None or f(1) == 2",
+    "assert f(1) is not None",
+    "assert isinstance(f(1), int)",
+    "assert isinstance(f(1), (str, list))",
+    "assert f([1, 2])[0] == 1 and f('ab')[-1] == 'b'",
+    "assert 3 <= f(2) < 4",
+    "assert f(float('inf')) == float('inf')",
+    "assert f(-float('inf')) == -math.inf",
+    "assert (f(1), f(2)) == (2, 4)",
+    "assert round(f(1.26), 1) == 2.5",
+    "assert max(f(1), f(3)) == 6 and sum([f(1), f(2)]) == 6",
+    "assert all([f(1), f(0)])",
+    "assert f(2) + 1 == 5 and 1 - f(2) == -3 and f(1) / 4 == 0.5",
+]
+
+
+@pytest.mark.parametrize("test", REWRITTEN)
+def test_a_rewritten_assertion_means_what_python_means(test):
+    """Against Python itself, which runs the trusted test on a trusted function."""
+    try:
+        exec(test, {"f": double, "math": math})
+        expected = True
+    except AssertionError:
+        expected = False
+    assert holds(test) is expected
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "x = f(1)",
+        "assert f(*[1]) == 2",
+        "assert f(**{'x': 1}) == 2",
+        "assert all(f(i) for i in range(3))",
+        "assert f(1) == g",
+        "assert f(1) == [0] * 3",
+        "assert f(1) == 2 ** 9",
+        "assert (lambda: f(1))() == 2",
+        "assert f(1) is f(1)",
+        "assert eval('1') == f(1)",
+        "assert f(1).__class__ == int",
+        "assert open('/etc/passwd') and f(1)",
+        "assert f'{f(1)}' == '2'",
+        "assert sorted(f([1]), key=len) == []",
+        "assert f(1) - f(2) == 0",
+        "for i in range(3): assert f(i)",
+        "assert f(1) == 2; assert f(2) == 4",
+    ],
+)
+def test_what_is_not_plain_is_not_rewritten(test):
+    assert rewritten(test, {"f"}) is None
+
+
+@given(
+    st.integers(),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=5),
+    st.lists(st.integers(), max_size=3),
+)
+def test_literals_come_back_as_they_are(whole, real, text, items):
+    for value in (whole, real, text, items, tuple(items), {text: whole}, set(items), [text, [real]], None, True):
+        assert holds(f"assert f({value!r}) == {value!r}", f=lambda x: x)
+
+
+@pytest.mark.parametrize(
+    ("test", "f", "error"),
+    [
+        ("assert set(f(1)) == {1}", lambda x: [n * (2**61 - 1) for n in range(5000)], ValueError),
+        ("assert round(1.5, f(1)) == 2", lambda x: 10**12, ValueError),
+        ("assert f(1) + 1 == 2", lambda x: "1", TypeError),
+        ("assert sorted(f(1)) == []", lambda x: [1, "a"], TypeError),
+        ("assert f(1)[0] == 1", lambda x: [], IndexError),
+        ("assert sum(f(1)) == 1", lambda x: [[1]] * 9, TypeError),
+    ],
+)
+def test_values_made_to_be_costly_or_wrong_are_errors(test, f, error):
+    start = time.process_time()
+    with pytest.raises(error):
+        holds(test, f)
+    assert time.process_time() - start < 1
+
+
+# layouts
+
+
+def stdio(**more):
+    return {"kind": "stdio", "cases": [{"input": "1", "output": "1"}], **more}
+
+
+@pytest.mark.parametrize(
+    ("info", "problem"),
+    [
+        ({}, r"no info\['kind'\]; it is one of stdio, function"),
+        ({"kind": "studio"}, r"'studio'.*did you mean"),
+        (stdio(language="rust"), r"'rust'.*python, c, cpp or javascript"),
+        (stdio(language="cpp", kind="function", name="f"), "is for Python.*use kind 'stdio'"),
+        (stdio(time_limit=0), r"time_limit.*above 0"),
+        (stdio(memory_mb="much"), r"memory_mb"),
+        (stdio(cases=[]), "one at least"),
+        (stdio(cases={"input": "1"}), "list of objects"),
+        (stdio(cases=[{"input": "1", "output": "1"}, {"input": "2"}]), r"cases\[1\]: there is no 'output'"),
+        (stdio(cases=[{"input": 1, "output": "1"}]), r"cases\[0\]: 'input' is int, not text"),
+        (stdio(cases=[{"output": "\ud800"}]), "surrogate"),
+        (stdio(cases=["1"]), r"cases\[0\] is an object"),
+        (stdio(cases=[{"output": "1", "weight": -1}]), r"cases\[0\]: a weight"),
+        (stdio(cases=[{"output": "1", "weight": 0}]), "weights of all cases are 0"),
+        (stdio(comparison=[1]), "'comparison' is a mapping"),
+        (stdio(comparison={"tolerence": 1}), "did you mean 'tolerance'"),
+        (stdio(prelude="def"), "prelude is no Python"),
+        ({"kind": "function", "name": "f()", "cases": [{"args": [], "expected": 1}]}, "name of a function"),
+        ({"kind": "function", "name": "f", "cases": [{"args": [1]}]}, r"cases\[0\]: there is no 'expected'"),
+        ({"kind": "function", "name": "f", "cases": [{"args": 1, "expected": 1}]}, r"cases\[0\]: 'args' is the list"),
+        ({"kind": "function", "name": "f", "cases": [{"kwargs": [1], "expected": 1}]}, r"cases\[0\]: 'kwargs'"),
+        ({"kind": "asserts", "tests": ["assert f(1) == 1", "assert f(1 =="]}, r"tests\[1\] is no Python"),
+        ({"kind": "asserts", "tests": []}, "one at least"),
+        ({"kind": "asserts", "tests": ["assert f(1)"], "setup": "import"}, "setup is no Python"),
+        ({"kind": "asserts", "tests": ["assert True"], "entry_point": "f"}, "every program would pass"),
+        ({"kind": "asserts", "tests": ["assert True"]}, "name it: entry_point"),
+        ({"kind": "asserts", "tests": ["assert f(x) == 1"]}, r"tests\[0\] uses 'x'"),
+        ({"kind": "asserts", "tests": ["assert f(1)"], "weights": [1, 2]}, "list of 1 numbers"),
+        (
+            {"kind": "humaneval", "prompt": "def f(x:", "entry_point": "f", "test": "def check(c): assert c(1)"},
+            "prompt is no",
+        ),
+        (
+            {"kind": "humaneval", "prompt": "def f(x):\n", "entry_point": "f", "test": "assert f(1)"},
+            r"check\(candidate\)",
+        ),
+        (
+            {"kind": "humaneval", "prompt": "def f(x):\n", "entry_point": "f", "test": "def check(c): assert c(y)"},
+            "uses 'y'",
+        ),
+        ({"kind": "checker", "checker": "def check(a): return 1", "cases": [{"input": ""}]}, r"check\(input, output\)"),
+        ({"kind": "checker", "checker": "1 +", "cases": [{"input": ""}]}, "checker is no Python"),
+        ({"kind": "property", "entry_point": "f", "property": "assert f(1)"}, r"holds\(f, random\)"),
+        ({"kind": "property", "entry_point": "f", "property": "def holds(f, r): pass", "trials": 0}, "trials"),
+    ],
+)
+def test_a_bad_task_is_found_with_its_place_and_mend(info, problem):
+    with pytest.raises(LayoutError, match=f"(?s){problem}"):
+        read_layout(info, "python", HOW)
+
+
+def test_tests_find_their_function_and_imports_reach_the_program():
+    setup = "import math\nANSWER = 4\ndef reference(x): return 2 * x"
+    info = {"kind": "asserts", "tests": ["assert f(2) == ANSWER", "assert f(2) == 4"], "setup": setup}
+    layout = read_layout(info, "python", HOW)
+    assert (layout.entry_point, layout.prelude) == ("f", "import math")
+    assert [type(case).__name__ for case in layout.cases] == ["ProxiedCase", "AssertCase"]
+
+
+def test_tests_that_say_nothing_of_the_program_are_no_cases():
+    info = {"kind": "humaneval", "prompt": "def f(x):\n", "entry_point": "f"}
+    test = "def check(candidate):\n    '''Doc.'''\n    assert True, 'fine'\n    assert candidate(1) == 1\n"
+    assert len(read_layout({**info, "test": test}, "python", HOW).cases) == 1
+
+
+@pytest.mark.parametrize("name", ["sorted", "abs"])
+def test_a_setup_that_gives_builtins_another_meaning_is_obeyed(name):
+    info = {"kind": "asserts", "tests": [f"assert {name}(f(1)) == 1"], "setup": f"def {name}(x): return 1"}
+    (case,) = read_layout(info, "python", HOW).cases
+    assert type(case).__name__ == "ProxiedCase"
