@@ -440,8 +440,8 @@ def test_undecided_members_stay_out_of_loss_and_baseline(make_trainer, pieces):
 def test_a_run_stops_after_too_many_steps_that_are_not_finite(make_trainer):
     trainer = make_trainer({"run": {"steps": 9, "max_nonfinite": 2}})
     trainer.train(1)
-    forward = trainer.policy.logits
-    trainer.policy.logits = lambda hidden: forward(hidden) * (torch.nan if torch.is_grad_enabled() else 1)
+    forward = trainer.policy.hidden_states
+    trainer.policy.hidden_states = lambda *inputs: forward(*inputs) * (torch.nan if torch.is_grad_enabled() else 1)
     before = weights(trainer)
     with pytest.raises(TrainingError, match="2 steps in a row"):
         trainer.train()

@@ -19,7 +19,9 @@ from typing import Any
 MAX_DEPTH = 100
 """Levels of containers in containers."""
 MAX_SIZE = 2**22
-"""Bytes of the text, and about as many characters and items when encoding."""
+"""Bytes of the text, and about as many characters when encoding."""
+MAX_ITEMS = 2**19
+"""Members of all containers together: reading a million small lists would cost the trainer half a second."""
 
 _SAFE_INT = 2**53
 _ALIKE = 64
@@ -39,6 +41,7 @@ def decode(data: bytes, max_size: int = MAX_SIZE) -> Any:
         raise ValueError(f"a value of {len(data)} bytes, over the limit of {max_size}")
     try:
         tree = json.loads(data.decode("utf-8", "surrogatepass"), parse_constant=_no_constant)
+        _check_items(tree)
         return _value(tree, MAX_DEPTH)
     except RecursionError:
         raise ValueError("a value that is nested too deeply") from None
@@ -50,13 +53,14 @@ class _Tree:
     """Makes JSON's types of a value; counts what it makes, since a small value may hold the same list many times over."""
 
     def __init__(self, max_size: int) -> None:
-        self.left = max_size
+        self.left, self.items = max_size, MAX_ITEMS
 
     def of(self, value: Any, depth: int) -> Any:
         kind = type(value)
         size = len(value) if kind is str or kind is bytes else value.bit_length() // 4 if kind is int else 0
         self.left -= size + 1
-        if self.left < 0:
+        self.items -= 1
+        if self.left < 0 or self.items < 0:
             raise ValueError("a value that is too large")
         if value is None or kind is bool or kind is str:
             return value
@@ -76,6 +80,19 @@ class _Tree:
             items = [self.of(item, depth - 1) for item in value]
             return items if kind is list else {kind.__name__: items}
         raise ValueError(f"not a plain value: {type.__dict__['__name__'].__get__(kind)}")
+
+
+def _check_items(tree: Any) -> None:
+    """ValueError where containers have too many members."""
+    left = 2 * MAX_ITEMS  # the pairs of a dict are lists, too
+    containers = [tree] if isinstance(tree, (list, dict)) else []
+    while containers:
+        container = containers.pop()
+        left -= len(container)
+        if left < 0:
+            raise ValueError("a value with too many members")
+        members = container if isinstance(container, list) else container.values()
+        containers += [member for member in members if isinstance(member, (list, dict))]
 
 
 def _value(tree: Any, depth: int) -> Any:
