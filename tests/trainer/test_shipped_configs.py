@@ -10,29 +10,33 @@ from rlvr.policy import load_policy
 from rlvr.train import main
 
 
-def test_the_gsm8k_config_runs_with_a_local_qwen2_folder(tmp_path, monkeypatch, request):
-    monkeypatch.chdir(request.config.rootpath)
-    scratch = ScratchConfig(architecture="qwen2", hidden_size=32, layers=2, intermediate_size=64, context=700)
+def trained(name, context, rows, folder, *more):
+    """The metrics of the config `name` with a toy model in a local folder, and these rows to train and evaluate on."""
+    scratch = ScratchConfig(architecture="qwen2", hidden_size=32, layers=2, intermediate_size=64, context=context)
     policy = load_policy(ModelConfig(scratch=scratch, device="cpu"))
-    policy.model.save_pretrained(tmp_path / "model")
-    policy.tokenizer.save_pretrained(tmp_path / "model")
-    rows = [{"question": f"What is {n} plus {n}?", "answer": f"Twice {n} is {2 * n}.\n#### {2 * n}"} for n in range(40)]
-    for name in ("train", "test"):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    policy.model.save_pretrained(folder / "model")
+    policy.tokenizer.save_pretrained(folder / "model")
+    for split in ("train", "test"):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     overrides = [
-        f"model.path={tmp_path / 'model'}",
+        f"model.path={folder / 'model'}",
         "model.device=cpu",
         "model.dtype=bfloat16",
-        f"data.train={tmp_path / 'train.jsonl'}",
-        f"data.eval={tmp_path / 'test.jsonl'}",
-        f"run.dir={tmp_path / 'runs'}",
-        "run.steps=2",
+        f"data.train={folder / 'train.jsonl'}",
+        f"data.eval={folder / 'test.jsonl'}",
+        f"run.dir={folder / 'runs'}",
         "rollout.max_new_tokens=16",
         "evaluation.limit=4",
+        *more,
     ]
-    assert main(["--config", "configs/gsm8k-qwen2.5-0.5b.yaml", *overrides]) == 0
-    metrics = tmp_path / "runs" / "gsm8k-qwen2.5-0.5b" / "metrics.jsonl"
-    first, second = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert main(["--config", f"configs/{name}.yaml", *overrides]) == 0
+    return metrics(folder / "runs" / name)
+
+
+def test_the_gsm8k_config_runs_with_a_local_qwen2_folder(tmp_path, monkeypatch, request):
+    monkeypatch.chdir(request.config.rootpath)
+    rows = [{"question": f"What is {n} plus {n}?", "answer": f"Twice {n} is {2 * n}.\n#### {2 * n}"} for n in range(40)]
+    first, second = trained("gsm8k-qwen2.5-0.5b", 700, rows, tmp_path, "run.steps=2")
     assert first["tokens/sampled"] > 0
     assert first["mismatch/mean"] is None or first["mismatch/mean"] < 0.1
     assert second["policy/version"] == 2
@@ -40,10 +44,6 @@ def test_the_gsm8k_config_runs_with_a_local_qwen2_folder(tmp_path, monkeypatch, 
 
 def test_the_mbpp_config_runs_with_a_local_qwen2_folder(tmp_path, monkeypatch, request):
     monkeypatch.chdir(request.config.rootpath)
-    scratch = ScratchConfig(architecture="qwen2", hidden_size=32, layers=2, intermediate_size=64, context=900)
-    policy = load_policy(ModelConfig(scratch=scratch, device="cpu"))
-    policy.model.save_pretrained(tmp_path / "model")
-    policy.tokenizer.save_pretrained(tmp_path / "model")
     rows = [
         {
             "task_id": n,
@@ -55,23 +55,8 @@ def test_the_mbpp_config_runs_with_a_local_qwen2_folder(tmp_path, monkeypatch, r
         }
         for n in range(40)
     ]
-    for name in ("train", "test"):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    overrides = [
-        f"model.path={tmp_path / 'model'}",
-        "model.device=cpu",
-        "model.dtype=bfloat16",
-        f"data.train={tmp_path / 'train.jsonl'}",
-        f"data.eval={tmp_path / 'test.jsonl'}",
-        f"run.dir={tmp_path / 'runs'}",
-        "run.steps=1",
-        "rollout.prompts_per_step=4",
-        "rollout.max_new_tokens=16",
-        "evaluation.limit=4",
-        "verifier.validate=true",
-    ]
-    assert main(["--config", "configs/mbpp-qwen2.5-coder-1.5b.yaml", *overrides]) == 0
-    (step,) = metrics(tmp_path / "runs" / "mbpp-qwen2.5-coder-1.5b")
+    small = ("run.steps=1", "rollout.prompts_per_step=4", "verifier.validate=true")
+    (step,) = trained("mbpp-qwen2.5-coder-1.5b", 900, rows, tmp_path, *small)
     assert step["verdict/unparsable"] + step["verdict/wrong"] == 1
 
 
