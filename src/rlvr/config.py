@@ -10,16 +10,47 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from rlvr import registry
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, nearest
+from rlvr.monitor.metrics import FAMILIES, METRICS
 from rlvr.schedules import Scalar
 from rlvr.tree import merge
 
 Piece = str | dict[str, Any]
+
+
+TERM_KEYS = ("weight", "as", "sources")
+"""What a term of the reward may be written with beside the options of its piece: its weight in the sum (a Scalar), the name
+of its column, and the sources of the tasks that have it."""
+
+
+def bare_term(spec: Piece) -> Piece:
+    """A term of the reward as written, without what is not the piece's own."""
+    return {key: value for key, value in spec.items() if key not in TERM_KEYS} if isinstance(spec, dict) else spec
+
+
+def term_name(spec: Piece) -> str:
+    """The name of a term of the reward, whose column is `reward/NAME`."""
+    given = spec.get("as") if isinstance(spec, dict) else None
+    return str(given) if given is not None else registry.split(bare_term(spec))[0].rpartition(":")[2]
+
+
+def bare_auxiliary(spec: Piece) -> Piece:
+    """A further term of the loss as written, without its coefficient."""
+    return {key: value for key, value in spec.items() if key != "coef"} if isinstance(spec, dict) else spec
+
+
+def coefficient(spec: Piece) -> Scalar:
+    """The coefficient of a further term of the loss. ConfigError when it is no scalar."""
+    written = spec.get("coef", 1.0) if isinstance(spec, dict) else 1.0
+    try:
+        return TypeAdapter(Scalar).validate_python(written)
+    except ValidationError as error:
+        raise ConfigError(f"coef={written!r}: {error.errors()[0]['msg']}") from error
 
 
 @dataclass(frozen=True)
@@ -35,11 +66,11 @@ def _piece(kind: str, *words: str) -> Any:
     def check(spec: Piece) -> Piece:
         if spec in words:
             return spec
-        plain = spec
-        if kind == "reward" and isinstance(spec, dict):  # the weight of a term is the sum's, not the piece's
-            plain = {key: value for key, value in spec.items() if key != "weight"}
         try:
-            registry.check_options(kind, plain)
+            if kind == "auxiliary":
+                coefficient(spec)
+            bare = {"reward": bare_term, "auxiliary": bare_auxiliary}.get(kind)
+            registry.check_options(kind, bare(spec) if bare else spec)
         except ConfigError as error:
             raise ValueError(str(error)) from error
         return spec
@@ -244,9 +275,23 @@ class KLConfig(Section):
     """A penalty on the divergence from the reference, a snapshot of the policy at the start of the stage."""
 
     estimator: _piece("kl") = "k3"  # type: ignore[valid-type]
-    """k1, k2 or k3 (Schulman 2020, "Approximating KL divergence")."""
+    """k1, k2, k3 (Schulman 2020, "Approximating KL divergence") or abs."""
     coef: Scalar = 0.0
-    """Weight of the term in the loss."""
+    """Weight of the term."""
+    where: Literal["loss", "reward", "advantage"] = "loss"
+    """loss: a term of the loss. reward: its sum over a response is taken from the reward before the baseline (RLOO).
+    advantage: each token's advantage loses the sum from that token on, before the modifiers (PPO, REINFORCE++). The two last
+    take a pass of the policy and one of the reference before the update."""
+    gradient: _piece("kl") | None = None  # type: ignore[valid-type]
+    """In the loss: the estimator whose gradient is taken, where it is not that of `estimator`; k2's is the KL's own."""
+    weighted: bool = False
+    """In the loss: times the ratio of current to proximal policy, which keeps k3's gradient right off-policy (DeepSeek-V3.2)."""
+    bound: float | None = Field(default=None, gt=0)
+    """Clamps the value at each token to [-bound, bound] (and the log-ratio to 20 nats), beyond which there is no gradient."""
+    renew_every: int | None = Field(default=None, ge=1)
+    """Steps after which the reference follows the policy; null: it stays as it was at the start of the stage."""
+    renew_mix: float = Field(default=1.0, gt=0, le=1)
+    """What it then becomes: mix x policy + (1 - mix) x reference. 1: the policy; less, with renew_every 1: a moving average."""
 
 
 class AlgorithmConfig(Section):
@@ -267,7 +312,13 @@ class AlgorithmConfig(Section):
     kl: KLConfig | None = None
     """Penalty on the divergence from the reference; null: none, and no reference is kept."""
     entropy: Scalar = 0.0
-    """Weight of an entropy bonus; 0: none (the entropy is logged all the same)."""
+    """Weight of an entropy bonus; 0: none (the entropy is logged all the same). A controller on the metric entropy holds it near
+    a target."""
+    token_select: list[_piece("token_selector")] = []  # type: ignore[valid-type]
+    """Which tokens of an optimizer step the policy loss and the entropy bonus learn from; a selector sees all of them."""
+    auxiliary: list[_piece("auxiliary")] = []  # type: ignore[valid-type]
+    """Further terms of the loss: likelihood of chosen responses or demonstrations, preferences between a group's members. A term
+    also takes a `coef` (a scalar, 1 by default)."""
     correction: _piece("correction", "auto") | None = "auto"  # type: ignore[valid-type]
     """Weights for tokens that the engine sampled with other log-probs than the trainer's. auto: `truncate` where the engine
     does not compute with the trainer's own weights; null: none (the gap is logged all the same)."""
@@ -327,6 +378,23 @@ class DistributedConfig(Section):
 
     backend: _piece("backend") = "plain"  # type: ignore[valid-type]
     """plain: one process, the whole model on one device."""
+    silence: float = Field(default=30.0, gt=0)
+    """Seconds without a sign of life after which the other ranks give a rank up, name it and end."""
+
+
+class BestConfig(Section):
+    """Which checkpoint is the best."""
+
+    metric: str = "eval/greedy"
+    """A metric by its name in metrics.jsonl."""
+    mode: Literal["max", "min"] = "max"
+    """Whether more of it is better, or less."""
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if self.metric not in METRICS and not self.metric.startswith(tuple(FAMILIES)):
+            raise ValueError(f"no metric is called {self.metric!r}{nearest(self.metric, METRICS)}")
+        return self
 
 
 class CheckpointConfig(Section):
@@ -336,6 +404,15 @@ class CheckpointConfig(Section):
     """Steps between checkpoints; 0: only at the end of the run."""
     keep: int = Field(default=2, ge=1)
     """How many of the newest checkpoints are kept."""
+    best: BestConfig | None = None
+    """Keep the checkpoint with the best value of a metric too; a step that is better than all before is saved, whatever
+    `every` says."""
+    background: bool = True
+    """Write while training goes on: a step waits only for a copy of what is saved, which is kept in host memory. False: it
+    waits for the disk."""
+    accept_changed_data: bool = False
+    """Go on from a checkpoint that was made with other tasks (they are compared by their content). The draws go on with a new
+    epoch of the tasks as they are now."""
     merged: bool = False
     """Where an adapter is trained, write the merged model (`merged/`) beside the adapter (`model/`) too."""
 
@@ -422,7 +499,8 @@ class Config(Section):
     verification: VerificationConfig = VerificationConfig()
     """How verifiers are run."""
     rewards: list[_piece("reward")] = ["verdict"]  # type: ignore[valid-type]
-    """Terms of the reward, summed with their weights; a list replaces the default."""
+    """Terms of the reward, summed with their weights; a list replaces the default. A term also takes a `weight` (a scalar), a
+    name for its column (`as`), and the `sources` of the tasks that have it."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     """From scored rollouts to a loss."""
     optim: OptimConfig = OptimConfig()

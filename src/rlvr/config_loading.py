@@ -33,6 +33,7 @@ def load_config(source: str | Path | Mapping[str, Any] | None = None, overrides:
             raise ConfigError(f"{path} is not YAML: {error}") from error
         if not isinstance(tree, dict):
             raise ConfigError(f"{path}: a config is a mapping of sections, not {type(tree).__name__}")
+    tree.pop("recipe", None)  # what a published recipe says of itself: rlvr.recipes.papers
     for override in overrides:
         tree = merge(tree, as_tree(override))
     return make_config(tree)

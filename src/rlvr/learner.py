@@ -6,41 +6,49 @@ The batch is cut by whole groups into optimizer steps, and each of those into mi
 - On a batch's first optimizer step the proximal log-probs are the detached current ones, so the ratio is exactly 1 and no
   extra pass is made; later steps use the behaviour log-probs, or, where the objective is decoupled, those of one pass
   made before the first step (N2).
+- Losses that compare tokens or responses of the whole optimizer step see it in one pass without gradient before it is cut.
 - A correction weighs tokens by proximal over behaviour probability; it never counts in a denominator.
 - Rollouts that can have no gradient cost no forward and no backward, but count in every denominator.
 - A loss or gradient that is not finite skips its optimizer step and is counted.
+- Every rank holds the whole batch and computes its share of each optimizer step; the same is said of the step on every rank.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from rlvr.config import OptimConfig
-from rlvr.distributed import Backend
+from rlvr.distributed import Backend, World
 from rlvr.errors import TrainingError
-from rlvr.losses import Denominators, Objective, TokenBatch
+from rlvr.losses import Component, Denominators, LossTerm, Objective, SequenceLoss, TokenBatch
+from rlvr.losses.ahead import Ahead, look_ahead, needs_ahead
 from rlvr.losses.correction import Level, gaps, ratios
 from rlvr.monitor.averages import Averages, is_maximum
-from rlvr.needs import CURRENT, PROXIMAL, REFERENCE, Need
+from rlvr.needs import BEHAVIOUR, CURRENT, PROXIMAL, REFERENCE, Need
 from rlvr.policy import MicroBatch, Snapshot, forward, micro_batches
+from rlvr.policy.microbatch import deal
+from rlvr.policy.packing import Cost
 from rlvr.records import Batch
 
 GATE = 0.1
 """Nats: a gap between proximal and behaviour log-probs over this is counted in `mismatch/share_over`."""
+GROUPS_PER_RANK = 2
+"""With fewer groups in an optimizer step than this for each rank, groups are cut, or ranks would wait for each other."""
 
 
 class Learner:
     """Turns scored batches into optimizer steps of one backend's policy."""
 
-    def __init__(self, backend: Backend, reference: Snapshot | None = None) -> None:
+    def __init__(self, backend: Backend, reference: Snapshot | None = None, world: World | None = None) -> None:
         self.backend = backend
         self.policy = backend.policy
         self.reference = reference
+        self.world = world or World()
 
     def update(self, batch: Batch, objective: Objective, config: OptimConfig, lr: float) -> dict[str, float | None]:
         """Take the optimizer steps of one batch; their metrics, averaged over them.
@@ -52,41 +60,52 @@ class Learner:
         with self.policy.training():
             if objective.needs_reference:
                 self._add_reference_logprobs(work)
-            if objective.decoupled and len(parts) > 1:
-                self._add_proximal_logprobs(work, np.unique(np.concatenate(parts[1:])))
+            if objective.recalls_update and len(parts) > 1:
+                self._add_proximal_statistics(work, np.unique(np.concatenate(parts[1:])))
             for part in parts:
                 averages.update(self._optimizer_step(work, part, lr, first))
                 first = False
+            if objective.renewal is not None and self.reference is not None:
+                self.reference.follow(objective.renewal.mix)
         tokens = sum(int(mask.sum()) for mask, on in zip(work.trained, work.trains, strict=True) if on)
         return {**_with_effective_size(averages.means()), "lr": lr, "tokens/trained": tokens}
 
     def _optimizer_step(self, work: _Work, part: np.ndarray, lr: float, first: bool) -> dict[str, tuple[float, float]]:
-        """Gradients of the rollouts in `part` and one step; metrics as (sum, weight) pairs."""
-        components = work.objective.components
-        over = self.backend.total(work.objective.denominators(work.batch.select(part)))
-        averages, losses = Averages(), {component.name: 0.0 for component in components}
+        """Gradients of the rollouts in `part` and one step; metrics as (sum, weight) pairs, the same on every rank."""
+        components, index = work.objective.components, part[work.trains[part]]
+        over = work.objective.denominators(work.batch.select(part))
+        averages, losses, finite = Averages(), {component.name: 0.0 for component in components}, True
+        ahead = self._look_ahead(work, part, first)
         self.backend.zero()
-        for rows in self._micro_batches(work, part[work.trains[part]]):
-            loss = self._backward(work, rows, over, first, averages, losses)
-            if not math.isfinite(loss):
-                averages.add("skipped/nonfinite", 1.0)
-                return averages.pairs()
-        norm = self.backend.step(lr, work.config.max_grad_norm)
+        for rows in self._passes(work, index):
+            if rows is None or not finite:
+                if self.backend.lockstep:
+                    self.backend.backward(self._nothing(work, index))
+                continue
+            finite = math.isfinite(self._backward(work, rows, over, ahead, first, averages, losses))
+        everything, total = Averages(), dict.fromkeys(losses, 0.0)
+        for of_rank, losses_of_rank, fine in self.world.gather((averages.pairs(), losses, finite), "the losses"):
+            everything.update(of_rank)
+            total = {name: total[name] + loss for name, loss in losses_of_rank.items()}
+            finite = finite and fine
+        norm = self.backend.step(lr, work.config.max_grad_norm) if finite else math.nan
         if not math.isfinite(norm):
-            averages.add("skipped/nonfinite", 1.0)
-            return averages.pairs()
-        averages.add("skipped/nonfinite", 0.0)
-        averages.add("grad_norm", norm)
+            skipped = Averages()
+            skipped.add("skipped/nonfinite", 1.0)
+            return skipped.pairs()
+        everything.add("skipped/nonfinite", 0.0)
+        everything.add("grad_norm", norm)
         for component in components:
-            averages.add(f"loss/{component.name}", losses[component.name])
-        averages.add("loss/total", sum(c.factor * losses[c.name] for c in components))
-        return averages.pairs()
+            everything.add(f"loss/{component.name}", total[component.name])
+        everything.add("loss/total", sum(c.factor * total[c.name] for c in components))
+        return everything.pairs()
 
     def _backward(
         self,
         work: _Work,
         rows: MicroBatch,
         over: dict[str, Denominators],
+        ahead: dict[str, Ahead],
         first: bool,
         averages: Averages,
         losses: dict[str, float],
@@ -98,7 +117,11 @@ class Learner:
             statistics["logprobs", REFERENCE] = rows.gather(work.reference)
         logprobs = statistics["logprobs", CURRENT]
         behaviour = rows.gather(work.behaviour)
-        proximal = logprobs.detach() if first else rows.gather(work.proximal) if work.proximal else behaviour
+        for name in objective.proximal_statistics:
+            recalled = None if first else rows.gather(work.proximal[name])
+            statistics[name, PROXIMAL] = statistics[name, CURRENT].detach() if recalled is None else recalled
+        recalled = rows.gather(work.proximal["logprobs"]) if work.proximal else behaviour
+        proximal = logprobs.detach() if first else recalled
         advantage = torch.zeros_like(behaviour) if work.advantage is None else rows.gather(work.advantage)
 
         total = torch.zeros((), device=logprobs.device)
@@ -109,7 +132,8 @@ class Learner:
                 continue
             correction = objective.correction if component.corrected else None
             has_ratio = Need("logprobs", PROXIMAL) in component.loss.needs and not first
-            _refuse_unknown(proximal[on] if has_ratio else None, behaviour[on] if correction else None)
+            reads_behaviour = correction is not None or Need("logprobs", BEHAVIOUR) in component.loss.needs
+            _refuse_unknown(proximal[on] if has_ratio else None, behaviour[on] if reads_behaviour else None)
             tokens = TokenBatch(
                 rows.row[on],
                 len(rows.index),
@@ -120,7 +144,7 @@ class Learner:
                 {key: values[on] for key, values in statistics.items()},
             )
             tokens.importance = None if correction is None else correction(tokens)
-            term = component.loss(tokens, over[component.name])
+            term = _term(component, tokens, over[component.name], ahead.get(component.name), rows, on)
             losses[component.name] += float(term.value.detach())
             total = total + component.factor * term.value
             _add_metrics(averages, term.metrics, weight[on])
@@ -131,30 +155,90 @@ class Learner:
         loss = float(total.detach())
         if math.isfinite(loss) and total.requires_grad:
             self.backend.backward(total)
+        elif self.backend.lockstep:
+            self.backend.backward(0.0 * logprobs.sum())
         return loss
 
-    def _micro_batches(self, work: _Work, index: np.ndarray) -> Iterator[MicroBatch]:
-        return micro_batches(self.policy, work.batch, index, work.trained, work.config)
+    def _passes(self, work: _Work, index: np.ndarray) -> Iterator[MicroBatch | None]:
+        """This rank's micro-batches of the rollouts at `index`; None, where ranks go in lockstep, until all have had as many."""
+        own = micro_batches(self.policy, work.batch, self._share(work.batch, index), work.trained, work.config)
+        if not self.backend.lockstep:
+            yield from own
+            return
+        rows = list(own)
+        most = max(self.world.gather(len(rows), "the number of micro-batches"))  # before the first pass, which is collective
+        yield from rows
+        yield from [None] * (most - len(rows))
+
+    def _share(self, batch: Batch, index: np.ndarray) -> np.ndarray:
+        """This rank's rollouts among those at `index`: whole groups, whose prompt is computed once, where there are enough
+        groups to balance the ranks with."""
+        if self.world.size == 1:
+            return index
+        costs = Cost.of(self.policy).alone(np.asarray([len(batch.rollouts[i]) for i in index], dtype=np.int64))
+        units = batch.select(index).group_index()
+        if len(index) == 0 or int(units.max()) + 1 < GROUPS_PER_RANK * self.world.size:
+            units = np.arange(len(index))
+        own = deal(np.bincount(units, weights=costs), self.world.size)[self.world.rank]
+        return index[np.isin(units, own)]
+
+    def _nothing(self, work: _Work, index: np.ndarray) -> torch.Tensor:
+        """A loss of 0 over the shortest of these rollouts, for a rank that has no more micro-batches than others have."""
+        shortest = index[[int(np.argmin([len(work.batch.rollouts[i]) for i in index]))]]
+        (rows,) = micro_batches(self.policy, work.batch, shortest, work.trained, work.config)
+        return 0.0 * forward(self.policy, rows, [Need("logprobs", grad=True)])["logprobs", CURRENT].sum()
+
+    def _look_ahead(self, work: _Work, part: np.ndarray, first: bool) -> dict[str, Ahead]:
+        """What components that have to see the whole optimizer step make of it; one pass without gradient if any does."""
+        asking = {c: needs for c in work.objective.components if (needs := needs_ahead(c))}
+        if not asking:
+            return {}
+        needs = frozenset().union(*asking.values(), {Need("logprobs")})
+        has_weight = np.any([[bool((w != 0).any()) for w in work.weights[c.weights]] for c in asking], axis=0)
+        index = part[has_weight[part]]
+        found = self._statistics(work, index, [need for need in needs if need.model == CURRENT])
+        columns = {(name, CURRENT): values for name, values in found.items()}
+        recalled = work.proximal.get("logprobs", work.behaviour)
+        columns["logprobs", PROXIMAL] = columns["logprobs", CURRENT] if first else recalled
+        if work.reference:
+            columns["logprobs", REFERENCE] = work.reference
+        return {c.name: look_ahead(c, work.batch, index, columns, work.weights[c.weights]) for c in asking}
 
     def _add_reference_logprobs(self, work: _Work) -> None:
         """The token column `logprobs/reference`, NaN where nothing is trained; one pass for all optimizer steps."""
         assert self.reference is not None, "a component asks for the reference and the stage keeps none"
         with self.reference.in_place():
-            work.reference = self._logprobs(work, np.flatnonzero(work.trains))
+            work.reference = self._statistics(work, np.flatnonzero(work.trains), [Need("logprobs")])["logprobs"]
         work.batch.token_columns[f"logprobs/{REFERENCE}"] = work.reference
 
-    def _add_proximal_logprobs(self, work: _Work, index: np.ndarray) -> None:
-        """The token column `logprobs/proximal` of these rollouts, under the weights as they are now."""
-        work.proximal = self._logprobs(work, index[work.trains[index]])
-        work.batch.token_columns[f"logprobs/{PROXIMAL}"] = work.proximal
+    def _add_proximal_statistics(self, work: _Work, index: np.ndarray) -> None:
+        """The token columns `STATISTIC/proximal` of these rollouts, log-probs among them, under the weights as they are now."""
+        needs = [Need("logprobs"), *(Need(name) for name in work.objective.proximal_statistics)]
+        work.proximal = self._statistics(work, index[work.trains[index]], needs)
+        work.batch.token_columns |= {f"{name}/{PROXIMAL}": values for name, values in work.proximal.items()}
 
-    def _logprobs(self, work: _Work, index: np.ndarray) -> list[np.ndarray]:
-        """Log-probs of the trained tokens of these rollouts, NaN elsewhere; float32 [T_b] for every rollout of the batch."""
-        values = [np.full(len(r), np.nan, dtype=np.float32) for r in work.batch.rollouts]
+    def _statistics(self, work: _Work, index: np.ndarray, needs: Sequence[Need]) -> dict[str, list[np.ndarray]]:
+        """Statistics of the trained tokens of these rollouts under the weights in place, NaN elsewhere, without gradient.
+
+        By name, float32 [T_b] for every rollout of the batch; statistics of one number per token.
+        """
+        found: dict[str, list[np.ndarray]] = {
+            need.statistic: [np.full(len(r), np.nan, dtype=np.float32) for r in work.batch.rollouts] for need in needs
+        }
         with torch.no_grad():
-            for rows in self._micro_batches(work, index):
-                rows.scatter(forward(self.policy, rows, [Need("logprobs")])["logprobs", CURRENT], values)
-        return values
+            for rows in self._passes(work, index):
+                if rows is None:
+                    self._nothing(work, index)
+                    continue
+                statistics = forward(self.policy, rows, needs)
+                for name, values in found.items():
+                    rows.scatter(statistics[name, CURRENT], values)
+        own = {int(i): {name: values[i] for name, values in found.items()} for i in self._share(work.batch, index)}
+        for of_rank in self.world.gather(own, "statistics of the tokens"):
+            for i, of_one in of_rank.items():
+                for name, values in of_one.items():
+                    found[name][i] = values
+        return found
 
 
 @dataclass
@@ -173,8 +257,8 @@ class _Work:
     behaviour: list[np.ndarray]
     advantage: list[np.ndarray] | None
     reference: list[np.ndarray] = field(default_factory=list)
-    proximal: list[np.ndarray] = field(default_factory=list)
-    """Empty where the ratio is taken to the behaviour policy."""
+    proximal: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    """By statistic; empty where the ratio is taken to the behaviour policy."""
 
     @classmethod
     def of(cls, batch: Batch, objective: Objective, config: OptimConfig) -> _Work:
@@ -190,6 +274,28 @@ class _Work:
             behaviour=[r.behaviour_logprobs for r in batch.rollouts],
             advantage=batch.tokens("advantage") if batch.has("advantage") else None,
         )
+
+
+def _term(
+    component: Component,
+    tokens: TokenBatch,
+    over: Denominators,
+    ahead: Ahead | None,
+    rows: MicroBatch,
+    on: torch.Tensor,
+) -> LossTerm:
+    """The component's share of the loss for the tokens of a micro-batch, with what it knows of the whole step."""
+    if ahead is not None and ahead.shares is not None and ahead.slopes is not None:
+        sums = tokens.sum_by_sequence(tokens.weight * tokens.logprobs)
+        shares, slopes = (torch.as_tensor(column[rows.index]).to(sums) for column in (ahead.shares, ahead.slopes))
+        return LossTerm(shares.sum() + (slopes * (sums - sums.detach())).sum())
+    if ahead is not None and ahead.kept is not None:
+        tokens.kept = rows.gather(ahead.kept)[on]
+    if ahead is not None and ahead.chosen is not None:
+        tokens.chosen = rows.gather(ahead.chosen)[on]
+    assert not isinstance(component.loss, SequenceLoss)
+    term = component.loss(tokens, over)
+    return term if tokens.kept is None else LossTerm(term.value, term.metrics | {"tokens/kept": tokens.kept})
 
 
 def _by_whole_groups(batch: Batch, parts: int) -> list[np.ndarray]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import shutil
 import signal
@@ -27,6 +28,8 @@ PREFIX = "rlvr-vllm-"
 _leaving = threading.Lock()
 GRACE = 2.0
 """Seconds that a group's leader has to end it before another member does."""
+LAUNCHED = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(WORLD_SIZE|RANK)$|ROLE_NAME$|MASTER_|TORCHELASTIC_|ACCELERATE_")
+"""Environment variables by which a launcher makes a process a rank of ours, which what it starts is not."""
 RUN = """
 import sys
 from rlvr import lifeline
@@ -43,10 +46,11 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Run a module in a process of its own group that lives at most as long as this one; what it prints goes to `log`."""
     own = {OWNER: str(os.getpid()), SCRATCH: str(scratch)}
+    inherited = {name: value for name, value in os.environ.items() if not LAUNCHED.match(name)}
     with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-c", RUN, module, *arguments],
-            env={**os.environ, **environment, **own},
+            env={**inherited, **environment, **own},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import enum
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -376,3 +377,16 @@ class Batch:
             {name: values[index] for name, values in self.columns.items()},
             {name: [values[i] for i in index] for name, values in self.token_columns.items()},
         )
+
+    def digest(self) -> str:
+        """A short text that differs where rollouts or columns do: for ranks to compare."""
+        sums = hashlib.blake2b(digest_size=16)
+        for rollout in self.rollouts:
+            sums.update(f"{rollout.group} {rollout.member} {len(rollout)}\n".encode())
+        for name in sorted(self.columns):
+            sums.update(name.encode() + self.columns[name].tobytes())
+        for name in sorted(self.token_columns):
+            sums.update(name.encode())
+            for values in self.token_columns[name]:
+                sums.update(np.ascontiguousarray(values).tobytes())
+        return sums.hexdigest()

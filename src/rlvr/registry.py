@@ -39,6 +39,8 @@ ROOMS = {
     "loss": "rlvr.losses",
     "kl": "rlvr.losses",
     "correction": "rlvr.losses",
+    "auxiliary": "rlvr.losses",
+    "token_selector": "rlvr.losses",
     "source": "rlvr.data",
     "sampler": "rlvr.data",
     "plan": "rlvr.rollout",
@@ -190,9 +192,9 @@ def _hints(piece: Any) -> dict[str, Any]:
     whole = not inspect.isclass(piece) or "__init__" not in vars(piece) or dataclasses.is_dataclass(piece)
     owner = piece if whole else piece.__init__  # a dataclass's inherited fields are found in their own modules
     try:
-        hints = typing.get_type_hints(owner)
+        hints = typing.get_type_hints(owner, include_extras=True)
         if inspect.isclass(piece) and owner is not piece:
-            hints = {**typing.get_type_hints(piece), **hints}
+            hints = {**typing.get_type_hints(piece, include_extras=True), **hints}
         return hints
     except NameError:
         return {}

@@ -1,11 +1,13 @@
-"""The run folder: config.yaml, metrics.jsonl, evaluations.jsonl, rollouts/ and checkpoints/, and what may be resumed.
+"""The run folder: config.yaml, metrics.jsonl, evaluations.jsonl, rollouts/, checkpoints/ and log.txt, and what may be resumed.
 
-Invariants: a folder that holds metrics is never written over unasked; on resume only the number of steps, logging and
-intervals may differ from the saved configuration; metrics, rollouts and checkpoints past the checkpoint are cut.
+Invariants: a folder that holds metrics is never written over unasked, and no two processes write to one; on resume only the
+number of steps, logging and intervals may differ from the saved configuration; metrics, rollouts and checkpoints past the
+checkpoint are cut.
 """
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ from rlvr.config import Config
 from rlvr.distributed import checkpoint
 from rlvr.errors import CheckpointError, ConfigError
 from rlvr.monitor.trackers import MetricsFile
+from rlvr.run_lock import LOCK, RunLock
 
 FREE_ON_RESUME = (
     "run.steps",
@@ -42,11 +45,35 @@ class RunFolder:
         self.path = path or config.folder
         self.metrics = MetricsFile(self.path / "metrics.jsonl")
         self.evaluations = MetricsFile(self.path / "evaluations.jsonl")
+        self._lock: RunLock | None = None
+        self._log: logging.Handler | None = None
 
     @property
     def checkpoints(self) -> Path:
         """Where checkpoints are."""
         return self.path / "checkpoints"
+
+    def lock(self) -> None:
+        """Keep other processes out until `close` or the end of this one. ConfigError names the process that is in."""
+        if self._lock is None:
+            self._lock = RunLock(self.path)
+
+    def open_log(self) -> None:
+        """From now on what the library warns of goes to log.txt too, which is there once there is something in it."""
+        if self._log is None:
+            self._log = logging.FileHandler(self.path / "log.txt", delay=True, encoding="utf-8")
+            self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+            self._log.setLevel(logging.WARNING)
+            logging.getLogger("rlvr").addHandler(self._log)
+
+    def close(self) -> None:
+        """Leave the folder to others."""
+        if self._log is not None:
+            logging.getLogger("rlvr").removeHandler(self._log)
+            self._log.close()
+        if self._lock is not None:
+            self._lock.release()
+        self._log = self._lock = None
 
     def begin(self, again: bool = False) -> None:
         """Make the folder ready for a fresh run. ConfigError where it already holds metrics, unless it is the same run
@@ -56,8 +83,13 @@ class RunFolder:
                 raise ConfigError(
                     f"{self.path} already holds a run: go on with --resume auto, choose another run.name, or replace it with run.overwrite=true"
                 )
-            shutil.rmtree(self.path)
+            for path in self.path.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                elif path.name != LOCK:
+                    path.unlink()
         self.path.mkdir(parents=True, exist_ok=True)
+        self._clear_partial()
         self._write_config()
 
     def _write_config(self) -> None:
@@ -70,11 +102,12 @@ class RunFolder:
         path = Path(resume)
         if not path.is_dir():
             raise CheckpointError(f"--resume: there is no run or checkpoint {path}")
-        found = (
-            path
-            if (path / checkpoint.SEAL).exists() or path.name.startswith("step-")
-            else checkpoint.latest(path / "checkpoints")
-        )
+        if (path / checkpoint.SEAL).exists() or path.name.startswith("step-"):
+            found: Path | None = path
+            if (problem := checkpoint.why_unusable(path)) is not None:
+                raise CheckpointError(f"--resume: {path} cannot be used: {problem}")
+        else:
+            found = checkpoint.latest(path / "checkpoints")
         if found is None:
             raise CheckpointError(f"--resume: {path} holds no whole checkpoint")
         elsewhere = found.resolve().parent != self.checkpoints.resolve()
@@ -84,19 +117,28 @@ class RunFolder:
             )
         return found
 
-    def go_on(self, saved: dict[str, Any], step: int) -> None:
-        """Continue from a checkpoint of `step`: refuse a changed configuration, cut what was logged past it."""
+    def check(self, saved: dict[str, Any]) -> None:
+        """CheckpointError names each key of the configuration that differs from that of a checkpoint and may not."""
         changes = list(differences(saved, self.config.dump()))
         if changes:
             lines = "\n".join(f"  {line}" for line in changes)
             raise CheckpointError(f"the checkpoint was made with another configuration:\n{lines}")
+
+    def cut(self, step: int, owes_evaluation: bool) -> None:
+        """Take away what was logged and saved past `step`, and that step's evaluation where it is to be made again."""
         self.path.mkdir(parents=True, exist_ok=True)
         self.metrics.truncate_after(step)
-        self.evaluations.truncate_after(step)
+        self.evaluations.truncate_after(step - 1 if owes_evaluation else step)
         for past in checkpoint.checkpoints(self.checkpoints):
-            if int(past.name.removeprefix("step-")) > step:
+            if checkpoint.step_of(past) > step:
                 shutil.rmtree(past)
+        self._clear_partial()
         self._write_config()
+
+    def _clear_partial(self) -> None:
+        """Remove what a process that was killed while saving has left."""
+        for path in self.checkpoints.glob(".step-*.partial"):
+            shutil.rmtree(path)
 
 
 def differences(saved: Any, now: Any, path: str = "") -> Iterator[str]:

@@ -1,9 +1,15 @@
-"""Ctrl-C and SIGTERM: the first asks the run to stop at the next safe point, the second stops it at once."""
+"""Signals: Ctrl-C and SIGTERM stop a run, SIGUSR1 has it say what it is doing.
+
+The first Ctrl-C or SIGTERM asks the run to stop at the next safe point, the second stops it at once.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 
 
@@ -16,6 +22,8 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.at_once = False
+        """Whether there was a second one."""
         self._inside = False
         self._before: dict[int, object] = {}
 
@@ -23,7 +31,7 @@ class StopRequest:
         return self._inside and self.signal is not None
 
     def __enter__(self) -> StopRequest:
-        self.signal, self._inside = None, True
+        self.signal, self.at_once, self._inside = None, False, True
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
@@ -37,5 +45,27 @@ class StopRequest:
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
+            self.at_once = True
             raise KeyboardInterrupt
         self.signal = number
+
+
+@contextlib.contextmanager
+def reporting(describe: Callable[[], str]) -> Iterator[None]:
+    """Inside, SIGUSR1 writes what `describe` gives to standard error; only in the main thread, and where there is SIGUSR1.
+
+    It is answered when the main thread runs Python code next, so not from inside a long kernel.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGUSR1"):
+        yield
+        return
+
+    def answer(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(OSError):  # not print, which may be what was interrupted
+            os.write(2, describe().encode(errors="replace") + b"\n")
+
+    before = signal.signal(signal.SIGUSR1, answer)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -21,7 +21,8 @@ from rlvr import registry
 from rlvr.config import Config
 from rlvr.config_loading import load_config
 from rlvr.data import Draw, History, Prompts, load_tasks
-from rlvr.distributed import Backend, checkpoint
+from rlvr.distributed import Backend, World
+from rlvr.distributed.farm import open_engine, prove
 from rlvr.dry_run import plan_lines
 from rlvr.errors import ConfigError, DataError, TrainingError
 from rlvr.evaluation import evaluate
@@ -48,11 +49,12 @@ from rlvr.rollout import (
     Request,
     Sampling,
     evaluation_plan,
-    probe,
 )
 from rlvr.run_folder import RunFolder
+from rlvr.run_status import status
+from rlvr.saved_state import Saver
 from rlvr.seeding import seed_of
-from rlvr.signals import StopRequest
+from rlvr.signals import StopRequest, reporting
 from rlvr.stage_plan import StagePlan, stage_plans
 from rlvr.stages import Parts, Stage
 from rlvr.verifiers import VerifierPool
@@ -89,15 +91,17 @@ class GRPOTrainer:
             named = self.config.model.model_copy(update={"path": str(model), "scratch": None})
             self.config, model = self.config.model_copy(update={"model": named}), None
         self.plans = stage_plans(self.config)
+        self.world = World.from_environment(self.config.distributed.silence)
         self.seed = self.config.run.seed
         if model is None:
             self.policy = load_policy(self.config.model, self.seed)
         else:
             self.policy = make_policy(model, tokenizer or tokenizer_of(model), self.config.model, self.seed)
-        self.console = Console(self.config.logging.console, self.config.logging.samples_every)
-        self.trackers = [*trackers, *_trackers(self.config)]
+        leads = self.world.leads
+        self.console = Console(self.config.logging.console if leads else "off", self.config.logging.samples_every)
+        self.trackers = [*trackers, *_trackers(self.config)] if leads else []
         self.folder = RunFolder(self.config)
-        self.rollout_log = RolloutLog(self.folder.path, self.config.logging.rollouts)
+        self.rollout_log = RolloutLog(self.folder.path, self.config.logging.rollouts if leads else 0)
         self.profiler = StepProfiler(self.folder.path, self.config.logging.profile)
         self.phases, self.idle, self.stop = Phases(torch.profiler.record_function), IdleClock(), StopRequest()
 
@@ -107,11 +111,14 @@ class GRPOTrainer:
         self.verifications = [
             Verification(verifier if verifier is not None else plan.config.verifier, self.pool) for plan in self.plans
         ]
-        ahead = any(plan.config.rollout.staleness for plan in self.plans)
-        self.engine = registry.build("engine", self.config.rollout.engine).open(
-            self.policy, self.config.rollout.in_flight if ahead else None
-        )
         self.collector = Collector(lambda: bool(self.stop))
+        self._backends = registry.build("backend", self.config.distributed.backend)
+        ahead = any(plan.config.rollout.staleness for plan in self.plans)
+        in_flight = self.config.rollout.in_flight if ahead else None
+        self.engine = open_engine(
+            self.config.rollout.engine, self.policy, in_flight, self.world, self.collector, self._backends.partitions
+        )
+        self.saver = Saver(self)
 
         self.step = 0
         """Steps done, over all stages."""
@@ -121,18 +128,21 @@ class GRPOTrainer:
         self.metrics: list[dict[str, Any]] = []
         self.evaluations: list[dict[str, Any]] = []
         self.batch: Batch | None = None
-        self._nonfinite, self._begun = 0, False
+        self.nonfinite = 0
+        """Steps in a row that had to be skipped."""
+        self._begun = False
         self._published: Published | None = None
-        self._owes_evaluation = False
+        self.owes_evaluation = False
         """Whether a stop cut off the evaluation of the last step; it is made up for when training goes on."""
         self._tasks: dict[str, list[Task]] = {}
         self._given = {"train": tasks, "eval": eval_tasks}
         try:
             self.stages = [self._make_stage(number, plan) for number, plan in enumerate(self.plans)]
-        except BaseException:
+            self.enter(0)
+        except BaseException as error:
+            self.world.fail(error)
             self.close()
             raise
-        self._enter(0)
 
     # the loop
 
@@ -141,29 +151,40 @@ class GRPOTrainer:
 
         `resume` is `auto`, a run or a checkpoint. Ctrl-C stops after a checkpoint; calling `train` again goes on.
         """
-        with self.stop:
+        with self.stop, reporting(lambda: status(self)):
             try:
                 self._begin(resume)
                 until = sum(plan.allowed for plan in self.plans)
                 until = until if steps is None else min(until, self.step + steps)
                 self._make_up_evaluation()
-                while self.step < until and not self.stop:
+                while self.step < until and not self._told_to_stop():
                     self._go_through(self._next_stage(), until)
                 self._leave()
+            except BaseException as error:
+                self.world.fail(error)
+                raise
             finally:
                 self.console.finish()
         return self.metrics
 
     def _go_through(self, stage: Stage, until: int) -> None:
         self._ready(stage)
-        while self.stage_step < stage.steps and self.step < until and not self.stop:
+        while self.stage_step < stage.steps and self.step < until and not self._told_to_stop():
             with self._whole_step(stage), self.profiler(self.step + 1, self.metrics):
                 collected = self._collect(stage)
                 batch, metrics = self._score(stage, collected)
                 metrics |= self._update(stage, batch)
                 self._publish(stage)
                 self._record(stage, collected, batch, metrics)
-                self._maybe_checkpoint()
+                self.saver.after_step()
+
+    def _told_to_stop(self) -> bool:
+        """Whether any rank was told to; the same answer on every rank."""
+        if self.world.size > 1:
+            told = self.world.gather(self.stop.signal, "whether to go on")
+            self.stop.signal = self.stop.signal or next((number for number in told if number), None)
+            return any(told)
+        return bool(self.stop)
 
     @contextlib.contextmanager
     def _whole_step(self, stage: Stage) -> Iterator[None]:
@@ -177,24 +198,36 @@ class GRPOTrainer:
                 stage.give_back()
             if isinstance(error, Interrupted):
                 return
-            if self.version == version:
-                self._leave()
+            if self.version == version and not isinstance(error, KeyboardInterrupt):
+                self._leave(failed=True)
             raise
 
     def _next_stage(self) -> Stage:
         """The stage of the next step, entered when the one before it is done."""
         while self.stage_step >= self.stages[self.stage_number].steps:
-            self._enter(self.stage_number + 1)
+            self.enter(self.stage_number + 1)
         return self.stages[self.stage_number]
 
     def _collect(self, stage: Stage) -> Collected:
-        """The step's rollouts. Raises Interrupted when the run is to stop."""
+        """The step's rollouts, which rank 0 draws. Raises Interrupted when the run is to stop."""
+        collected, what = None, f"the rollouts of step {self.step + 1}"
         with self.phases("rollout"):
-            return stage.collect(self.stage_step)
+            try:
+                if self.world.leads:
+                    collected = stage.collect(self.stage_step)
+            except Interrupted:
+                self.world.broadcast(None, what)
+                raise
+            collected = self.world.broadcast(collected, what, stage.config.rollout.deadline + self.world.silence)
+        if collected is None:
+            raise Interrupted
+        return collected
 
     def _score(self, stage: Stage, collected: Collected) -> tuple[Batch, dict[str, Any]]:
         with self.phases("score"):
-            return stage.score(collected)
+            batch, metrics = stage.score(collected)
+            self.world.same(batch.digest() if self.world.size > 1 else "", "the scored batch")
+            return batch, metrics
 
     def _update(self, stage: Stage, batch: Batch) -> dict[str, Any]:
         device = self.policy.device
@@ -216,7 +249,7 @@ class GRPOTrainer:
         """Publish the weights, and prove that the engine has them. TrainingError when it has not."""
         self._published = self.engine.publish(self.version, self.backend.named_weights)
         if not self.engine.shares_weights:
-            probe(self.engine, self.policy, self.collector, self.backend.named_weights)
+            prove(self.engine, self.world, self.policy, self.collector, self.backend.named_weights)
 
     def _record(self, stage: Stage, collected: Collected, batch: Batch, metrics: dict[str, Any]) -> None:
         """The step's line: what was measured and evaluated, and how long it took."""
@@ -236,14 +269,16 @@ class GRPOTrainer:
                 "rollout/dropped": len(collected.dropped) if stage.samples else None,
             }
         )
+        metrics = self.world.broadcast(metrics, "the metrics")  # what moves with them must move alike on all ranks
         stage.observe(metrics)
         if self._evaluation_is_due(stage):
             results = self.evaluate()
-            self._owes_evaluation = not results
+            self.owes_evaluation = not results
             metrics |= results
         row = record(metrics)
         self.metrics.append(row)
-        self.folder.metrics.append(row)
+        if self.world.leads:
+            self.folder.metrics.append(row)
         self.rollout_log.write(self.step, batch)
         for tracker in self.trackers:
             tracker.log(self.step, row)
@@ -263,13 +298,13 @@ class GRPOTrainer:
 
     def _stop_when_hopeless(self, row: Mapping[str, Any]) -> None:
         """TrainingError, after a checkpoint, when too many steps in a row had to be skipped."""
-        self._nonfinite = self._nonfinite + 1 if row["skipped/nonfinite"] else 0
-        if self._nonfinite:
+        self.nonfinite = self.nonfinite + 1 if row["skipped/nonfinite"] else 0
+        if self.nonfinite:
             text = f"step {self.step}: the loss or gradient was not finite; its update was skipped"
             self.console.message(text, "warning")
-        if self._nonfinite >= self.config.run.max_nonfinite:
+        if self.nonfinite >= self.config.run.max_nonfinite:
             raise TrainingError(
-                f"the loss or gradient was not finite for {self._nonfinite} steps in a row; stopped with the checkpoint "
+                f"the loss or gradient was not finite for {self.nonfinite} steps in a row; stopped with the checkpoint "
                 f"{self.save()}. Lower optim.lr, or look at the rewards and log-probs of the last rollouts"
             )
 
@@ -281,7 +316,7 @@ class GRPOTrainer:
         Empty when the run was told to stop meanwhile. DataError when there are no tasks.
         """
         plan, verification = self.plans[self.stage_number], self.verifications[self.stage_number]
-        chosen = load_tasks(tasks, split="eval") if tasks is not None else self._evaluation_tasks(plan.config)
+        chosen = load_tasks(tasks, split="eval") if tasks is not None else self.evaluation_tasks(plan.config)
         if not chosen:
             raise DataError("there are no tasks to evaluate on: set data.eval or evaluation.data")
         prompts, start = Prompts(self.policy.tokenizer, plan.config.data.template), time.perf_counter()
@@ -293,27 +328,33 @@ class GRPOTrainer:
             return self.collector.collect(draws, samples_with, means, plan.config.rollout.deadline)
 
         self._hand_over()
-        try:
-            done = evaluate(chosen, plan.config, collect, verification.of(chosen[0]).same_answer)
-        except Interrupted:
+        results: dict[str, Any] = {}
+        if self.world.leads:
+            with contextlib.suppress(Interrupted):
+                done = evaluate(chosen, plan.config, collect, verification.of(chosen[0]).same_answer)
+                results = {**done.results, "time/evaluate": time.perf_counter() - start}
+        results = self.world.broadcast(results, "the evaluation")
+        if not results:
             return {}
-        results = {**done.results, "time/evaluate": time.perf_counter() - start}
         row = {"step": self.step, "stage": plan.name, **results}
         self.evaluations.append(row)
-        if self._begun:
+        if self._begun and self.world.leads:
             self.folder.evaluations.append(row)
         self.console.evaluation(self.step, results)
         return results
 
     def _make_up_evaluation(self) -> None:
         """Evaluate where a stop kept the last step from it, and complete the step's line."""
-        if self._owes_evaluation and (results := self.evaluate()):
-            self._owes_evaluation = False
+        if self.owes_evaluation and (results := self.evaluate()):
+            self.owes_evaluation = False
             self.metrics[-1] = record({**self.metrics[-1], **results})
-            self.folder.metrics.truncate_after(self.step - 1)
-            self.folder.metrics.append(self.metrics[-1])
+            if self.world.leads:
+                self.folder.metrics.truncate_after(self.step - 1)
+                self.folder.metrics.append(self.metrics[-1])
+            self.saver.after_evaluation()
 
-    def _evaluation_tasks(self, config: Config) -> list[Task]:
+    def evaluation_tasks(self, config: Config) -> list[Task]:
+        """The tasks that are evaluated on under a stage's configuration."""
         given = self._given["eval"] if self._given["eval"] is not None else config.data.eval
         spec = config.evaluation.data if config.evaluation.data is not None else given
         return [] if spec is None else self._load(spec, "eval", config)[: config.evaluation.limit]
@@ -322,7 +363,7 @@ class GRPOTrainer:
         asked = stage.config.evaluation
         last = self.stage_step in (stage.steps, stage.plan.allowed)
         now = (last and asked.at_end) or (asked.every and self.step % asked.every == 0)
-        return bool(now) and bool(self._evaluation_tasks(stage.config))
+        return bool(now) and bool(self.evaluation_tasks(stage.config))
 
     # tasks and stages
 
@@ -351,15 +392,16 @@ class GRPOTrainer:
         stage: Stage = make(plan, parts, tasks, seed_of(self.seed, number, "sampler"), **plan.options)
         if stage.left_out:
             self.console.message(f"stage {plan.name}: {stage.left_out} tasks are left out, they are too long")
-        if stage.samples:
+        if stage.samples and self.world.leads:
             self.verifications[number].check(stage.pool)
-        for task in (held_out := self._evaluation_tasks(plan.config)):
+        for task in (held_out := self.evaluation_tasks(plan.config)):
             if (length := len(prompts(task))) >= self.policy.context:
                 raise DataError(
                     f"evaluation task {task.id!r}: its prompt has {length} tokens, and the model's context of "
                     f"{self.policy.context} leaves no room for a response: shorten it or leave it out"
                 )
-        self.verifications[number].check(held_out)
+        if self.world.leads:
+            self.verifications[number].check(held_out)
         return stage
 
     def _means(
@@ -378,24 +420,25 @@ class GRPOTrainer:
             history=self.history,
             verify_group=verification.verify_group,
             by_group=verification.by_group,
+            same_answer=verification.same_answer,
         )
 
     async def _generate(self, request: Request) -> Completion:
         with self.idle.request():
             return await self.engine.generate(request)
 
-    def _enter(self, number: int) -> None:
+    def enter(self, number: int) -> None:
         """Come to the start of a stage: a fresh optimizer, and a snapshot of the policy where a reference is kept."""
         self.stage_number, self.stage_step = number, 0
         stage = self.stages[number]
-        make = registry.build("backend", self.config.distributed.backend)
-        self.backend: Backend = make.open(self.policy, stage.config.optim.optimizer)
-        self.learner = Learner(self.backend, Snapshot(self.policy) if stage.keeps_reference else None)
+        self.backend: Backend = self._backends.open(self.policy, stage.config.optim.optimizer, self.world)
+        stage.reference = Snapshot(self.policy) if stage.keeps_reference else None
+        self.learner = Learner(self.backend, stage.reference, self.world)
 
     def _ready(self, stage: Stage) -> None:
         """Before a stage's next step: the baseline evaluation of a run, and the engine on the newest weights."""
         at_start = self.step == 0 and stage.config.evaluation.at_start and not self.evaluations
-        if at_start and self._evaluation_tasks(stage.config):
+        if at_start and self.evaluation_tasks(stage.config):
             self.evaluate()
         self._publish(stage)
         self.console.stage(stage.plan.name, stage.plan.allowed, self.stage_step)
@@ -406,13 +449,9 @@ class GRPOTrainer:
         """Make or take over the run folder, once."""
         if self._begun:
             return
-        found = self.folder.find(resume) if resume else None
-        if found is not None:
-            self.load(found)
-        else:
-            self.folder.begin(again=resume == "auto")
+        found = self.saver.begin(resume)
         self._begun = True
-        if is_adapter(self.policy.model) and self.config.model.scratch is not None:
+        if self.world.leads and is_adapter(self.policy.model) and self.config.model.scratch is not None:
             save_base(self.policy.model, self.policy.tokenizer, self.folder.path / "base")
         for tracker in self.trackers:
             tracker.start(self.config.dump(), self.folder.path)
@@ -420,61 +459,19 @@ class GRPOTrainer:
         if found is not None:
             self.console.message(f"resumed from {found}: step {self.step}")
 
-    def _maybe_checkpoint(self) -> None:
-        every = self.config.checkpoint.every
-        if every and self.step % every == 0:
-            self.save()
-
-    def _leave(self) -> None:
+    def _leave(self, failed: bool = False) -> None:
         """After the last step of a call of `train`: a checkpoint of it."""
-        path = self.folder.checkpoints / f"step-{self.step}"
-        if self.step and not path.exists():
-            self.save()
+        self.saver.leave(failed)
         if self.stop:
             self.console.message(f"stopped after step {self.step}; train again or --resume auto to go on", "warning")
 
     def save(self) -> Path:
         """Write a checkpoint of the run as it is after the last whole step."""
-        state = {
-            "step": self.step,
-            "version": self.version,
-            "stage_number": self.stage_number,
-            "stage_step": self.stage_step,
-            "stages": [stage.state_dict() for stage in self.stages],
-            "history": self.history.state_dict(),
-            "nonfinite": self._nonfinite,
-            "owes_evaluation": self._owes_evaluation,
-            "config": self.config.dump(),
-        }
-        reference = self.learner.reference
-        tensors = {
-            "backend": self.backend.state_dict(),
-            "reference": None if reference is None else reference.state_dict(),
-        }
-        keep = self.config.checkpoint.keep
-        return checkpoint.save(self.folder.checkpoints, self.step, state, tensors, self._save_model, keep)
-
-    def _save_model(self, folder: Path) -> None:
-        self.backend.save_model(folder)
-        if self.config.checkpoint.merged and is_adapter(self.policy.model):
-            self.backend.save_merged(folder.parent / "merged")
+        return self.saver.save()
 
     def load(self, path: Path) -> None:
         """Take back the state of a checkpoint. CheckpointError names what does not fit."""
-        state, tensors = checkpoint.load(path)
-        self.folder.go_on(state["config"], state["step"])
-        self.rollout_log.truncate_after(state["step"])
-        self.metrics, self.evaluations = list(self.folder.metrics.rows()), list(self.folder.evaluations.rows())
-        self.step, self.version, self._nonfinite = state["step"], state["version"], state["nonfinite"]
-        self._owes_evaluation = state["owes_evaluation"]
-        self.history.load_state_dict(state["history"])
-        for stage, saved in zip(self.stages, state["stages"], strict=True):
-            stage.load_state_dict(saved)
-        self._enter(state["stage_number"])
-        self.stage_step = state["stage_step"]
-        self.backend.load_state_dict(tensors["backend"])
-        if self.learner.reference is not None:
-            self.learner.reference.load_state_dict(tensors["reference"])
+        self.saver.load(path)
 
     def close(self) -> None:
         """End trackers, workers, engine and threads. The trainer cannot train afterwards."""
@@ -484,6 +481,8 @@ class GRPOTrainer:
         self.collector.close()
         self.engine.close()
         self.pool.close()
+        self.saver.close()
+        self.world.close()
 
     def __enter__(self) -> GRPOTrainer:
         return self

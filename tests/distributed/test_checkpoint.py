@@ -14,14 +14,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvr.distributed import PlainBackend, checkpoint
-from rlvr.distributed.checkpoint import SEAL, _checksum, checkpoints, latest, load, save, why_torn
+from rlvr.config import CheckpointConfig
+from rlvr.distributed import PlainBackend, World, checkpoint_writer
+from rlvr.distributed.checkpoint import SEAL, best, checkpoints, checksum_of, latest, load, why_unusable
+from rlvr.distributed.checkpoint_writer import Contents, HostCopies, Writer
+from rlvr.distributed.models import model_files
 from rlvr.errors import CheckpointError
 
 STATE = {"step": 3, "seeds": [1, 2], "history": {"a b": {"rate": 0.5}}, "nothing": None, "text": "é\n"}
 TENSORS = {
-    "weights": {"w": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1.5], dtype=torch.bfloat16)},
-    "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99)}]},
+    "weights/w": torch.arange(6.0).reshape(2, 3),
+    "weights/b": torch.tensor([1.5], dtype=torch.bfloat16),
+    "optimizer/step/w": torch.tensor(3),
 }
 
 
@@ -32,8 +36,15 @@ def a_model(folder):
     (folder / "deeper" / "weights.bin").write_bytes(bytes(range(256)))
 
 
-def write(folder, step, keep=9, state=STATE, tensors=TENSORS, save_model=a_model):
-    return save(folder, step, {**state, "step": step}, tensors, save_model, keep)
+def write(folder, step, keep=9, state=STATE, tensors=TENSORS, save_model=a_model, metrics=None, **options):
+    """A checkpoint that is on disk when this returns; raises what the write raised."""
+    writer = Writer(folder, CheckpointConfig(keep=keep, **options), World())
+    assert writer.open(step)
+    models = lambda aside: save_model(aside / "model")
+    writer.write(Contents(step, tensors, {**state, "step": step}, metrics or {}, models))
+    if (error := writer.wait()) is not None:
+        raise error
+    return folder / f"step-{step}"
 
 
 def names(folder):
@@ -43,14 +54,15 @@ def names(folder):
 def test_what_was_saved_is_loaded(tmp_path):
     path = write(tmp_path / "checkpoints", 12)
     assert path == tmp_path / "checkpoints" / "step-12"
-    assert sorted(p.name for p in path.iterdir()) == sorted(["model", "tensors.pt", "state.json", SEAL])
-    assert why_torn(path) is None
-    state, tensors = load(path)
-    assert state == {**STATE, "step": 12}
-    assert torch.equal(tensors["weights"]["w"], TENSORS["weights"]["w"])
-    assert torch.equal(tensors["weights"]["b"], TENSORS["weights"]["b"])
-    assert tensors["weights"]["b"].dtype == torch.bfloat16
-    assert tensors["optimizer"] == TENSORS["optimizer"]
+    assert sorted(p.name for p in path.iterdir()) == sorted(["model", "tensors-0.safetensors", "state.json", SEAL])
+    assert why_unusable(path) is None
+    saved = load(path)
+    assert saved.state == {**STATE, "step": 12}
+    assert saved.tensors.keys() == TENSORS.keys()
+    for name, tensor in saved.tensors.items():
+        assert torch.equal(tensor, TENSORS[name])
+        assert tensor.dtype == TENSORS[name].dtype
+    assert (saved.seal.step, saved.seal.ranks, saved.seal.versions["torch"]) == (12, 1, torch.__version__.split("+")[0])
     assert not list(path.parent.glob(".*"))
 
 
@@ -94,9 +106,9 @@ def test_a_checkpoint_just_written_is_kept_beside_a_torn_one_of_a_higher_number(
 def test_a_step_is_written_again_over_what_was_there(tmp_path):
     write(tmp_path, 4)
     path = write(tmp_path, 4, state={**STATE, "text": "second"})
-    assert load(path)[0]["text"] == "second"
+    assert load(path).state["text"] == "second"
     (path / "state.json").unlink()
-    assert load(write(tmp_path, 4))[0]["text"] == STATE["text"]
+    assert load(write(tmp_path, 4)).state["text"] == STATE["text"]
 
 
 # Torn ones
@@ -182,10 +194,10 @@ def test_any_flipped_bit_of_any_file_is_noticed(sound, data):
     flipped[place // 8] ^= 1 << place % 8
     try:
         file.write_bytes(flipped)
-        assert why_torn(sound) is not None
+        assert why_unusable(sound) is not None
     finally:
         file.write_bytes(original)
-    assert why_torn(sound) is None
+    assert why_unusable(sound) is None
 
 
 def test_a_path_that_is_no_checkpoint_is_refused(tmp_path):
@@ -275,7 +287,7 @@ def test_a_process_killed_while_it_saves_leaves_no_checkpoint(tmp_path, where):
     assert process.returncode == -signal.SIGKILL
     assert names(tmp_path) == ["step-1"]
     assert latest(tmp_path).name == "step-1"
-    assert load(latest(tmp_path))[0] == {"step": 1}
+    assert load(latest(tmp_path)).state == {"step": 1}
 
     write(tmp_path, 2)  # the same step, after the resume
     assert latest(tmp_path).name == "step-2"
@@ -293,7 +305,7 @@ def test_an_error_while_saving_leaves_what_was_there(tmp_path):
     with pytest.raises(OSError, match="no space left"):
         write(tmp_path, 1, save_model=full, keep=1)
     assert names(tmp_path) == ["step-1"]
-    assert load(latest(tmp_path))[0]["step"] == 1
+    assert load(latest(tmp_path)).state["step"] == 1
 
 
 # With a backend

@@ -284,11 +284,11 @@ def test_at_fixes_schedules_and_drops_what_weighs_nothing():
 def test_every_component_of_a_stage_divides_by_the_same_constant(make_rollout):
     from rlvr.config_loading import load_config
     from rlvr.stage_plan import stage_plans
-    from rlvr.stages.grpo import _objective
+    from rlvr.stages.objective import build_objective
 
     loss = {"name": "clip", "average": "constant", "constant": 5}
     tree = {"run": {"steps": 1}, "algorithm": {"loss": loss, "kl": {"coef": 0.1}, "entropy": 0.1}}
-    objective = _objective(stage_plans(load_config(tree))[0], shares_weights=True)
+    objective = build_objective(stage_plans(load_config(tree))[0], shares_weights=True)
     rollout = make_rollout([1, 2, 3, 4, 5])
     batch = Batch([rollout], {}, {"weight/policy": [rollout.sampled.astype(np.float32)]})
     assert {over.constant for over in objective.denominators(batch).values()} == {5.0}

@@ -78,7 +78,7 @@ def test_what_was_done_past_the_checkpoint_is_done_again(run, whole):
     cut = run("cut", {"run": {"steps": 6}, "checkpoint": {"every": 2, "keep": 9}})
     checkpoints = cut.folder.checkpoints
     assert sorted(path.name for path in checkpoints.iterdir()) == ["step-2", "step-4", "step-6"]
-    (checkpoints / "step-6" / "tensors.pt").write_bytes(b"torn")
+    (checkpoints / "step-6" / "tensors-0.safetensors").write_bytes(b"torn")
     with (cut.folder.path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 7, "rew')
     again = run("cut", {"checkpoint": {"every": 2, "keep": 9}}, resume="auto")

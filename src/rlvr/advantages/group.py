@@ -15,7 +15,7 @@ import numpy as np
 
 from rlvr import registry
 from rlvr.advantages.statistics import Tokens, counts, means, same, std, stds
-from rlvr.config import Config
+from rlvr.config import Config, term_name
 from rlvr.errors import ConfigError, nearest
 from rlvr.records import Batch, Task
 from rlvr.registry import register
@@ -103,7 +103,7 @@ class GroupAdvantage:
                 f"algorithm.advantage: baseline 'reference' is the reward of a task's demonstration, and {len(bare)} of "
                 f"{len(tasks)} tasks have none, {bare[0]!r} first: give them one, or choose another baseline"
             )
-        names = [registry.split(spec)[0].rpartition(":")[2] for spec in config.rewards]
+        names = [term_name(spec) for spec in config.rewards]
         for name in self.per_reward or ():
             if name not in names:
                 raise ConfigError(

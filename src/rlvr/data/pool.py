@@ -17,9 +17,13 @@ from rlvr.records import Task
 
 
 class TaskPool:
-    """Tasks by id, in order. It may grow or be rewritten during a run. DataError for an id given twice."""
+    """Tasks by id, in order. It may grow or be rewritten during a run. DataError for an id given twice.
 
-    def __init__(self, tasks: Iterable[Task]) -> None:
+    `accept_changed`: a checkpoint that was made with other tasks may be loaded.
+    """
+
+    def __init__(self, tasks: Iterable[Task], accept_changed: bool = False) -> None:
+        self.accept_changed = accept_changed
         self._loaded: dict[str, Task] = {}
         for task in tasks:
             _refuse_twice(task.id, self._loaded)
@@ -71,10 +75,7 @@ class TaskPool:
     def fingerprint(self) -> str:
         """A hash of the tasks as they were loaded, in order."""
         if self._fingerprint is None:
-            digest = hashlib.sha256()
-            for task in self._loaded.values():
-                digest.update(json.dumps(task.to_json(), sort_keys=True).encode() + b"\n")
-            self._fingerprint = digest.hexdigest()[:16]
+            self._fingerprint = fingerprint_of(self._loaded.values())
         return self._fingerprint
 
     def state_dict(self) -> dict[str, Any]:
@@ -85,17 +86,26 @@ class TaskPool:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the loaded tasks what they were at the checkpoint; CheckpointError if others were loaded since."""
-        if state["fingerprint"] != self.fingerprint:
+        """Make the loaded tasks what they were at the checkpoint; CheckpointError if others were loaded since, unless the
+        pool accepts that."""
+        if state["fingerprint"] != self.fingerprint and not self.accept_changed:
             raise CheckpointError(
                 f"the checkpoint was made with other tasks: {state['loaded']} with the fingerprint "
                 f"{state['fingerprint']}, but the data set now holds {len(self._loaded)} with {self.fingerprint}; "
-                "resume with the data it was made with, or start a new run"
+                "resume with the data it was made with, start a new run, or set checkpoint.accept_changed_data=true"
             )
         self._reset()
         for row in state["changed"]:
             task = Task(**row)
             (self.replace if task.id in self._tasks else self.add)(task)
+
+
+def fingerprint_of(tasks: Iterable[Task]) -> str:
+    """A hash of the content of tasks, in order."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        digest.update(json.dumps(task.to_json(), sort_keys=True).encode() + b"\n")
+    return digest.hexdigest()[:16]
 
 
 def _refuse_twice(task_id: str, tasks: Mapping[str, Task]) -> None:

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-from rlvr.losses.tokens import Denominators
 from rlvr.policy import Policy
 from rlvr.rollout.engine import Bucket
 
 
 class Backend(Protocol):
-    """Owns the optimizer. One optimizer step is: zero, backward for every micro-batch, step."""
+    """Owns the optimizer. One optimizer step is: zero, backward for every micro-batch, step.
+
+    With several ranks every method is called on every rank, in the same order; losses are each rank's share of one sum.
+    """
 
     policy: Policy
+    lockstep: bool
+    """Whether forward and backward passes are collective, so that every rank has to make equally many between the others."""
+    saves_copies: bool
+    """Whether `saved_tensors` gives copies in host memory, not the tensors in use."""
 
     def zero(self) -> None:
-        """Forget all gradients: every trainable parameter has a gradient of zero afterwards."""
+        """Forget all gradients, those of passes that no step followed included: every trainable parameter's is zero then."""
         ...
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -27,32 +33,35 @@ class Backend(Protocol):
         ...
 
     def step(self, lr: float, max_norm: float) -> float:
-        """Clip the gradients to `max_norm` and take a step; the norm before clipping, over all ranks.
+        """Sum the gradients over ranks, clip them to `max_norm` and take a step; the norm before clipping, the same on every rank.
 
         A norm that is not finite changes no weight and no optimizer state.
         """
         ...
 
-    def total(self, denominators: Mapping[str, Denominators]) -> dict[str, Denominators]:
-        """Denominators summed over all ranks."""
-        ...
-
     def named_weights(self) -> Iterator[Bucket]:
-        """The weights as an engine needs them: Hugging Face names, adapters merged, a tied LM head included, in buckets."""
+        """The weights as an engine needs them: Hugging Face names, adapters merged, a tied LM head included, in buckets.
+
+        To be gone through to the end on every rank.
+        """
         ...
 
     def save_model(self, folder: Path) -> None:
-        """Write Hugging Face files that from_pretrained loads: the whole model, or the adapter where one is trained."""
+        """Rank 0 writes Hugging Face files that from_pretrained loads: the whole model, or the adapter where one is trained."""
         ...
 
     def save_merged(self, folder: Path) -> None:
-        """Write the plain model with the adapter merged into it."""
+        """Rank 0 writes the plain model with the adapter merged into it."""
         ...
 
-    def state_dict(self) -> dict[str, Any]:
-        """Weights that train and optimizer state: tensors, numbers, strings, lists and dicts only."""
+    def saved_tensors(self) -> dict[str, torch.Tensor]:
+        """This rank's share of what a checkpoint holds of the backend: `weights/PARAMETER` and `optimizer/KEY/PARAMETER`, whole
+        tensors (of no dimension: counts), each from one rank."""
         ...
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+    def load_tensors(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Take back what the ranks of any backend gave, however many they were; `saved` has all of it and may read lazily.
+
+        CheckpointError names what does not fit.
+        """
         ...

@@ -1,23 +1,31 @@
-"""The plain backend: one process, the whole model and optimizer on one device."""
+"""The plain backend: every rank holds the whole model and optimizer; with several ranks, data parallel.
+
+It is the oracle of the DeepSpeed backend. Invariants: all ranks start from rank 0's weights and keep the same bits, because
+they take the same step on the same summed gradients; frozen parameters are neither summed nor changed.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from transformers.utils import logging as transformers_logging
 
 from rlvr import registry
-from rlvr.distributed.weights import buckets, named_weights
-from rlvr.errors import CheckpointError
-from rlvr.losses.tokens import Denominators
+from rlvr.distributed.shares import OPTIMIZER, WEIGHTS, check_weights, optimizer_keys, owners
+from rlvr.distributed.weights import buckets, named_weights, weight_buckets
+from rlvr.distributed.world import World
 from rlvr.policy import Policy
 from rlvr.registry import register
 from rlvr.rollout.engine import Bucket
+
+REDUCE_BYTES = 64 << 20
+"""Gradients that are summed over ranks at once."""
 
 
 @register("backend", "plain")
@@ -25,18 +33,33 @@ from rlvr.rollout.engine import Bucket
 class PlainOptions:
     """Options of the plain backend: none."""
 
-    def open(self, policy: Policy, optimizer: str | dict[str, Any]) -> PlainBackend:
+    @property
+    def partitions(self) -> bool:
+        """Whether a rank alone has not all weights, so that no rank can compute or sample with them by itself."""
+        return False
+
+    partitions = False
+    """Every rank holds all weights."""
+
+    def open(self, policy: Policy, optimizer: str | dict[str, Any], world: World | None = None) -> PlainBackend:
         """The backend for `policy`."""
-        return PlainBackend(policy, optimizer)
+        return PlainBackend(policy, optimizer, world)
 
 
 class PlainBackend:
     """See rlvr.distributed.backend.Backend."""
 
-    def __init__(self, policy: Policy, optimizer: str | dict[str, Any] = "adamw") -> None:
+    lockstep = False
+    saves_copies = False
+
+    def __init__(
+        self, policy: Policy, optimizer: str | dict[str, Any] = "adamw", world: World | None = None
+    ) -> None:
         self.policy = policy
+        self.world = world or World()
         self.parameters = policy.trainable()
         self.optimizer = registry.build("optimizer", optimizer)(self.parameters.values())
+        share_from_first(policy.model, self.world)
 
     def zero(self) -> None:
         """Zero gradients, not absent ones, so that a step whose rollouts were all skipped still moves by its momentum."""
@@ -51,7 +74,8 @@ class PlainBackend:
         loss.backward()
 
     def step(self, lr: float, max_norm: float) -> float:
-        """Clip and step; see the protocol."""
+        """Sum over ranks, clip and step; see the protocol."""
+        self._sum_gradients()
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), max_norm))
         if math.isfinite(norm):
             for group in self.optimizer.param_groups:
@@ -59,24 +83,62 @@ class PlainBackend:
             self.optimizer.step()
         return norm
 
-    def total(self, denominators: Mapping[str, Denominators]) -> dict[str, Denominators]:
-        """One rank has everything."""
-        return dict(denominators)
+    def _sum_gradients(self) -> None:
+        if self.world.size == 1:
+            return
+        self.world.meet("the sum of the gradients")
+        for part in _alike(p.grad for p in self.parameters.values() if p.grad is not None):
+            flat = torch.cat([gradient.flatten() for gradient in part])
+            dist.all_reduce(flat)
+            torch._foreach_copy_(part, _cut(flat, part))
 
     def named_weights(self) -> Iterator[Bucket]:
         """See the protocol."""
-        return buckets(named_weights(self.policy))
+        return weight_buckets(self.policy)
 
     def save_model(self, folder: Path) -> None:
         """Hugging Face files: the whole model, or the adapter where one is trained; tokenizer beside it."""
+        if not self.world.leads:
+            return
         transformers_logging.disable_progress_bar()
         self.policy.model.save_pretrained(folder)
         self.policy.tokenizer.save_pretrained(folder)
 
     def save_merged(self, folder: Path) -> None:
         """Hugging Face files of the plain model with the adapter merged into it."""
+        if not self.world.leads:
+            return
         self.policy.causal_lm.save_pretrained(folder, state_dict=dict(named_weights(self.policy)))
         self.policy.tokenizer.save_pretrained(folder)
+
+    def saved_tensors(self) -> dict[str, torch.Tensor]:
+        """See the protocol. The tensors are those in use, not copies."""
+        owner = owners({name: p.numel() for name, p in self.parameters.items()}, self.world.size)
+        found: dict[str, torch.Tensor] = {}
+        for name, parameter in self.parameters.items():
+            if owner[name] == self.world.rank:
+                found[WEIGHTS + name] = parameter.detach()
+                for key, value in self.optimizer.state.get(parameter, {}).items():
+                    if value is not None:
+                        found[f"{OPTIMIZER}{key}/{name}"] = torch.as_tensor(value)
+        return found
+
+    def load_tensors(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """See the protocol."""
+        check_weights(saved, {name: p.shape for name, p in self.parameters.items()})
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(saved[WEIGHTS + name])
+        keys, names = optimizer_keys(saved), {id(p): name for name, p in self.parameters.items()}
+        ordered = [names[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
+        state = {
+            i: {key: _number(saved[full]) for key in keys if (full := f"{OPTIMIZER}{key}/{name}") in saved}
+            for i, name in enumerate(ordered)
+        }
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": {i: s for i, s in state.items() if s}, "param_groups": groups})
+
+    # the form of before, until the run's saved state has switched
 
     def state_dict(self) -> dict[str, Any]:
         weights = {name: p.detach() for name, p in self.parameters.items()}
@@ -84,13 +146,38 @@ class PlainBackend:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back weights and optimizer. CheckpointError names tensors that differ."""
-        saved = state["weights"]
-        wrong = sorted(saved.keys() ^ self.parameters.keys()) or [
-            name for name, p in self.parameters.items() if saved[name].shape != p.shape
-        ]
-        if wrong:
-            raise CheckpointError(f"the checkpoint is of another model: {', '.join(wrong[:5])} differ")
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(saved[name])
+        saved = {WEIGHTS + name: tensor for name, tensor in state["weights"].items()}
+        self.load_tensors(saved)
         self.optimizer.load_state_dict(state["optimizer"])
+
+
+def share_from_first(model: torch.nn.Module, world: World) -> None:
+    """Give every rank rank 0's weights and buffers, in place."""
+    if world.size == 1:
+        return
+    world.meet("rank 0's weights")
+    with torch.no_grad():
+        for part in _alike(t.detach() for t in [*model.parameters(), *model.buffers()]):
+            flat = torch.cat([tensor.flatten() for tensor in part])
+            dist.broadcast(flat, src=0)
+            for tensor, new in zip(part, _cut(flat, part), strict=True):
+                tensor.copy_(new)
+
+
+def _alike(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """The tensors in lists of at most REDUCE_BYTES, in each of one type and device."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    for kind in kinds.values():
+        yield from buckets(kind, REDUCE_BYTES, lambda tensor: tensor.nbytes)
+
+
+def _cut(flat: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
+    """`flat` as tensors of the shapes of `like`."""
+    return [part.view(t.shape) for part, t in zip(flat.split([t.numel() for t in like]), like, strict=True)]
+
+
+def _number(value: torch.Tensor) -> Any:
+    """A saved count as the int that it was; a copy of other values."""
+    return int(value) if value.ndim == 0 and value.dtype == torch.int64 else value.clone()

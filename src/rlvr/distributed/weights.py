@@ -1,52 +1,125 @@
 """Named weights in buckets, as engines take them.
 
 Invariants: names are those of the plain Hugging Face model; LoRA updates are merged into what is sent; a tied LM head is
-sent under its own name too, because an engine may keep it apart from the embedding; one bucket at a time is held.
+sent under its own name too, because an engine may keep it apart from the embedding; one bucket at a time is held, and of
+weights that ZeRO-3 has partitioned one bucket at a time is whole. With these every rank has to go through all buckets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 
 from rlvr.policy import Policy
+from rlvr.policy.head import gathered
 from rlvr.rollout.engine import Bucket
+
+T = TypeVar("T")
 
 BUCKET_BYTES = 256 << 20
 
 
-def named_weights(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
+@dataclass(frozen=True)
+class Source:
+    """A weight before it is made."""
+
+    name: str
+    """Its Hugging Face name."""
+    parameters: list[torch.nn.Parameter]
+    """What it is made of."""
+    make: Callable[[], torch.Tensor]
+    """The weight, where the parameters are whole."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return whole_size(self.parameters[0]) * self.parameters[0].element_size()
+
+
+def whole_size(parameter: torch.nn.Parameter) -> int:
+    """The number of elements of a parameter that may be partitioned."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
+def whole_shape(parameter: torch.nn.Parameter) -> torch.Size:
+    """The shape of a parameter that may be partitioned."""
+    return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def sources(policy: Policy) -> Iterator[Source]:
     """Every weight of the policy by its Hugging Face name, adapters merged; tied weights under each of their names."""
     model = policy.causal_lm
     adapted = {name: module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         owner, _, leaf = name.rpartition(".")
-        if (module := adapted.get(owner.removesuffix(".base_layer"))) is not None:
-            yield f"{owner.removesuffix('.base_layer')}.{leaf}", _merged(module, leaf, parameter)
+        module = adapted.get(owner.removesuffix(".base_layer"))
+        if module is not None and leaf == "weight":
+            yield Source(f"{owner.removesuffix('.base_layer')}.{leaf}", *_merged(module, parameter))
+        elif module is not None:
+            yield Source(f"{owner.removesuffix('.base_layer')}.{leaf}", [parameter], parameter.detach)
         elif not any(owner.startswith(f"{prefix}.") for prefix in adapted):
-            yield name, parameter.detach()
-        # else lora_A, lora_B ... of an adapted module, which went into its merged weight
+            yield Source(name, [parameter], parameter.detach)
+        # else lora_A, lora_B ... of an adapted module, which go into its merged weight
 
 
-def _merged(module: Any, leaf: str, parameter: torch.Tensor) -> torch.Tensor:
-    if leaf != "weight":
-        return parameter.detach()
-    with torch.no_grad():
-        delta = sum(module.get_delta_weight(adapter) for adapter in module.active_adapters)
-        return parameter.detach() + delta
+def _merged(
+    module: Any, parameter: torch.nn.Parameter
+) -> tuple[list[torch.nn.Parameter], Callable[[], torch.Tensor]]:
+    def make() -> torch.Tensor:
+        with torch.no_grad():
+            delta = sum(module.get_delta_weight(adapter) for adapter in module.active_adapters)
+            return parameter.detach() + delta
+
+    return [parameter, *(p for p in module.parameters() if p is not parameter)], make
 
 
-def buckets(weights: Iterator[tuple[str, torch.Tensor]], size: int = BUCKET_BYTES) -> Iterator[Bucket]:
-    """`weights` in lists of at most `size` bytes (a larger tensor alone)."""
-    bucket: Bucket = []
+def named_weights(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every weight as `sources` names them, one at a time."""
+    for bucket in weight_buckets(policy, size=0):
+        yield from bucket
+
+
+def weight_buckets(policy: Policy, size: int = BUCKET_BYTES) -> Iterator[Bucket]:
+    """The weights in lists of at most `size` bytes (a larger one alone)."""
+    for part in buckets(sources(policy), size, lambda source: source.nbytes):
+        with gathered(parameter for source in part for parameter in source.parameters):
+            yield [(source.name, source.make()) for source in part]
+
+
+def buckets(
+    items: Iterable[T], size: int = BUCKET_BYTES, nbytes: Callable[[T], int] = lambda item: item[1].nbytes
+) -> Iterator[list[T]]:
+    """`items`, such as (name, tensor), in lists of at most `size` bytes (a larger item alone)."""
+    bucket: list[T] = []
     used = 0
-    for name, tensor in weights:
-        if bucket and used + tensor.nbytes > size:
+    for item in items:
+        if bucket and used + nbytes(item) > size:
             yield bucket
             bucket, used = [], 0
-        bucket.append((name, tensor))
-        used += tensor.nbytes
+        bucket.append(item)
+        used += nbytes(item)
     if bucket:
         yield bucket
+
+
+def host_copies(weights: Iterable[Source], keep: bool, size: int = BUCKET_BYTES) -> dict[str, torch.Tensor]:
+    """The weights in host memory where `keep`, else nothing; weights that are tied stay one tensor.
+
+    Every rank has to call this where weights are partitioned.
+    """
+    found: dict[str, torch.Tensor] = {}
+    first: dict[int, str] = {}
+    for part in buckets(weights, size, lambda source: source.nbytes):
+        with gathered(parameter for source in part for parameter in source.parameters):
+            for source in part if keep else []:
+                key = id(source.parameters[0])
+                if len(source.parameters) == 1 and key in first:
+                    found[source.name] = found[first[key]]
+                    continue
+                made = source.make()
+                found[source.name] = made.cpu() if made.device.type != "cpu" else made.clone()
+                first[key] = source.name
+    return found

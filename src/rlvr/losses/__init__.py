@@ -1,29 +1,67 @@
 """Losses: pure functions of the statistics that they declare; they never see logits, models or batches."""
 
 from rlvr.losses.clip import ClippedPolicyLoss
-from rlvr.losses.correction import Correction, Mask, Reject, Truncate
+from rlvr.losses.copg import ContrastiveLoss
+from rlvr.losses.correction import Correction, Mask, MaskNegatives, Reject, Truncate
+from rlvr.losses.covariance import ClipCovLoss, KLCovLoss
+from rlvr.losses.dro import QuadraticPenaltyLoss
 from rlvr.losses.entropy import EntropyBonus
-from rlvr.losses.kl import KLPenalty, k1, k2, k3
-from rlvr.losses.likelihood import LikelihoodLoss
-from rlvr.losses.objective import Component, Loss, Objective
+from rlvr.losses.gmpo import GeometricMeanLoss
+from rlvr.losses.kl import Divergence, KLPenalty, absolute, k1, k2, k3
+from rlvr.losses.likelihood import ChosenLikelihood, LikelihoodLoss
+from rlvr.losses.m2po import SecondMomentLoss
+from rlvr.losses.objective import Component, Loss, Objective, Renewal
+from rlvr.losses.pacs import RewardClassification
+from rlvr.losses.preference import DPO, IPO, KTO
+from rlvr.losses.reinforce import Reinforce
+from rlvr.losses.rover import RandomPolicyValueLoss
+from rlvr.losses.selectors import TokenSelector, TopEntropy
+from rlvr.losses.sequences import SequenceBatch, SequenceLoss
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
+from rlvr.losses.topr import TaperedLoss
+from rlvr.losses.vespo import GammaWeightedLoss
+from rlvr.losses.weighted_likelihood import WeightedLikelihood
 
 __all__ = [
+    "DPO",
+    "IPO",
+    "KTO",
     "Average",
+    "ChosenLikelihood",
+    "ClipCovLoss",
     "ClippedPolicyLoss",
     "Component",
+    "ContrastiveLoss",
     "Correction",
     "Denominators",
+    "Divergence",
     "EntropyBonus",
+    "GammaWeightedLoss",
+    "GeometricMeanLoss",
+    "KLCovLoss",
     "KLPenalty",
     "LikelihoodLoss",
     "Loss",
     "LossTerm",
     "Mask",
+    "MaskNegatives",
     "Objective",
+    "QuadraticPenaltyLoss",
+    "RandomPolicyValueLoss",
+    "Reinforce",
     "Reject",
+    "Renewal",
+    "RewardClassification",
+    "SecondMomentLoss",
+    "SequenceBatch",
+    "SequenceLoss",
+    "TaperedLoss",
     "TokenBatch",
+    "TokenSelector",
+    "TopEntropy",
     "Truncate",
+    "WeightedLikelihood",
+    "absolute",
     "k1",
     "k2",
     "k3",

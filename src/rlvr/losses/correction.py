@@ -89,8 +89,34 @@ class Reject:
 
     def __call__(self, tokens: TokenBatch) -> torch.Tensor:
         gap = gaps(tokens)
-        kept = mean_by_sequence(tokens, torch.expm1(gap) - gap) <= self.max_kl
+        kept = tokens.mean_by_sequence(torch.expm1(gap) - gap) <= self.max_kl
         return torch.where(kept[tokens.sequence], gap.exp().clamp_max(self.cap), 0.0)
+
+
+@register("correction", "mask_negatives")
+@dataclass(frozen=True)
+class MaskNegatives:
+    """Punished responses that the policy has left behind weigh 0, the others min(r, cap) per token, or 1 without a cap.
+
+    Off-policy sequence masking (DeepSeek-V3.2, 2025, eq. 9): where the advantage is negative and the mean over the response
+    of log pi_behaviour - log pi is over the bound, there is nothing to learn from pushing further. pi is the current policy,
+    so drift since sampling and the engine's own gap both count.
+    """
+
+    max_kl: float = 0.05
+    """Nats per token of a response beyond which its punished tokens are masked."""
+    cap: float | None = 2.0
+    """Largest weight of a token that is not masked; null: all weigh 1."""
+
+    def __post_init__(self) -> None:
+        if self.max_kl <= 0 or (self.cap is not None and self.cap < 1):
+            raise ValueError(f"max_kl must be above 0 and cap at least 1, not {self.max_kl} and {self.cap}")
+
+    def __call__(self, tokens: TokenBatch) -> torch.Tensor:
+        left = tokens.behaviour_logprobs - tokens.logprobs.detach()
+        far = (tokens.mean_by_sequence(left) > self.max_kl)[tokens.sequence]
+        weight = torch.ones_like(left) if self.cap is None else gaps(tokens).exp().clamp_max(self.cap)
+        return weight.masked_fill(far & (tokens.advantage < 0), 0.0)
 
 
 def gaps(tokens: TokenBatch) -> torch.Tensor:
@@ -101,9 +127,4 @@ def gaps(tokens: TokenBatch) -> torch.Tensor:
 def ratios(tokens: TokenBatch, level: Level = "token") -> torch.Tensor:
     """pi_proximal / pi_behaviour [T], per token, or its geometric mean over the token's response."""
     gap = gaps(tokens)
-    return (gap if level == "token" else mean_by_sequence(tokens, gap)[tokens.sequence]).exp()
-
-
-def mean_by_sequence(tokens: TokenBatch, values: torch.Tensor) -> torch.Tensor:
-    """[T] -> [S]: the mean over each sequence's tokens; 0 for a sequence without any."""
-    return tokens.sum_by_sequence(values) / tokens.sum_by_sequence(torch.ones_like(values)).clamp_min(1.0)
+    return (gap if level == "token" else tokens.mean_by_sequence(gap)[tokens.sequence]).exp()

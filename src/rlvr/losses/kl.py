@@ -1,8 +1,10 @@
-"""Penalties on the divergence from the reference: Schulman's estimators of KL(pi || reference) from samples of pi.
+"""Penalties on the divergence from the reference: estimators of KL(pi || reference) from samples of pi.
 
 With d = log reference - log pi (Schulman 2020, http://joschu.net/blog/kl-approx.html):
-k1 = -d, unbiased, and as a loss its expected gradient is zero on-policy (use it to look, not to train);
-k2 = d^2 / 2, biased, its gradient is that of the KL on-policy; k3 = exp(d) - 1 - d, unbiased and never negative.
+k1 = -d, unbiased, and as a loss its expected gradient is zero on-policy (use it to look, or in the reward, not to train);
+k2 = d^2 / 2, biased, its gradient is that of the KL on-policy; k3 = exp(d) - 1 - d, unbiased and never negative;
+abs = |d|. Which estimator is differentiated may differ from which is reported (Liu et al. 2025, "Rethinking KL
+regularization in RLHF", arXiv 2510.01555): value of one, gradient of another.
 """
 
 from __future__ import annotations
@@ -13,9 +15,8 @@ from dataclasses import dataclass
 import torch
 
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
-from rlvr.needs import REFERENCE, Need
+from rlvr.needs import PROXIMAL, REFERENCE, Need
 from rlvr.registry import register
-from rlvr.schedules import Scalar
 
 Estimator = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -39,16 +40,52 @@ def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     return torch.expm1(d) - d
 
 
+@register("kl", "abs")
+def absolute(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """|log pi - log reference|, per token [T]."""
+    return (logprobs - reference).abs()
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """An estimator with the gradient of another, both of a clamped log-ratio."""
+
+    estimator: Estimator
+    gradient: Estimator | None = None
+    """Whose gradient is taken; None: the estimator's own."""
+    bound: float | None = None
+    """Clamps the value to [-bound, bound], and log reference - log pi to 20 nats; beyond either there is no gradient."""
+
+    def __call__(self, logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+        """Per token [T]."""
+        if self.bound is not None:
+            reference = logprobs + (reference - logprobs).clamp(-20.0, 20.0)
+        value = self.estimator(logprobs, reference)
+        if self.gradient is not None:
+            pulled = self.gradient(logprobs, reference)
+            value = value.detach() + (pulled - pulled.detach())
+        return value if self.bound is None else value.clamp(-self.bound, self.bound)
+
+
 @dataclass(frozen=True)
 class KLPenalty:
     """The estimator averaged like the policy loss."""
 
     estimator: Estimator
     average: Average
-    coef: Scalar = 0.0
+    weighted: bool = False
+    """Times pi / pi_proximal with its gradient, which makes the gradient of k3 that of the KL also off-policy (DeepSeek-V3.2,
+    2025, eq. 7)."""
 
-    needs = frozenset({Need("logprobs", grad=True), Need("logprobs", REFERENCE)})
+    @property
+    def needs(self) -> frozenset[Need]:
+        """The policy's and the reference's log-probs, and the proximal ones for the ratio."""
+        both = {Need("logprobs", grad=True), Need("logprobs", REFERENCE)}
+        return frozenset(both | ({Need("logprobs", PROXIMAL)} if self.weighted else set()))
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
         divergence = self.estimator(tokens.logprobs, tokens.reference_logprobs)
-        return LossTerm(tokens.average(divergence, self.average, over), {"kl/ref": divergence.detach()})
+        metrics = {"kl/ref": divergence.detach()}
+        if self.weighted:
+            divergence = divergence * (tokens.logprobs - tokens.proximal_logprobs).exp()
+        return LossTerm(tokens.average(divergence, self.average, over), metrics)

@@ -9,14 +9,21 @@ from typing import Protocol
 import numpy as np
 
 from rlvr.losses.correction import Correction
+from rlvr.losses.selectors import TokenSelector
+from rlvr.losses.sequences import SequenceLoss
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
-from rlvr.needs import REFERENCE, Need
+from rlvr.needs import PROXIMAL, REFERENCE, Need, Statistic
 from rlvr.records import Batch
 from rlvr.schedules import Scalar, at, scalar_value
 
 
 class Loss(Protocol):
-    """A pure function of declared statistics."""
+    """A pure function of declared statistics.
+
+    A loss that has to see the whole optimizer step first also has `choose(tokens) -> [T]`, shown all its tokens with the
+    statistics that `chooses_by` declares; in each micro-batch it finds what it chose in `tokens.chosen`. One that compares
+    whole responses is a `SequenceLoss` instead.
+    """
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -42,18 +49,28 @@ class Component:
     """
 
     name: str
-    loss: Loss
+    loss: Loss | SequenceLoss
     weights: str
     coef: Scalar = 1.0
     zero_without_advantage: bool = False
     corrected: bool = False
     """Whether the objective's correction weighs its tokens."""
+    keep: tuple[TokenSelector, ...] = ()
+    """Which tokens of the step it learns from; the product of what they give."""
 
     @property
     def factor(self) -> float:
         """The coefficient as a number; only of an objective whose schedules were resolved by `Objective.at`."""
         assert isinstance(self.coef, (int, float)), f"the coefficient of {self.name!r} still is a schedule"
         return float(self.coef)
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """After every `every` steps the reference becomes mix x policy + (1 - mix) x reference."""
+
+    every: int
+    mix: float
 
 
 @dataclass(frozen=True)
@@ -67,19 +84,38 @@ class Objective:
     decoupled: bool = False
     """Whether later optimizer steps of a batch take their ratio to the policy as it was when the update began (Hilton et
     al. 2021, "Batch size-invariance for policy optimization"), not to the one that sampled."""
+    renewal: Renewal | None = None
+    """How the reference follows the policy; None: it stays."""
 
     def at(self, step: int, steps: int) -> Objective:
         """The objective with plain numbers for every scheduled scalar, without the components that weigh nothing."""
         components = (
-            dataclasses.replace(c, loss=at(c.loss, step, steps), coef=scalar_value(c.coef, step, steps))
+            dataclasses.replace(
+                c,
+                loss=at(c.loss, step, steps),
+                coef=scalar_value(c.coef, step, steps),
+                keep=tuple(at(selector, step, steps) for selector in c.keep),
+            )
             for c in self.components
         )
-        return dataclasses.replace(self, components=tuple(c for c in components if c.coef != 0.0))
+        renewal = self.renewal if self.renewal and (step + 1) % self.renewal.every == 0 else None
+        return dataclasses.replace(self, components=tuple(c for c in components if c.coef != 0.0), renewal=renewal)
 
     @property
     def needs(self) -> frozenset[Need]:
         """All statistics that the components ask for."""
         return frozenset().union(*(c.loss.needs for c in self.components))
+
+    @property
+    def proximal_statistics(self) -> tuple[Statistic, ...]:
+        """What components ask of the proximal policy beside its log-probs."""
+        asked = {need.statistic for need in self.needs if need.model == PROXIMAL}
+        return tuple(sorted(asked - {"logprobs"}))
+
+    @property
+    def recalls_update(self) -> bool:
+        """Whether later optimizer steps of a batch compare with the policy as it was when the update began."""
+        return self.decoupled or bool(self.proximal_statistics)
 
     @property
     def needs_reference(self) -> bool:

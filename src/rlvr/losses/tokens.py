@@ -52,6 +52,10 @@ class TokenBatch:
     """(statistic, model) -> [T]"""
     importance: torch.Tensor | None = None
     """What a correction multiplies each token's loss by, without counting in any denominator; None: 1."""
+    kept: torch.Tensor | None = None
+    """What token selectors multiply each token's loss by, without counting in any denominator; None: 1."""
+    chosen: torch.Tensor | None = None
+    """What the loss's own `choose` gave for each token when it was shown the whole optimizer step."""
 
     @property
     def logprobs(self) -> torch.Tensor:
@@ -70,13 +74,19 @@ class TokenBatch:
         """[T] -> [S]: sums over each sequence."""
         return torch.zeros(self.sequences, dtype=values.dtype, device=values.device).index_add(0, self.sequence, values)
 
+    def mean_by_sequence(self, values: torch.Tensor) -> torch.Tensor:
+        """[T] -> [S]: means over each sequence's tokens; 0 for a sequence without any."""
+        return self.sum_by_sequence(values) / self.sum_by_sequence(torch.ones_like(values)).clamp_min(1.0)
+
     def average(self, values: torch.Tensor, by: Average, over: Denominators) -> torch.Tensor:
         """This micro-batch's share of the weighted average of `values` over the whole optimizer step.
 
         tokens: sum of values over the number of tokens. sequences: the mean over sequences of each one's mean.
         constant: sum of values over sequences x a constant length.
         """
-        weighted = self.weight * (values if self.importance is None else self.importance * values)
+        weighted = self.weight * values
+        for factor in (self.importance, self.kept):
+            weighted = weighted if factor is None else factor * weighted
         if by == "tokens":
             return weighted.sum() / over.tokens
         if by == "sequences":

@@ -81,6 +81,8 @@ _ALL = [
     Metric("ratio/max", "ratio", "Largest ratio of a token.", "below 10"),
     Metric("ratio/clipped_low", "share", "Share of trained tokens clipped at the lower bound.", "below 0.05"),
     Metric("ratio/clipped_high", "share", "Share of trained tokens clipped at the upper bound.", "below 0.05"),
+    Metric("tokens/kept", "share", "Mean factor that token selectors give the tokens of the policy loss.", "as asked"),
+    Metric("tokens/chosen", "share", "Share of tokens that the loss singled out in the whole step.", "small"),
     Metric("mismatch/mean", "nats", "Mean gap |proximal - behaviour| of log-probs.", "below 0.01"),
     Metric("mismatch/max", "nats", "Largest gap of a token.", "below 1"),
     Metric("mismatch/share_over", "share", "Share of tokens whose gap is over the gate.", "below 0.01"),

@@ -48,6 +48,11 @@ class Phases:
             self._settle()
             self._open.pop()
 
+    @property
+    def current(self) -> str | None:
+        """The innermost open phase."""
+        return self._open[-1] if self._open else None
+
     def _settle(self) -> None:
         """Give the time since the last change to the innermost open phase."""
         now = time.perf_counter()

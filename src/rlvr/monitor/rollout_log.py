@@ -3,11 +3,13 @@
 Invariants:
 - `rollouts/step-000012.jsonl` holds one rollout per line, with its columns under `columns` (null where undecided).
 - A file is written aside and renamed: it is whole or it is not there.
+- A disk that takes no more costs the file, not the run.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 from pathlib import Path
@@ -17,6 +19,8 @@ import numpy as np
 
 from rlvr.errors import DataError
 from rlvr.records import Batch, Rollout
+
+log = logging.getLogger(__name__)
 
 
 class RolloutLog:
@@ -34,6 +38,13 @@ class RolloutLog:
         """Write the batch if `step` is due; the file's path, or None."""
         if not self.due(step):
             return None
+        try:
+            return self._write(step, batch)
+        except OSError as error:
+            log.warning("the rollouts of step %d could not be written: %s", step, error)
+            return None
+
+    def _write(self, step: int, batch: Batch) -> Path:
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / f"step-{step:06d}.jsonl"
         aside = path.with_suffix(".tmp")

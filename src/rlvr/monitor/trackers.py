@@ -7,13 +7,14 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlvr.errors import DataError
+from rlvr.errors import DataError, TrainingError
 
 
 class Tracker(Protocol):
@@ -39,11 +40,20 @@ class MetricsFile:
         self.path = Path(path)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write one step's record (see `monitor.metrics.record`); ValueError for a NaN or an infinity."""
+        """Write one step's record (see `monitor.metrics.record`). ValueError for a NaN or an infinity, TrainingError when it
+        cannot be written; then the file is as it was."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps(row, allow_nan=False)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        size = self.path.stat().st_size if self.path.exists() else 0
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.truncate(self.path, size)
+            raise TrainingError(
+                f"{self.path} cannot be written: {error}. Make room and go on with --resume auto"
+            ) from error
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The records, in order. A last line that a kill left half written is passed over.

@@ -61,16 +61,34 @@ def head_of(policy: Policy, hidden: torch.Tensor) -> Head | None:
 
 
 @contextlib.contextmanager
-def gathered(weights: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Inside, weights that DeepSpeed ZeRO-3 has partitioned are whole. Every rank has to come here equally often."""
-    partitioned = [weight for weight in weights if hasattr(weight, "ds_id")]
+def gathered(weights: Iterable[torch.Tensor], written: bool = False) -> Iterator[None]:
+    """Inside, weights that DeepSpeed ZeRO-3 has partitioned are whole. Every rank has to come here equally often.
+
+    With `written`, what rank 0 writes into them inside is kept, by all ranks.
+    """
+    partitioned: dict[int, Any] = {weight.ds_id: weight for weight in weights if hasattr(weight, "ds_id")}
     if not partitioned:
         yield
         return
     import deepspeed
 
-    with deepspeed.zero.GatheredParameters(partitioned):
+    ordered = [partitioned[key] for key in sorted(partitioned)]
+    for weight in ordered:  # it may be on its way to a module that shares it
+        under_way = weight._z3_optimizer.parameter_offload.module.ds_inflight_param_registry
+        if (fetch := under_way.pop(weight, None)) is not None:
+            fetch.wait()
+    if written:
+        with deepspeed.zero.GatheredParameters(ordered, modifier_rank=0):
+            yield
+        return
+    absent = [weight for weight in ordered if weight.ds_status.name == "NOT_AVAILABLE"]
+    if absent:
+        absent[0].all_gather(param_list=absent)
+    try:
         yield
+    finally:  # what a module has come to use meanwhile is released with that module
+        if idle := [weight for weight in absent if not weight.ds_active_sub_modules]:
+            idle[0].partition(param_list=idle)
 
 
 def gather_until_backward_ends(weights: Iterable[torch.Tensor]) -> None:

@@ -49,7 +49,7 @@ class Cost:
         skipped = {id(policy.causal_lm.get_input_embeddings().weight)}
         head = policy.causal_lm.get_output_embeddings()
         skipped |= {id(head.weight)} if head is not None else set()
-        weights = sum(p.numel() for p in policy.causal_lm.parameters() if id(p) not in skipped)
+        weights = sum(getattr(p, "ds_numel", p.numel()) for p in policy.causal_lm.parameters() if id(p) not in skipped)
         layers = getattr(config, "num_hidden_layers", 1)
         heads = getattr(config, "num_attention_heads", 1)
         channels = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)

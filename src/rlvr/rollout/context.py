@@ -77,7 +77,8 @@ class Context:
         logprobs: Sequence[float] | np.ndarray | float = np.nan,
         versions: Sequence[int] | np.ndarray | int = -1,
     ) -> None:
-        values = (token_ids, origin, logprobs, versions)
-        for (name, dtype), value in zip(_COLUMNS.items(), values, strict=True):
-            self._parts[name].append(np.broadcast_to(np.asarray(value, dtype=dtype), (len(token_ids),)))
-        self._length += len(token_ids)
+        count = len(token_ids)
+        for (name, dtype), value in zip(_COLUMNS.items(), (token_ids, origin, logprobs, versions), strict=True):
+            one = isinstance(value, (int, float))
+            self._parts[name].append(np.full(count, value, dtype) if one else np.asarray(value, dtype))
+        self._length += count

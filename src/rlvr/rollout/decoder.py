@@ -1,13 +1,14 @@
 """One decoding step in few operations, for decoder blocks of the Llama family; other models go through their own modules.
 
 A step of one token a row is mostly overhead in a general module: masks are built, rotary tables computed, keys repeated
-for their query heads. Here the same arithmetic is done over the model's own linear layers, norms and activations, which
-are called as they are, so that new weights and adapters need nothing.
+for their query heads. Here the same arithmetic is done over the model's own linear layers, norms and activations, several of
+them in one call where they are plain (rlvr.rollout.products), and called as they are otherwise.
 
 Invariants:
 - A model is decoded here only after its logits were tried against its own forward pass, and each kind of its blocks against
   itself with random weights, large enough that every part of it shows. Otherwise its modules do it, and the log says why.
-- No weight is copied: what is computed with is what the modules hold at that moment.
+- What is computed with is what the modules held when the newest prompt was read, or when the engine last took new weights:
+  within a request that is one and the same. No more than `COPIED` weights are copied, when a prompt is read.
 """
 
 from __future__ import annotations
@@ -18,15 +19,19 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.activations import SiLUActivation
 
 from rlvr.policy import Policy
 from rlvr.policy.attention import PREFIX
 from rlvr.rollout.kv_cache import GrowingLayer, RowCache
+from rlvr.rollout.products import Norm, Product
 
 log = logging.getLogger(__name__)
 
 TOLERANCE = 1e-5
 """Largest difference from the model's own numbers, as a share of the largest of them (or of 1)."""
+COPIED = 1 << 22
+"""Weights (16 MiB) that may be copied to join products; copying them is then little beside reading a prompt."""
 _FIXED_ROTARY = {"default", "linear", "llama3", "yarn"}
 """Rotary embeddings whose angles depend on the position only."""
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -45,6 +50,8 @@ class Decoder:
         self.policy = policy
         self.steps: Steps | None = None
         """The short way, once it was tried and found equal."""
+        self.stale = True
+        """Whether the weights have changed since the last step."""
         self._tried = False
 
     def next_logits(
@@ -61,9 +68,13 @@ class Decoder:
             except Unfit as reason:
                 kind = type(self.policy.causal_lm).__name__
                 log.info("rollout.engine hf: %s is decoded by its own modules: %s", kind, reason)
+        self.stale |= cache.length == 0  # a prompt is read: nothing says that the weights are those of the last one
         if self.steps is None:  # some models warn where they are given no mask
             seen = ids.new_ones(len(ids), cache.length + ids.shape[1]) if seen is None else seen
         elif ids.shape[1] == 1 and cache.length < self.steps.window:
+            if self.stale:
+                self.stale = False
+                self.steps.refresh()
             return self.steps(ids, seen, positions, cache)
         return self.policy.next_logits(ids, seen, positions, cache)
 
@@ -85,23 +96,33 @@ class Steps:
             raise Unfit("it has no rotary embedding, or one that changes with the length")
         if not all(hasattr(model, name) for name in ("layers", "norm")):
             raise Unfit("it has no list of layers with a norm after them")
-        self._embed, self._norm = policy.causal_lm.get_input_embeddings(), model.norm
+        self._embed, self._norm = policy.causal_lm.get_input_embeddings(), Norm(model.norm)
         self.blocks = [Block(layer) for layer in model.layers[: config.num_hidden_layers]]
         self.window = int(getattr(config, "sliding_window", None) or 1 << 30)
         """Used slots up to which no sliding window cuts anything off."""
+        self.copies = sum(block.copied for block in self.blocks) <= COPIED
         self._table = torch.empty(0, 0)
         scaled = ("logit_scale", "logits_scaling", "final_logit_softcapping")
         plain = all(getattr(config, name, None) is None for name in scaled)
-        self._logits: Any = policy.causal_lm.get_output_embeddings() if plain else policy.logits
+        self._logits: Any = Product([policy.causal_lm.get_output_embeddings()]) if plain else policy.logits
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take the weights as they are now."""
+        self._norm.refresh()
+        if isinstance(self._logits, Product):
+            self._logits.refresh(self.copies)
+        for block in self.blocks:
+            block.refresh(self.copies)
 
     def __call__(
         self, ids: torch.Tensor, seen: torch.Tensor | None, positions: torch.Tensor, cache: RowCache
     ) -> torch.Tensor:
         x = self._embed(ids[:, 0])
-        angles = self.angles(positions[:, 0], x, cache.length + 1)
+        cos, sin = self.angles(positions[:, 0], x, cache.length + 1).split(1, 1)
         hidden = None if seen is None else ~seen[:, None, None]
         for block, layer in zip(self.blocks, cache.layers, strict=True):
-            x = block(x, angles, hidden, layer)
+            x = block(x, cos, sin, hidden, layer)
         return self._logits(self._norm(x))
 
     def angles(self, positions: torch.Tensor, x: torch.Tensor, least: int) -> torch.Tensor:
@@ -114,7 +135,7 @@ class Steps:
             cos, sin = self._rotary(x[:1, None], every)
             half = sin.shape[-1] // 2
             self._table = torch.stack([cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)], 1)
-        return self._table[positions]
+        return self._table.index_select(0, positions)
 
 
 class Block:
@@ -126,56 +147,73 @@ class Block:
             names = {name for name, child in module.named_children() if not isinstance(child, nn.Dropout)}
             if not names <= known:
                 raise Unfit(f"{type(module).__name__} has parts that are not known here: {', '.join(names - known)}")
-        self.first_norm, self.second_norm = layer.input_layernorm, layer.post_attention_layernorm
+        queries = [m for name in ("q_proj", "k_proj", "v_proj", "qkv_proj") if (m := getattr(attention, name, None))]
+        gates = [m for name in ("gate_proj", "up_proj", "gate_up_proj") if (m := getattr(mlp, name, None))]
         self.size, self.scale = int(attention.head_dim), float(attention.scaling)
-        self.queries = [
-            m for name in ("q_proj", "k_proj", "v_proj", "qkv_proj") if (m := getattr(attention, name, None))
-        ]
-        self.q_norm, self.k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-        self.out = attention.o_proj
         self.heads = attention.o_proj.in_features // self.size
-        self.shared = (sum(m.out_features for m in self.queries) // self.size - self.heads) // 2
+        self.shared = (sum(m.out_features for m in queries) // self.size - self.heads) // 2
         """Heads of keys, and of values."""
-        self.gates = [m for name in ("gate_proj", "up_proj", "gate_up_proj") if (m := getattr(mlp, name, None))]
+        self._turned = [self.heads, self.shared]
+        self.queries, self.gates = Product(queries), Product(gates)
+        self.out, self.down = Product([attention.o_proj]), Product([mlp.down_proj])
+        self.first_norm, self.second_norm = Norm(layer.input_layernorm), Norm(layer.post_attention_layernorm)
+        self.head_norms = [Norm(m) for name in ("q_norm", "k_norm") if (m := getattr(attention, name, None))]
+        if len(self.head_norms) == 1:
+            raise Unfit("it has a norm for the queries only, or for the keys only")
         self.activation = getattr(mlp, "act_fn", None) or mlp.activation_fn
-        self.down = mlp.down_proj
+        if type(self.activation) in (nn.SiLU, SiLUActivation):
+            self.activation = nn.functional.silu
+
+    @property
+    def copied(self) -> int:
+        """Weights that are copied where copies are allowed."""
+        return self.queries.size + self.gates.size
+
+    def refresh(self, copies: bool) -> None:
+        """Take the weights as they are now."""
+        for product in (self.queries, self.out, self.gates, self.down):
+            product.refresh(copies)
+        for norm in (self.first_norm, self.second_norm, *self.head_norms):
+            norm.refresh()
 
     def __call__(
-        self, x: torch.Tensor, angles: torch.Tensor, hidden: torch.Tensor | None, layer: GrowingLayer
+        self,
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        hidden: torch.Tensor | None,
+        layer: GrowingLayer,
     ) -> torch.Tensor:
         """The block's output [R, H] for inputs [R, H]; `hidden` [R, 1, 1, slots] is true where nothing may be seen."""
-        x = x + self.out(self._attention(self.first_norm(x), angles, hidden, layer))
-        normed = self.second_norm(x)
-        parts = [gate(normed) for gate in self.gates]
-        gate, up = parts if len(parts) == 2 else parts[0].chunk(2, -1)
-        return x + self.down(self.activation(gate) * up)
+        x = self.out.onto(x, self._attention(self.first_norm(x), cos, sin, hidden, layer))
+        gate, up = self.gates(self.second_norm(x)).chunk(2, -1)
+        return self.down.onto(x, self.activation(gate) * up)
 
     def _attention(
-        self, x: torch.Tensor, angles: torch.Tensor, hidden: torch.Tensor | None, layer: GrowingLayer
+        self,
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        hidden: torch.Tensor | None,
+        layer: GrowingLayer,
     ) -> torch.Tensor:
-        parts = [projection(x) for projection in self.queries]
-        joined = (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).view(len(x), -1, self.size)
-        shared = self.shared
-        q, k, v = joined.split([self.heads, shared, shared], dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            turned = _turned(torch.cat([self.q_norm(q), self.k_norm(k)], 1), angles)
-        else:
-            turned = _turned(joined[:, : self.heads + shared], angles)
-        q, k = turned.split([self.heads, shared], dim=1)
-        keys, values = layer.update(k[:, :, None], v[:, :, None])
+        rows, shared = len(x), self.shared
+        joined = self.queries(x).view(rows, -1, self.size)
+        both, v = joined.split_with_sizes([self.heads + shared, shared], 1)
+        if self.head_norms:
+            normed = zip(self.head_norms, both.split_with_sizes(self._turned, 1), strict=True)
+            both = torch.cat([norm(heads) for norm, heads in normed], 1)
+        half = self.size // 2
+        swapped = torch.cat([both[..., half:], both[..., :half]], -1)
+        turned = torch.addcmul(both * cos, swapped, sin)  # Su et al. 2021
+        q, k = turned.split_with_sizes(self._turned, 1)
+        keys, values = layer.append(k, v)
         # The query heads that share keys are rows of one product, so nothing is repeated for them.
-        q = (q * self.scale).reshape(len(x), shared, self.heads // shared, self.size)
+        q = (q * self.scale).view(rows, shared, self.heads // shared, self.size)
         scores = q @ keys.transpose(-1, -2)
         if hidden is not None:
             scores.masked_fill_(hidden, -torch.inf)
-        return (scores.softmax(-1) @ values).reshape(len(x), -1)
-
-
-def _turned(heads: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """Heads [R, n, D] turned by their rotary angles (Su et al. 2021)."""
-    half = heads.shape[-1] // 2
-    swapped = torch.cat([heads[..., half:], heads[..., :half]], -1)
-    return torch.addcmul(heads * angles[:, :1], swapped, angles[:, 1:])
+        return (scores.softmax(-1) @ values).view(rows, -1)
 
 
 def proven(policy: Policy) -> Steps:
@@ -218,6 +256,7 @@ def _try_block(layer: Any, steps: Steps) -> None:
         spread = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.5
         parameter.copy_(spread * normal(*parameter.shape))
     block, number = Block(layer), int(layer.self_attn.layer_idx)
+    block.refresh(steps.copies)
     x, positions = normal(rows, width), torch.tensor([slots, slots - 2, slots - 5], device=device)
     seen = torch.arange(slots + 1, device=device) >= (slots - positions)[:, None]
     shape = (rows, block.shared, slots, block.size)
@@ -235,7 +274,8 @@ def _try_block(layer: Any, steps: Steps) -> None:
         position_embeddings=steps._rotary(x[:, None], positions[:, None]),
     )
     expected = (expected[0] if isinstance(expected, tuple) else expected)[:, 0]
-    found = block(x, steps.angles(positions, x, slots + 1), ~seen[:, None, None], ours)
+    cos, sin = steps.angles(positions, x, slots + 1).split(1, 1)
+    found = block(x, cos, sin, ~seen[:, None, None], ours)
     _compare(found, expected, f"a block {type(layer).__name__} with random weights")
 
 

@@ -83,10 +83,15 @@ class Published:
 class Engine(Protocol):
     """Samples completions with weights of a known version."""
 
-    version: int
-    """The version of the weights that it serves."""
-    shares_weights: bool
-    """Whether it computes with the trainer's own tensors, so that publishing moves nothing."""
+    @property
+    def version(self) -> int:
+        """The version of the weights that it serves."""
+        ...
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether it computes with the trainer's own tensors, so that publishing moves nothing."""
+        ...
 
     async def generate(self, request: Request) -> Completion:
         """Sample one completion. Requests made together are batched; equal prompts are prefilled once."""

@@ -50,6 +50,9 @@ class HFEngineOptions:
     """Keep a copy of the weights and take new ones by `publish`, instead of sharing the trainer's. Always so where
     `rollout.staleness` has it sample while the trainer updates."""
 
+    per_rank = True
+    """Every rank has one, beside its policy."""
+
     def open(self, policy: Policy, in_flight: InFlight | None = None) -> HFEngine:
         """The engine for `policy`; `in_flight` says what becomes of open requests when weights are published."""
         return HFEngine(policy, self, in_flight)
@@ -112,7 +115,7 @@ class HFEngine:
         WaitTimeout when the responses that are to finish on the old weights do not within `PUBLISH_SECONDS`.
         """
         if self.shares_weights:
-            self.version = version
+            self.version, self._decoder.stale = version, True
             return
         deadline, self._publishing = time.monotonic() + PUBLISH_SECONDS, True
         try:
@@ -132,7 +135,7 @@ class HFEngine:
             for bucket in weights():
                 for name, tensor in bucket:
                     mine[name].copy_(tensor)
-            self.version = version
+            self.version, self._decoder.stale = version, True
             return True
 
     def release(self) -> None:

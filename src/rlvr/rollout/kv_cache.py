@@ -42,13 +42,27 @@ class GrowingLayer(CacheLayerMixin):
         """Append new tokens [R, heads, q, D]; the used part of keys and values."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        start, end = self.length, self.length + key_states.shape[2]
-        if end > self.keys.shape[2]:
-            self._resize(rows=self.keys.shape[0], left=0, capacity=end + GROWTH)
+        start, end = self._reserve(key_states.shape[2])
         self.keys[:, :, start:end] = key_states
         self.values[:, :, start:end] = value_states
-        self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def append(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`update` for one token a row, [R, heads, D]."""
+        if not self.is_initialized:
+            return self.update(keys[:, :, None], values[:, :, None])
+        start, end = self._reserve(1)
+        self.keys.select(2, start).copy_(keys)
+        self.values.select(2, start).copy_(values)
+        return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
+
+    def _reserve(self, tokens: int) -> tuple[int, int]:
+        """The slots of new tokens, first and one past the last, which now count as used."""
+        start, end = self.length, self.length + tokens
+        if end > self.keys.shape[2]:
+            self._resize(rows=self.keys.shape[0], left=0, capacity=end + GROWTH)
+        self.length = end
+        return start, end
 
     def _resize(self, rows: int, left: int, capacity: int) -> None:
         """New storage of `rows` rows with the old ones first, moved `left` slots to the right."""

@@ -47,6 +47,8 @@ class Means:
     """Put the verdicts on rollouts of one task, judged together."""
     by_group: Callable[[Task], bool] = lambda task: False
     """Whether the verifier of a task wants a group together (`verify` then judges a rollout as a group of one)."""
+    same_answer: Callable[[Task, str, str], bool] = lambda task, first, second: first.strip() == second.strip()
+    """Whether two extracted answers to a task are the same, as its verifier sees it."""
 
 
 Plan = Callable[[Draw, Means], AsyncIterator[Rollout]]

@@ -17,7 +17,7 @@ from rlvr.needs import CURRENT, Need
 from rlvr.policy import Policy, forward, rows_of
 from rlvr.records import Batch, Task
 from rlvr.rollout.collector import Collector
-from rlvr.rollout.engine import Bucket, Engine, Request, Sampling
+from rlvr.rollout.engine import Bucket, Completion, Engine, Request, Sampling
 from rlvr.rollout.plans import make_rollout
 
 TOKENS = 8
@@ -27,17 +27,22 @@ SECONDS = 300.0
 
 
 def probe(
-    engine: Engine, policy: Policy, collector: Collector, weights: Callable[[], Iterable[Bucket]] = tuple
+    engine: Engine,
+    policy: Policy,
+    collector: Collector,
+    weights: Callable[[], Iterable[Bucket]] = tuple,
+    share: Callable[[Completion], Completion] = lambda sampled: sampled,
 ) -> float:
     """The mean gap of log-probs, in nats, between engine and policy on a fixed prompt.
 
     TrainingError when it is over what rounding explains (1e-3 in float32, 0.1 in bfloat16), with the names of the tensors
-    of `weights` that the engine holds otherwise, where it can tell.
+    of `weights` that the engine holds otherwise, where it can tell. `share` gives every rank what rank 0's engine sampled,
+    where ranks score together.
     """
     vocabulary = min(len(policy.tokenizer), policy.causal_lm.config.get_text_config().vocab_size)
     prompt = tuple(i * 7919 % vocabulary for i in range(1, 1 + min(TOKENS, policy.context // 2)))
     request = Request(prompt, Sampling(min(TOKENS, policy.context - len(prompt)), ignore_eos=True), seed=0)
-    completion = collector.submit(engine.generate(request)).result(timeout=SECONDS)
+    completion = share(collector.submit(engine.generate(request)).result(timeout=SECONDS))
     rollout = make_rollout(Draw(0, Task("probe", "")), 0, request, completion)
     rows = rows_of(Batch([rollout]), np.arange(1), [rollout.sampled], 0, policy.device)
     with torch.no_grad(), policy.evaluating():

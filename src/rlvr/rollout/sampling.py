@@ -5,6 +5,8 @@ Invariant: a row's token depends on its own logits, options and uniform number o
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 
@@ -82,28 +84,32 @@ def _inverse_cdf(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Te
     """The first token [R] whose cumulative probability passes the uniform number; never one of probability 0."""
     vocabulary = probabilities.shape[-1]
     if vocabulary <= BLOCK:
-        return _first_past(probabilities, uniform)[0]
+        return _first_past(probabilities, uniform)[0].squeeze(-1)
     padded = torch.nn.functional.pad(probabilities, (0, -vocabulary % BLOCK)) if vocabulary % BLOCK else probabilities
     blocks = padded.view(len(padded), -1, BLOCK)
-    block, rest = _first_past(blocks.sum(-1), uniform)
+    mass = blocks.sum(-1)
+    block, wanted, cumulative = _first_past(mass, uniform)
+    here = mass.gather(-1, block).double()
+    rest = ((wanted - (cumulative.gather(-1, block) - here)) / here).clamp_(0.0, _BELOW_ONE).squeeze(-1)
+    block = block.squeeze(-1)
     inside = blocks[torch.arange(len(blocks), device=block.device), block]
-    return (block * BLOCK + _first_past(inside, rest)[0]).clamp_max(vocabulary - 1)  # the bound is for NaN
+    return (block * BLOCK + _first_past(inside, rest)[0].squeeze(-1)).clamp_max_(vocabulary - 1)  # the bound is for NaN
 
 
-def _first_past(mass: torch.Tensor, share: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the running sum of `mass` [R, n] first exceeds `share` [R] of its total, and how far into that entry, as a
-    share of it. An entry of mass 0 is never the first: the sum does not grow there."""
+def _first_past(mass: torch.Tensor, share: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Where the running sum of `mass` [R, n] first exceeds `share` [R] of its total, that share of it, each [R, 1], and the
+    sum. An entry of mass 0 is never the first: the sum does not grow there."""
     cumulative = mass.cumsum(-1, dtype=torch.float64)
-    wanted = share * cumulative[:, -1]
-    place = torch.searchsorted(cumulative, wanted[:, None], right=True)
-    # Rounding may take the product to the total itself: the last entry that has mass is then meant. (The bound is for NaN.)
-    place = torch.minimum(place, torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())).clamp_max(
-        mass.shape[-1] - 1
-    )
-    end = cumulative.gather(-1, place).squeeze(-1)
-    place = place.squeeze(-1)
-    here = mass.gather(-1, place[:, None]).squeeze(-1).double()
-    return place, ((wanted - (end - here)) / here).clamp(0.0, _BELOW_ONE)
+    total = cumulative[:, -1:]
+    # Rounding may take the product to the total itself: the last entry that has mass is then meant.
+    wanted = torch.minimum(share[:, None] * total, total.nextafter(_nothing(total.device)))
+    place = torch.searchsorted(cumulative, wanted, right=True).clamp_max_(mass.shape[-1] - 1)  # the bound is for NaN
+    return place, wanted, cumulative
+
+
+@functools.cache
+def _nothing(device: torch.device) -> torch.Tensor:
+    return torch.zeros((), dtype=torch.float64, device=device)
 
 
 _BELOW_ONE = float(np.nextafter(1.0, 0.0))

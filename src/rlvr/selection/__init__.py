@@ -1,29 +1,24 @@
-"""Which rollouts train: functions from a batch to the positions that stay, applied in order before advantages."""
+"""Which rollouts train: selectors, applied in order, before advantages or after them (`algorithm.select_after`).
 
-from __future__ import annotations
+A selector is a function of the batch that returns the positions that stay, or a bool for each. It may be a class with
+options; options that are Scalars may be schedules or follow a metric. What it may declare besides: `bind(setting) ->
+selector`, `smallest_group`, `after` (it reads the column `advantage`, so `select_after` must be set), and for one with a
+memory `observe(metrics)`, `state_dict` and `load_state_dict`. Invariants: nothing depends on the order of rollouts, ties are
+broken by draw and member; what is undecided is never chosen for its reward.
+"""
 
-import numpy as np
+from rlvr.selection.balance import BalanceOutcomes, BalanceSources
+from rlvr.selection.groups import PassRateBand, SpreadFilter, decided, mixed_groups
+from rlvr.selection.members import BestWorst, MostVaried, Shortest
 
-from rlvr.records import Batch
-from rlvr.registry import register
-
-
-@register("selector", "mixed_groups")
-def mixed_groups(batch: Batch) -> np.ndarray:
-    """Keep the groups whose decided rewards differ: the others give no advantage under a group baseline.
-
-    Unlike skipping them in the backward pass, which changes nothing but time, this takes them out of the loss's
-    denominator (DAPO, Yu et al. 2025, section 3.2, without its refill).
-    """
-    rewards = batch.column("reward")
-    keep = np.zeros(len(batch), dtype=bool)
-    for group in batch.groups():
-        decided = rewards[group.index][np.isfinite(rewards[group.index])]
-        keep[group.index] = len(decided) > 0 and decided.min() < decided.max()
-    return np.flatnonzero(keep)
-
-
-@register("selector", "decided")
-def decided(batch: Batch) -> np.ndarray:
-    """Keep the rollouts whose reward is decided."""
-    return np.flatnonzero(np.isfinite(batch.column("reward")))
+__all__ = [
+    "BalanceOutcomes",
+    "BalanceSources",
+    "BestWorst",
+    "MostVaried",
+    "PassRateBand",
+    "Shortest",
+    "SpreadFilter",
+    "decided",
+    "mixed_groups",
+]

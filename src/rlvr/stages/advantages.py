@@ -18,6 +18,8 @@ from rlvr.policy.columns import add_statistics
 from rlvr.records import Batch, Task
 from rlvr.rollout.characters import char_ends
 from rlvr.schedules import at
+from rlvr.stages.objective import build_penalty
+from rlvr.stages.reference_penalty import less_penalty
 
 
 class Advantages:
@@ -37,13 +39,14 @@ class Advantages:
                 f"a group: set rollout.group_size to {smallest} or more, or choose an advantage that needs no group (group "
                 "with baseline and scale none, say)"
             )
+        self._penalised = (penalty := build_penalty(algorithm)) is not None and penalty.where == "advantage"
         self._refuse_tokens_where_one_number_is_needed()
         for piece in self.pieces:
             if hasattr(piece, "check"):
                 piece.check(config, tasks)
 
     def _refuse_tokens_where_one_number_is_needed(self) -> None:
-        by_token = None
+        by_token = "kl.where: advantage" if self._penalised else None
         for piece, name in zip(self.pieces, self.names, strict=True):
             if by_token is not None and getattr(piece, "per_response", False):
                 raise ConfigError(
@@ -60,6 +63,8 @@ class Advantages:
         self._add_what_is_needed(batch, policy)
         pieces = [at(piece, step, steps) for piece in self.pieces]
         values = self._checked(pieces[0](batch), batch, f"algorithm.advantage {self.names[0]!r}")
+        if self._penalised:
+            values = less_penalty(values, batch)
         for modifier, name in zip(pieces[1:], self.names[1:], strict=True):
             values = self._checked(modifier(batch, values), batch, f"algorithm.modifiers: {name!r}")
         if isinstance(values, list):
@@ -68,7 +73,10 @@ class Advantages:
             batch.columns["advantage"] = values
 
     def _add_what_is_needed(self, batch: Batch, policy: Policy) -> None:
-        needs = frozenset().union(*(getattr(piece, "needs", ()) for piece in self.pieces))
+        asked = frozenset().union(*(getattr(piece, "needs", ()) for piece in self.pieces))
+        needs = {
+            need for need in asked if f"{need.statistic}/current" not in batch.token_columns
+        }  # a reward may have them
         if needs:
             decided = np.isfinite(batch.column("reward"))
             where = [r.sampled & on for r, on in zip(batch.rollouts, decided, strict=True)]

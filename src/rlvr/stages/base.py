@@ -18,7 +18,7 @@ from rlvr import registry
 from rlvr.data import History, Sampler, TaskPool
 from rlvr.errors import DataError
 from rlvr.losses import Objective
-from rlvr.policy import Policy, check_packing
+from rlvr.policy import Policy, Snapshot, check_packing
 from rlvr.records import Batch, Rollout, Task
 from rlvr.rollout import Collected, Collector, Means, Sampling
 from rlvr.schedules import Controller, Schedule, StepSchedule, controllers, scalar_value
@@ -45,6 +45,8 @@ class Stage(ABC):
 
     injected = ("plan", "parts", "tasks", "seed")
     """Parameters of the constructor that the trainer gives; the others are the kind's options."""
+    reference: Snapshot | None = None
+    """The policy at the start of the stage, set by the trainer where `keeps_reference` asks for it."""
     samples = True
     """Whether its rollouts come from the engine, which then needs the newest weights."""
 
@@ -64,7 +66,7 @@ class Stage(ABC):
         kept = [task for task in tasks if task.id not in problems]
         if not kept:
             raise DataError(f"stage {plan.name!r}: all {len(tasks)} tasks are too long for the model's context")
-        self.pool = TaskPool(kept)
+        self.pool = TaskPool(kept, self.config.checkpoint.accept_changed_data)
         self.sampler: Sampler = registry.build("sampler", self.config.data.sampler).bind(
             self.pool, seed=seed, history=parts.history
         )
@@ -147,9 +149,19 @@ class Stage(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.pool.load_state_dict(state["pool"])
-        self.load_draws_state(state["draws"])
+        same = state["pool"]["fingerprint"] == self.pool.fingerprint
+        self.load_draws_state(state["draws"] if same else _on_other_tasks(state["draws"], self.pool))
         for controller, saved in zip(self.controllers(), state["controllers"], strict=True):
             controller.load_state_dict(saved)
+
+
+def _on_other_tasks(draws: Mapping[str, Any], pool: TaskPool) -> dict[str, Any]:
+    """The state of drawing, moved to the next epoch of a pool of other tasks; what is owed of tasks that are gone is dropped."""
+    sampler = draws.get("sampler", draws)
+    moved = {**sampler, "epoch": sampler["epoch"] + 1, "position": 0, "size": len(pool)}
+    if "sampler" not in draws:
+        return moved
+    return {**draws, "sampler": moved, "owed": [owed for owed in draws["owed"] if owed[1] in pool]}
 
 
 def sampling_of(stage: Stage, step: int) -> Sampling:

@@ -12,18 +12,21 @@ from typing import Any
 import numpy as np
 
 from rlvr import registry
-from rlvr.errors import ConfigError
-from rlvr.losses import Component, EntropyBonus, KLPenalty, Objective
+from rlvr.errors import ConfigError, DataError
+from rlvr.losses import Objective
 from rlvr.monitor.batch import advantage_metrics, batch_metrics
 from rlvr.records import BASELINE, Batch, Origin, Rollout, Task
 from rlvr.registry import register
-from rlvr.rewards import build_terms, score
+from rlvr.rewards import Setting
 from rlvr.rollout import Collected, Supply
 from rlvr.schedules import Controller, controllers, moving_options
 from rlvr.selection import mixed_groups
 from rlvr.stage_plan import StagePlan
 from rlvr.stages.advantages import Advantages
 from rlvr.stages.base import Parts, Stage, sampling_of, token_weights
+from rlvr.stages.demonstrations import shown_length, with_demonstrations
+from rlvr.stages.objective import build_objective, build_penalty
+from rlvr.stages.scoring import Scoring
 
 
 @register("stage", "grpo")
@@ -31,10 +34,14 @@ class GRPOStage(Stage):
     """Reinforcement from verified groups."""
 
     def __init__(self, plan: StagePlan, parts: Parts, tasks: Sequence[Task], seed: int) -> None:
-        algorithm, rollout = plan.config.algorithm, plan.config.rollout
-        self.selectors = [registry.build("selector", spec) for spec in algorithm.select]
-        self.terms = build_terms(plan.config.rewards)
-        self._objective = _objective(plan, parts.shares_weights)
+        rollout = plan.config.rollout
+        self.scoring = Scoring(plan.config)
+        self._objective = build_objective(plan, parts.shares_weights)
+        self.penalty = build_penalty(plan.config.algorithm)
+        self._penalised: dict[str, Any] = {}
+        self._shows_demonstrations = any(
+            getattr(c.loss, "shows_demonstrations", False) for c in self._objective.components
+        )
         self.advantages = Advantages(plan.config, tasks)
         if rollout.refill and rollout.group_size < 2:
             raise ConfigError(
@@ -52,6 +59,7 @@ class GRPOStage(Stage):
             raise ConfigError("rollout.temperature 0 gives a group of equal responses: set it above 0")
         super().__init__(plan, parts, tasks, seed)
         self._step = 0
+        self.scoring.bind(tasks, Setting(plan.config, tasks, parts.means(sampling_of(self, 0)).same_answer))
         asked = registry.build("plan", rollout.plan)
         if hasattr(asked, "check"):
             asked.check(parts.means(sampling_of(self, 0)), self.pool.at(0))
@@ -85,50 +93,65 @@ class GRPOStage(Stage):
     def teaches(self, rollouts: list[Rollout]) -> bool:
         """Whether the rewards of any group among the rollouts of one draw differ."""
         trained = [r.as_trained() for r in rollouts if r.role != BASELINE]
-        return len(mixed_groups(score(Batch(trained), self.terms))) > 0
+        return len(mixed_groups(self._scored(trained, peek=True))) > 0
 
     def score(self, collected: Collected) -> tuple[Batch, dict[str, Any]]:
         """Rewards, selection, advantages and weights; the metrics are of all that was sampled."""
         trained = [r.as_trained() for r in collected.rollouts if r.role != BASELINE]
         dropped = [r.as_trained() for r in collected.dropped if r.role != BASELINE]
-        everything = score(Batch([*trained, *dropped]), self.terms)
+        everything = self._scored([*trained, *dropped])
         metrics = batch_metrics(everything)
         batch = everything.select(np.arange(len(trained))) if dropped else everything
-        self._add_baselines(batch, [r for r in collected.rollouts if r.role == BASELINE])
+        self._add_baseline(batch, [r for r in collected.rollouts if r.role == BASELINE])
         if self.config.algorithm.select_after:
             self._add_advantages(batch)
-        for select in self.selectors:
-            kept = np.asarray(select(batch))
-            batch = batch.select(np.flatnonzero(kept) if kept.dtype == bool else kept)
+        batch = self.scoring.select(batch, self._step, self.steps)
         if not self.config.algorithm.select_after:
             self._add_advantages(batch)
         on = np.isfinite(batch.column("reward"))
         if self.config.algorithm.mask_truncated:
             on &= ~np.asarray([r.stop.truncated for r in batch.rollouts], dtype=bool)
         batch.token_columns["weight/policy"] = token_weights(batch.rollouts, Origin.POLICY, on)
-        return batch, metrics | advantage_metrics(batch)
+        metrics |= advantage_metrics(batch) | self._penalised
+        if self._shows_demonstrations:
+            batch = with_demonstrations(batch, self.parts)
+        for component in self._objective.components:
+            if hasattr(component.loss, "weights"):
+                batch.token_columns[f"weight/{component.weights}"] = component.loss.weights(batch)
+        return batch, metrics
 
-    def _add_baselines(self, batch: Batch, compared: list[Rollout]) -> None:
-        """The columns `baseline`, the reward of the draw's baseline rollout where there are such, and `history/mean`, the
-        mean score of the task's earlier draws; NaN where there is none."""
-        history = [self.parts.history[r.task.id].pass_rate for r in batch.rollouts]
-        batch.columns["history/mean"] = np.asarray([np.nan if h is None else h for h in history], dtype=np.float64)
+    def _scored(self, rollouts: list[Rollout], peek: bool = False) -> Batch:
+        when = (self._step, self.steps)
+        return self.scoring.score(rollouts, self.parts.policy, self.parts.history, when, peek)
+
+    def _add_baseline(self, batch: Batch, compared: list[Rollout]) -> None:
+        """The column `baseline`, the reward of the draw's baseline rollout, where there are such; NaN where there is none."""
         if compared:
-            rewards = score(Batch([r.as_trained() for r in compared]), self.terms).column("reward")
+            rewards = self._scored([r.as_trained() for r in compared], peek=True).column("reward")
             of = dict(zip((r.group for r in compared), rewards.tolist(), strict=True))
             batch.columns["baseline"] = np.asarray([of.get(r.group, np.nan) for r in batch.rollouts], dtype=np.float64)
 
     def _add_advantages(self, batch: Batch) -> None:
+        if self.penalty is not None:
+            assert self.reference is not None, "the trainer keeps the reference that a stage asks for"
+            when, optim = (self._step, self.steps), self.config.optim
+            self._penalised = self.penalty.add(batch, self.parts.policy, self.reference, when, optim)
         self.advantages.add(batch, self.parts.policy, self._step, self.steps)
 
     def controllers(self) -> Iterator[Controller]:
-        """Those of the objective, then those of the advantage and its modifiers."""
+        """Those of the objective, of the advantage and its modifiers, then of rewards and selection."""
         yield from super().controllers()
+        yield from controllers(*(selector for c in self._objective.components for selector in c.keep))
+        yield from controllers(self.penalty)
         yield from controllers(*self.advantages.pieces)
+        yield from self.scoring.controllers()
 
     def scheduled(self, step: int) -> dict[str, float]:
-        """Those of the objective, and of the advantage and its modifiers by the piece's name."""
-        moving = super().scheduled(step)
+        """Those of the objective, of rewards and selection, and of the advantage and its modifiers by the piece's name."""
+        moving = super().scheduled(step) | self.scoring.scheduled(step, self.steps)
+        moving |= moving_options(self.penalty, "schedule/kl", step, self.steps)
+        for selector in (s for c in self._objective.components for s in c.keep):
+            moving |= moving_options(selector, f"schedule/{type(selector).__name__}", step, self.steps)
         for name, piece in zip(self.advantages.names, self.advantages.pieces, strict=True):
             moving |= moving_options(piece, f"schedule/{name}", step, self.steps)
         return moving
@@ -137,38 +160,38 @@ class GRPOStage(Stage):
         """Let controllers and pieces with a memory move by what the step measured."""
         super().observe(metrics)
         self.advantages.observe(metrics)
+        self.scoring.observe(metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"advantages": self.advantages.state_dict()}
+        return super().state_dict() | {"advantages": self.advantages.state_dict(), "scoring": self.scoring.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self.advantages.load_state_dict(state["advantages"])
+        self.scoring.load_state_dict(state["scoring"])
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether the loss or the reward compares with the reference."""
+        return self._objective.needs_reference or self.penalty is not None
+
+    def too_long(self, task: Task) -> str | None:
+        """As for every stage; where demonstrations are learned from, prompt and demonstration must fit together."""
+        problem = super().too_long(task)
+        if problem is None and self._shows_demonstrations:
+            length = len(self.parts.prompt(task)) + shown_length(task, self.parts)
+            if length > self.parts.policy.context:
+                return f"its prompt and demonstration have {length} tokens, the model's context is {self.parts.policy.context}"
+        return problem
+
+    def check_tasks(self) -> None:
+        """DataError when demonstrations are to be learned from and no task has one."""
+        if self._shows_demonstrations and not any(task.demonstration for task in self.pool):
+            raise DataError(
+                f"stage {self.plan.name!r}: algorithm.auxiliary learns from demonstrations, and no task has one: give the tasks "
+                "the field `demonstration`, or let the term learn `on: right` responses"
+            )
 
     def objective(self) -> Objective:
         """The policy loss with the KL and entropy terms that the algorithm asks for."""
         return self._objective
-
-
-def _objective(plan: StagePlan, shares_weights: bool) -> Objective:
-    algorithm = plan.config.algorithm
-    loss = registry.build("loss", algorithm.loss)
-    missing = [name for name in ("needs", "average") if not hasattr(loss, name)]
-    if missing:
-        raise ConfigError(
-            f"algorithm.loss {registry.split(algorithm.loss)[0]!r} does not say its `{missing[0]}`: a loss is a class with "
-            "`needs` (what it reads of a forward pass) and `average` (what it averages over)"
-        )
-    skips = getattr(loss, "zero_without_advantage", False)
-    components = [Component("policy", loss, "policy", zero_without_advantage=skips, corrected=True)]
-    if algorithm.kl is not None and algorithm.kl.coef != 0.0:
-        estimator = registry.build("kl", algorithm.kl.estimator)
-        components.append(Component("kl", KLPenalty(estimator, loss.average), "policy", algorithm.kl.coef))
-    if algorithm.entropy != 0.0:
-        components.append(Component("entropy", EntropyBonus(loss.average), "policy", algorithm.entropy))
-    constant = getattr(loss, "constant", None) or plan.config.rollout.max_new_tokens
-    correction = algorithm.correction
-    if correction == "auto":
-        correction = None if shares_weights else "truncate"
-    weigh = None if correction is None else registry.build("correction", correction)
-    return Objective(tuple(components), float(constant), weigh, algorithm.decoupled)

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from rlvr.data import Draw, render_demonstration
 from rlvr.errors import DataError
 from rlvr.losses import Component, LikelihoodLoss, Objective
 from rlvr.losses.tokens import Average
 from rlvr.monitor.batch import batch_metrics
-from rlvr.records import Batch, Origin, Rollout, StopReason, Task
+from rlvr.records import Batch, Origin, Task
 from rlvr.registry import register
 from rlvr.rollout import Collected
 from rlvr.stage_plan import StagePlan
 from rlvr.stages.base import Parts, Stage, token_weights
+from rlvr.stages.demonstrations import demonstration, shown_length
 
 
 @register("stage", "sft")
@@ -33,8 +33,7 @@ class SFTStage(Stage):
 
     def too_long(self, task: Task) -> str | None:
         """As for every stage; prompt and demonstration must fit together."""
-        shown = len(render_demonstration(task, self.parts.policy.tokenizer)) if task.demonstration else 0
-        length, context = len(self.parts.prompt(task)) + shown, self.parts.policy.context
+        length, context = len(self.parts.prompt(task)) + shown_length(task, self.parts), self.parts.policy.context
         over = f"its prompt and demonstration have {length} tokens, the model's context is {context}"
         return super().too_long(task) or (over if length > context else None)
 
@@ -48,7 +47,7 @@ class SFTStage(Stage):
         """The demonstrations of the next tasks, as rollouts that nobody sampled."""
         self._before = self.sampler.state_dict()
         draws = self.sampler.next(self.config.rollout.prompts_per_step)
-        return Collected([self._demonstration(draw) for draw in draws])
+        return Collected([demonstration(draw.task, self.parts, str(draw.number)) for draw in draws])
 
     def give_back(self) -> None:
         """Draw the same tasks again."""
@@ -64,23 +63,3 @@ class SFTStage(Stage):
     def objective(self) -> Objective:
         """The likelihood alone."""
         return self._objective
-
-    def _demonstration(self, draw: Draw) -> Rollout:
-        prompt = self.parts.prompt(draw.task)
-        shown = render_demonstration(draw.task, self.parts.policy.tokenizer)
-        ids = np.asarray([*prompt, *shown], dtype=np.int64)
-        origin = np.full(len(ids), Origin.DEMONSTRATION, dtype=np.int8)
-        origin[: len(prompt)] = Origin.PROMPT
-        return Rollout(
-            id=f"{draw.number}/0",
-            task=draw.task,
-            group=str(draw.number),
-            member=0,
-            token_ids=ids,
-            origin=origin,
-            behaviour_logprobs=np.full(len(ids), np.nan, dtype=np.float32),
-            policy_version=np.full(len(ids), -1, dtype=np.int32),
-            stop=StopReason.GIVEN,
-            text=draw.task.demonstration or "",
-            role="demonstrator",
-        )

@@ -54,6 +54,10 @@ class Verification:
         """Whether the verifier of a task wants the rollouts of a group together."""
         return self.of(task).verify_group is not None
 
+    def same_answer(self, task: Task, first: str, second: str) -> bool:
+        """Whether two extracted answers to a task are the same, as its verifier sees it."""
+        return self.of(task).same_answer(first, second)
+
     async def verify(self, rollout: Rollout) -> Rollout:
         """The rollout with its verdict."""
         verifier = self.of(rollout.task)

@@ -98,6 +98,11 @@ def environment(policy: Policy, options: Common, folder: Path) -> dict[str, str]
     }
     if policy.device.type == "cpu" and options.threads is not None:
         variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(options.threads)}
+    if policy.device.type == "cuda" and policy.device.index is not None and options.tensor_parallel_size == 1:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        variables["CUDA_VISIBLE_DEVICES"] = (
+            visible.split(",")[policy.device.index] if visible else str(policy.device.index)
+        )
     return variables
 
 

@@ -52,12 +52,17 @@ class Common:
 @register("engine", "vllm")
 @dataclass(frozen=True)
 class VLLMOptions(Common):
-    """A vLLM engine owned by the run, in a process of its own on the same device."""
+    """A vLLM engine owned by the run, in a process of its own on the same device; each rank has one, unless the model is split."""
 
     gpu_memory_utilization: float = 0.4
     """Share of a GPU's memory that vLLM may take beside the trainer."""
     sleep: bool = True
     """On a GPU, give the engine's memory back while the trainer updates. Not on a CPU, where vLLM cannot."""
+
+    @property
+    def per_rank(self) -> bool:
+        """Whether every rank has one, beside its policy."""
+        return self.tensor_parallel_size == 1
 
     def open(self, policy: Policy, in_flight: InFlight | None = None) -> VLLMEngine:
         """The engine for `policy`, started. ConfigError when vLLM is missing or refuses the options."""
@@ -99,6 +104,9 @@ class VLLMServerOptions(Common):
     """Seconds between health checks."""
     health_timeout: float = 30.0
     """Seconds that a health check may take."""
+
+    per_rank = False
+    """Rank 0 asks the servers for all."""
 
     def open(self, policy: Policy, in_flight: InFlight | None = None) -> VLLMServerEngine:
         """The engine for `policy`, with its servers up. ConfigError when one cannot be used."""

@@ -88,9 +88,14 @@ class Crews:
             server = self._servers[sandbox] = Server(self.memory_mb, None if sandbox is None else sandboxed(sandbox))
         return server
 
+    @property
+    def alive(self) -> int:
+        """Workers there are."""
+        return sum(crew.alive for crew in list(self._crews.values()))
+
     def trim(self, keep: Crew) -> None:
         """End idle workers of other crews until one more worker is within bounds."""
-        over = sum(crew.alive for crew in self._crews.values()) + 1 - self.most
+        over = self.alive + 1 - self.most
         for crew in self._crews.values():
             while over > 0 and crew is not keep and crew.idle:
                 crew.dismiss(crew.idle.pop(0))

@@ -89,6 +89,11 @@ class VerifierPool:
         verdicts = await self._on_loop(self._run(verifier, Job(task, tuple(completions), ids, group=True)))
         return verdicts or [Verdict.undecided(_CLOSED)] * len(completions)
 
+    @property
+    def processes(self) -> int:
+        """Worker processes there are."""
+        return self._crews.alive
+
     def verify_many(self, verifier: Verifier, pairs: Iterable[tuple[Task, str]]) -> list[Verdict]:
         """The verdicts on (task, completion) pairs, in order; for code without an event loop of its own."""
 

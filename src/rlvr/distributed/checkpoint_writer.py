@@ -1,0 +1,215 @@
+"""Writing checkpoints: tensors are copied to host memory while the step waits, and a thread does the rest.
+
+Each rank writes its own tensors into a folder aside (`.step-N.partial`) and leaves a note with their checksum there; rank 0
+writes everything else, waits for the notes, seals the folder, syncs it and renames it. So the ranks need storage that they
+share, and no collective call is made outside the ranks' main threads.
+
+Invariants: `step-N` appears whole or not at all; what was there before is removed only when the new one is whole; a write
+that fails is said, and neither stops the run nor touches another checkpoint; one write is under way at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import platform
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from rlvr.config import CheckpointConfig
+from rlvr.distributed import checkpoint
+from rlvr.distributed.checkpoint import SEAL, STATE, Seal, checksum_of
+from rlvr.distributed.world import World
+from rlvr.errors import CheckpointError
+from rlvr.waits import finished
+
+log = logging.getLogger(__name__)
+
+WRITE_SECONDS = 3600.0
+"""How long a write may take before whoever waits for it gives it up."""
+PACKAGES = ("rlvr", "torch", "transformers", "safetensors", "numpy", "peft")
+
+
+@dataclass
+class Contents:
+    """What a checkpoint is to hold, on one rank."""
+
+    step: int
+    tensors: Mapping[str, torch.Tensor]
+    """This rank's, in host memory."""
+    state: dict[str, Any] = dataclasses.field(default_factory=dict)
+    metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
+    models: Callable[[Path], None] = lambda folder: None
+    """Writes `model/` and its like into a folder. State, metrics and this are rank 0's."""
+    logs: Sequence[Path] = ()
+    """Files that a run resumed from here relies on, to be on disk before."""
+
+
+class HostCopies:
+    """Copies of tensors in host memory. The buffers are used again, since new memory costs more than the copying."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """A copy of each tensor, good until the next call that gives the same names."""
+        return {name: self._copy(name, tensor.detach()) for name, tensor in tensors.items()}
+
+    def _copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._buffers[name] = buffer
+        return buffer.copy_(tensor)
+
+
+class Writer:
+    """Writes the checkpoints of one run into `folder`, one at a time."""
+
+    def __init__(self, folder: Path, config: CheckpointConfig, world: World) -> None:
+        self.folder, self.config, self.world = folder, config, world
+        self._under_way: Future[Path] | None = None
+        self._step = 0
+
+    def open(self, step: int) -> bool:
+        """Wait for the write before, and make the folder that all ranks write into; False, said, where that is impossible."""
+        self.wait()
+        problem = None
+        if self.world.leads:
+            try:
+                shutil.rmtree(self._aside(step), ignore_errors=True)
+                self._aside(step).mkdir(parents=True)
+            except OSError as error:
+                problem = str(error)
+        problem = self.world.broadcast(problem, "the folder of the checkpoint")
+        if problem is not None:
+            log.error("the checkpoint of step %d could not be written: %s", step, problem)
+        return problem is None
+
+    def write(self, contents: Contents) -> None:
+        """Write a checkpoint into the folder that `open` made; in the background, unless the configuration says otherwise."""
+        future: Future[Path] = Future()
+        self._under_way, self._step = future, contents.step
+
+        def work() -> None:
+            try:
+                future.set_result(self._write(contents))
+            except BaseException as error:  # whatever it is, the run goes on without this checkpoint
+                log.error("the checkpoint of step %d could not be written: %s", contents.step, error)
+                shutil.rmtree(self._aside(contents.step), ignore_errors=True)
+                future.set_exception(error)
+
+        if self.config.background:
+            threading.Thread(target=work, name="rlvr-checkpoint", daemon=True).start()
+        else:
+            work()
+
+    def wait(self) -> Exception | None:
+        """Wait until nothing is being written; why the last write failed, where it did. WaitTimeout."""
+        if self._under_way is None:
+            return None
+        what = f"the checkpoint of step {self._step} to be on disk"
+        finished(self._under_way, what, time.monotonic() + WRITE_SECONDS)
+        error = self._under_way.exception()
+        return error if error is None or isinstance(error, Exception) else RuntimeError(repr(error))
+
+    @property
+    def state(self) -> str:
+        """What became of the last write, in words."""
+        if self._under_way is None:
+            return "none written so far"
+        if not self._under_way.done():
+            return f"step {self._step} is being written"
+        error = self._under_way.exception()
+        return f"step {self._step} {'is on disk' if error is None else f'could not be written: {error}'}"
+
+    # in the thread
+
+    def _aside(self, step: int) -> Path:
+        return self.folder / f".step-{step}.partial"
+
+    def _write(self, contents: Contents) -> Path:
+        aside, target = self._aside(contents.step), self.folder / f"step-{contents.step}"
+        name = f"tensors-{self.world.rank}.safetensors"
+        if not self.world.leads:
+            self._write_share(aside, name, contents.tensors)
+            return target
+        for path in contents.logs:
+            if path.exists():
+                _sync(path)
+        save_file(dict(contents.tensors), aside / name)
+        contents.models(aside)
+        (aside / STATE).write_text(json.dumps(contents.state), encoding="utf-8")
+        notes = self._notes(aside)
+        files = sorted(path for path in aside.rglob("*") if path.is_file() and path.name not in notes)
+        for path in files:
+            _sync(path)
+        sums = {str(path.relative_to(aside)): checksum_of(path) for path in files}
+        for rank, note in enumerate(notes, start=1):
+            if sums.get(f"tensors-{rank}.safetensors") != (aside / note).read_text():
+                raise CheckpointError(f"what rank {rank} wrote is not what is on disk")
+            (aside / note).unlink()
+        seal = Seal(contents.step, self.world.size, contents.metrics, versions(), sums)
+        (aside / SEAL).write_text(json.dumps(dataclasses.asdict(seal), indent=1), encoding="utf-8")
+        for path in [aside / SEAL, *(path for path in aside.rglob("*") if path.is_dir()), aside]:
+            _sync(path)
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(aside, target)
+        _sync(self.folder)
+        keeps = self.config.best
+        found = None if keeps is None else checkpoint.best(self.folder, keeps.metric, keeps.mode)
+        checkpoint.remove_old(self.folder, target, self.config.keep, None if found is None else found[0])
+        return target
+
+    def _write_share(self, aside: Path, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """The tensors of a rank other than 0, and its note that they are there."""
+        save_file(dict(tensors), aside / name)
+        _sync(aside / name)
+        note = aside / f"{name}.note"
+        note.with_suffix(".tmp").write_text(checksum_of(aside / name))
+        os.replace(note.with_suffix(".tmp"), note)
+
+    def _notes(self, aside: Path) -> list[str]:
+        """The notes of ranks 1 and up, once all are there. CheckpointError names ranks that do not write."""
+        notes = [f"tensors-{rank}.safetensors.note" for rank in range(1, self.world.size)]
+        deadline = time.monotonic() + WRITE_SECONDS / 2
+        while missing := [rank for rank, note in enumerate(notes, start=1) if not (aside / note).exists()]:
+            if time.monotonic() > deadline:
+                who = ", ".join(f"rank {rank}" for rank in missing)
+                raise CheckpointError(
+                    f"{who} wrote nothing: run.dir must be on storage that all ranks share (their own output says more)"
+                )
+            time.sleep(0.05)
+        return notes
+
+
+def versions() -> dict[str, str]:
+    """Of what decides the bits of a run: packages, Python, and the number of threads."""
+    found = {"python": platform.python_version(), "threads": str(torch.get_num_threads())}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # run from a source tree, say
+            continue
+    return found
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

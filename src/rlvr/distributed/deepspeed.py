@@ -1,0 +1,246 @@
+"""The DeepSpeed backend: ZeRO 1, 2 and 3 over the ranks, with or without offload to host memory.
+
+`deepspeed.initialize` wraps the policy's model in place; passes go through the model itself, whose hooks DeepSpeed sets, and
+never through the engine's own forward. Invariants:
+- The gradient of a step is the sum over ranks and micro-batches: DeepSpeed's average is undone, its division by accumulation
+  steps is off, sums are float32.
+- A step begins with `zero` and ends with `step`: gradients of passes that no step followed are gone.
+- The state that is saved is whole tensors (rlvr.distributed.shares); DeepSpeed's own checkpoints are not used.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers.utils import logging as transformers_logging
+
+from rlvr import registry
+from rlvr.distributed.plain import share_from_first
+from rlvr.distributed.shares import OPTIMIZER, WEIGHTS, check_weights, optimizer_keys, owners
+from rlvr.distributed.weights import Source, host_copies, sources, weight_buckets, whole_shape, whole_size
+from rlvr.distributed.world import World
+from rlvr.distributed.zero_config import Offload, zero_config
+from rlvr.distributed.zero_shards import Shards
+from rlvr.errors import ConfigError
+from rlvr.policy import Policy
+from rlvr.policy.adapters import is_adapter
+from rlvr.registry import register
+from rlvr.rollout.engine import Bucket
+
+_open: weakref.WeakKeyDictionary[Policy, DeepSpeedBackend] = weakref.WeakKeyDictionary()
+"""The backend of each policy: a model is wrapped once, and stages after the first go on with its engine."""
+
+
+@register("backend", "deepspeed")
+@dataclass(frozen=True)
+class DeepSpeedOptions:
+    """Options of the DeepSpeed backend; in a configuration they are keys of `distributed`."""
+
+    zero_stage: int = 2
+    """What is shared out among the ranks: 1, the optimizer's state; 2, gradients too; 3, weights too."""
+    offload: Offload = "none"
+    """What waits in host memory: `optimizer` (state and float32 weights), or `parameters` (ZeRO-3: these and the weights)."""
+    deepspeed: str | None = None
+    """A JSON file with more of DeepSpeed's own configuration."""
+
+    @property
+    def partitions(self) -> bool:
+        """Whether a rank alone has not all weights, so that no rank can compute or sample with them by itself."""
+        return self.zero_stage == 3
+
+    def open(self, policy: Policy, optimizer: str | dict[str, Any], world: World | None = None) -> DeepSpeedBackend:
+        """The backend for `policy`, with a fresh optimizer."""
+        if policy in _open:
+            _open[policy].renew(optimizer)
+        else:
+            _open[policy] = DeepSpeedBackend(policy, optimizer, world, self)
+        return _open[policy]
+
+
+class DeepSpeedBackend:
+    """See rlvr.distributed.backend.Backend."""
+
+    saves_copies = True
+
+    def __init__(
+        self,
+        policy: Policy,
+        optimizer: str | dict[str, Any] = "adamw",
+        world: World | None = None,
+        options: DeepSpeedOptions | None = None,
+    ) -> None:
+        options = options or DeepSpeedOptions()
+        deepspeed = _library()
+        self._check(optimizer, options)
+        self.policy = policy
+        self.world = world or World()
+        self.stage = options.zero_stage
+        self.lockstep = options.zero_stage >= 2
+        self.parameters = policy.trainable()
+        self._tried = policy.head_is_enough, policy.packing  # on the plain model, before it is wrapped
+        share_from_first(policy.model, self.world)
+        _join_alone()
+        bfloat16 = policy.dtype == torch.bfloat16
+        before = _unrounded(self.parameters) if bfloat16 else {}
+        self.engine, *_ = deepspeed.initialize(
+            model=policy.model,
+            optimizer=registry.build("optimizer", optimizer)(self.parameters.values()),
+            config=zero_config(options.zero_stage, options.offload, bfloat16, self.world.size, options.deepspeed),
+            dist_init_required=False,
+        )
+        self.optimizer = self.engine.optimizer
+        self.shards = Shards(self.optimizer, self.parameters)
+        for name, weight in before.items():  # the float32 weights start from what was loaded, not from its rounding
+            self.shards.set_weight(name, weight)
+        if self.stage == 3 and policy.head_is_enough:
+            policy.causal_lm.base_model.register_forward_pre_hook(self._begin_pass, prepend=True)
+
+    @staticmethod
+    def _check(optimizer: str | dict[str, Any], options: DeepSpeedOptions) -> None:
+        if options.zero_stage not in (1, 2, 3):
+            raise ConfigError(f"distributed.zero_stage is {options.zero_stage}: there are 1, 2 and 3")
+        if options.offload == "parameters" and options.zero_stage != 3:
+            raise ConfigError("distributed.offload: parameters needs zero_stage 3, which alone shares them out")
+        if registry.split(optimizer)[0] == "adamw_8bit":
+            raise ConfigError(
+                "optim.optimizer adamw_8bit does not go with distributed.backend deepspeed, whose state is flat and shared out: "
+                "use adamw, with offload where memory is short"
+            )
+
+    def _begin_pass(self, *_: Any) -> None:
+        """What the engine's forward would do for the fetching of partitioned weights: a pass begins."""
+        self.optimizer.parameter_offload.get_param_coordinator().reset_step()
+
+    def renew(self, optimizer: str | dict[str, Any]) -> None:
+        """A fresh optimizer on the weights as they are. ConfigError where it is of another kind than the one before."""
+        model = [torch.nn.Parameter(torch.empty(whole_shape(p), device="meta")) for p in self.parameters.values()]
+        new, base = registry.build("optimizer", optimizer)(model), self.optimizer.optimizer
+        if type(new) is not type(base) or len(new.param_groups) != len(base.param_groups):
+            raise ConfigError(
+                "with distributed.backend deepspeed all stages use one kind of optim.optimizer: "
+                f"a stage asks for {type(new).__name__} after {type(base).__name__}"
+            )
+        for mine, wanted in zip(base.param_groups, new.param_groups, strict=True):
+            mine.update({key: value for key, value in wanted.items() if key not in ("params", "fused", "foreach")})
+        self.shards.forget()
+
+    # a step
+
+    def zero(self) -> None:
+        """See the protocol."""
+        self.engine.set_gradient_accumulation_boundary(False)
+        self.shards.drop_gradients()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradients of `loss`."""
+        self.optimizer.clear_backward_seen_flag()
+        self.engine.backward(loss * self.world.size, scale_wrt_gas=False)
+
+    def step(self, lr: float, max_norm: float) -> float:
+        """Sum over ranks, clip and step; see the protocol."""
+        self.world.meet("the optimizer step")
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.clip_grad = max_norm
+        self.engine.set_gradient_accumulation_boundary(True)
+        if self.stage == 1:
+            self.engine.allreduce_gradients()
+        else:
+            self.optimizer.finalize_gradient_accumulation_boundary()
+        self.engine.step()
+        norm = float(self.engine.get_global_grad_norm())
+        return norm if self.engine.was_step_applied() else math.nan
+
+    # weights
+
+    def named_weights(self) -> Iterator[Bucket]:
+        """See the protocol."""
+        return weight_buckets(self.policy)
+
+    def save_model(self, folder: Path) -> None:
+        """Hugging Face files: the whole model, or the adapter where one is trained; tokenizer beside it.
+
+        Weights come together in rank 0's host memory, a bucket at a time.
+        """
+        model = self.policy.model
+        kept = self.parameters if is_adapter(model) else dict(model.named_parameters(remove_duplicate=False))
+        state = host_copies((Source(name, [p], p.detach) for name, p in kept.items()), self.world.leads)
+        self._save(model, folder, state)
+
+    def save_merged(self, folder: Path) -> None:
+        """Hugging Face files of the plain model with the adapter merged into it."""
+        self._save(self.policy.causal_lm, folder, host_copies(sources(self.policy), self.world.leads))
+
+    def _save(self, model: Any, folder: Path, state: dict[str, torch.Tensor]) -> None:
+        if not self.world.leads:
+            return
+        transformers_logging.disable_progress_bar()
+        buffers = {name: t for name, t in model.state_dict().items() if name in dict(model.named_buffers())}
+        model.save_pretrained(folder, state_dict=state | buffers)
+        self.policy.tokenizer.save_pretrained(folder)
+
+    # state
+
+    def saved_tensors(self) -> dict[str, torch.Tensor]:
+        """See the protocol. Tensors are gathered one at a time; this rank's are kept, in host memory."""
+        owner = owners({name: whole_size(p) for name, p in self.parameters.items()}, self.world.size)
+        found: dict[str, torch.Tensor] = {}
+        for name in self.parameters:
+            mine = owner[name] == self.world.rank
+            for key, tensor in self.shards.of(name):
+                full = f"{WEIGHTS}{name}" if key is None else f"{OPTIMIZER}{key}/{name}"
+                if mine:
+                    found[full] = tensor.to("cpu", copy=True)
+        return found
+
+    def load_tensors(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """See the protocol. Tensors are read one at a time, on every rank."""
+        check_weights(saved, {name: whole_shape(p) for name, p in self.parameters.items()})
+        self.shards.forget()
+        keys = optimizer_keys(saved)
+        for name in self.parameters:
+            self.shards.set_weight(name, saved[WEIGHTS + name])
+            for key in keys:
+                if (full := f"{OPTIMIZER}{key}/{name}") in saved:
+                    self.shards.set_state(name, key, saved[full])
+        self.shards.publish()
+
+
+def _library() -> Any:
+    """deepspeed, quiet, and without what it would compile."""
+    try:
+        import deepspeed
+        from deepspeed.utils import logger
+    except ImportError as error:
+        raise ConfigError(
+            "distributed.backend deepspeed needs DeepSpeed: pip install 'rlvr[deepspeed]', or use backend plain"
+        ) from error
+    if not logging.getLogger("rlvr").isEnabledFor(logging.DEBUG):
+        logger.setLevel(logging.WARNING)
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # a CPU all-reduce that it would build with a compiler
+    return deepspeed
+
+
+def _unrounded(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
+    """Copies, in host memory, of the weights that bfloat16 would change."""
+    return {
+        name: p.detach().to("cpu", copy=True)
+        for name, p in parameters.items()
+        if not torch.equal(p.detach(), p.detach().bfloat16().to(p.dtype))
+    }
+
+
+def _join_alone() -> None:
+    """A process group of one, where no launcher made one."""
+    if not dist.is_initialized():
+        store = dist.HashStore()
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)

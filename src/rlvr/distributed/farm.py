@@ -1,0 +1,299 @@
+"""The engines of all ranks as one: rank 0 draws and asks, every rank samples with the engine beside its policy.
+
+Requests go to the other ranks over sockets, so that sampling needs no collective call and any plan, refill or staleness works as
+with one process. Invariants: requests with one prompt go to one rank while any of them is open, so that the prompt is
+computed once; what is sampled depends on the request's seed and not on the rank (N7); a rank that is gone fails the requests
+that it had, by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import itertools
+import os
+import secrets
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from multiprocessing.connection import Client, Connection, Listener
+from typing import Any
+
+import numpy as np
+
+from rlvr import registry
+from rlvr.distributed.world import World
+from rlvr.errors import RlvrError, TrainingError
+from rlvr.policy import Policy
+from rlvr.records import StopReason
+from rlvr.rollout import Collector, probe
+from rlvr.rollout.engine import Bucket, Completion, Engine, InFlight, Published, Request
+
+JOIN_SECONDS = 120.0
+"""How long ranks may take to connect."""
+
+
+def open_engine(
+    spec: str | dict[str, Any],
+    policy: Policy,
+    in_flight: InFlight | None,
+    world: World,
+    collector: Collector,
+    apart: bool,
+) -> Engine:
+    """The engine that `spec` writes, for all ranks: one beside each policy, or one on rank 0 that samples for all.
+
+    `apart` says that the weights lie in parts on the ranks, so that an engine cannot compute with the trainer's own.
+    """
+    options = registry.build("engine", spec)
+    if apart and hasattr(options, "copy_weights"):
+        options = dataclasses.replace(options, copy_weights=True)
+    if world.size == 1 or (world.leads and not options.per_rank):
+        return options.open(policy, in_flight)
+    return Farm(options.open(policy, in_flight), world, collector) if options.per_rank else Elsewhere()
+
+
+def prove(
+    engine: Engine, world: World, policy: Policy, collector: Collector, weights: Callable[[], Iterable[Bucket]]
+) -> None:
+    """On every rank: that the engine which was given new weights samples with them. TrainingError where it does not."""
+    if isinstance(engine, Farm):
+        probe(engine.own, policy, collector)
+    else:  # gathering the weights once more to compare them would need the other ranks
+        known = weights if world.size == 1 else tuple
+        probe(engine, policy, collector, known, lambda sampled: world.broadcast(sampled, "what the engine sampled"))
+
+
+class Farm:
+    """The Engine that rank 0 samples with: its own engine and those of the other ranks.
+
+    On the other ranks it answers rank 0's requests with the rank's engine; `generate` is for rank 0 only.
+    """
+
+    def __init__(self, engine: Engine, world: World, collector: Collector) -> None:
+        self.own, self.world, self.collector = engine, world, collector
+        self.shares_weights = engine.shares_weights
+        self._links: dict[int, _Link] = {}
+        self._open: Counter[int] = Counter()
+        self._home: dict[tuple[int, ...], tuple[int, int]] = {}
+        """Prompt -> (rank, open requests)."""
+        key = world.broadcast(secrets.token_bytes(32), "the key of the sampling ranks")
+        if world.leads:
+            self._accept(key)
+        else:
+            self._serve(key)
+
+    def _accept(self, key: bytes) -> None:
+        host = socket.gethostbyname(os.environ.get("MASTER_ADDR", "127.0.0.1"))
+        with Listener((host, 0), backlog=self.world.size, authkey=key) as listener:
+            accepting = threading.Thread(target=self._accept_all, args=[listener], name="rlvr-farm-accept", daemon=True)
+            accepting.start()
+            self.world.broadcast(listener.address, "the address of the sampling ranks")
+            self.world.meet("the sampling ranks", JOIN_SECONDS)
+            accepting.join(JOIN_SECONDS)
+        if len(self._links) < self.world.size - 1:
+            raise TrainingError(
+                f"only {len(self._links)} of {self.world.size - 1} ranks could connect to rank 0 at {host}"
+            )
+
+    def _accept_all(self, listener: Listener) -> None:
+        while len(self._links) < self.world.size - 1:
+            connection = listener.accept()
+            rank = connection.recv()
+            self._links[rank] = _Link(rank, connection)
+
+    def _serve(self, key: bytes) -> None:
+        address: Any = self.world.broadcast(None, "the address of the sampling ranks")
+        self._connection = Client(tuple(address), authkey=key)
+        self._connection.send(self.world.rank)
+        self.world.meet("the sampling ranks", JOIN_SECONDS)
+        self._sending = threading.Lock()
+        threading.Thread(target=self._answer, name="rlvr-farm", daemon=True).start()
+
+    # rank 0
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that the engines serve."""
+        return self.own.version
+
+    async def generate(self, request: Request) -> Completion:
+        """Sample one completion, on the rank that has the prompt or the least to do. TrainingError where that rank is gone."""
+        rank = self._take(request.token_ids)
+        try:
+            if rank == self.world.rank:
+                return await self.own.generate(request)
+            return await self._links[rank].ask(request)
+        finally:
+            self._give(request.token_ids, rank)
+
+    def _take(self, prompt: tuple[int, ...]) -> int:
+        rank, count = self._home.get(prompt, (None, 0))
+        if rank is None:
+            rank = min(range(self.world.size), key=lambda r: self._open[r])
+        self._home[prompt] = rank, count + 1
+        self._open[rank] += 1
+        return rank
+
+    def _give(self, prompt: tuple[int, ...], rank: int) -> None:
+        self._open[rank] -= 1
+        _, count = self._home[prompt]
+        if count == 1:
+            del self._home[prompt]
+        else:
+            self._home[prompt] = rank, count - 1
+
+    # every rank
+
+    def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> Published | None:
+        """Take new weights, on every rank at the same place of the program."""
+        return self.own.publish(version, weights)
+
+    def release(self) -> None:
+        """See the protocol."""
+        self.own.release()
+
+    def differing(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
+        """Of this rank's engine."""
+        return self.own.differing(weights)
+
+    def close(self) -> None:
+        """End the connections and this rank's engine."""
+        for link in self._links.values():
+            link.close()
+        if not self.world.leads:
+            self._connection.close()
+        self.own.close()
+
+    # the other ranks
+
+    def _answer(self) -> None:
+        """Take requests from rank 0 until it closes the connection."""
+        running: dict[int, Future[Completion]] = {}
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                number, request = self._connection.recv()
+                if request is None:
+                    if (future := running.pop(number, None)) is not None:
+                        future.cancel()
+                    continue
+                future = running[number] = self.collector.submit(self.own.generate(request))
+                future.add_done_callback(functools.partial(self._reply, number, running))
+        for future in list(running.values()):
+            future.cancel()
+
+    def _reply(self, number: int, running: dict[int, Future[Completion]], done: Future[Completion]) -> None:
+        running.pop(number, None)
+        if done.cancelled():
+            return
+        error = done.exception()
+        answer: Any = done.result() if error is None else error
+        if error is not None and not isinstance(error, RlvrError):
+            answer = TrainingError(f"rank {self.world.rank} could not sample: {type(error).__name__}: {error}")
+        with contextlib.suppress(OSError), self._sending:
+            self._connection.send((number, answer))
+
+
+class _Link:
+    """Rank 0's end of the connection with a rank."""
+
+    def __init__(self, rank: int, connection: Connection) -> None:
+        self.rank, self.connection = rank, connection
+        self._numbers = itertools.count()
+        self._waiting: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Completion]]] = {}
+        self._lock = threading.Lock()
+        """Held for `_waiting` and `_gone`, which the reader's thread touches too."""
+        self._gone = False
+        threading.Thread(target=self._read, name=f"rlvr-farm-{rank}", daemon=True).start()
+
+    async def ask(self, request: Request) -> Completion:
+        """What the rank sampled."""
+        number, loop = next(self._numbers), asyncio.get_running_loop()
+        future: asyncio.Future[Completion] = loop.create_future()
+        with self._lock:
+            if self._gone:
+                raise self._loss()
+            self._waiting[number] = loop, future
+        try:
+            self.connection.send((number, request))
+            return await future
+        except OSError as error:
+            raise self._loss() from error
+        except asyncio.CancelledError:
+            with contextlib.suppress(OSError):
+                self.connection.send((number, None))
+            raise
+        finally:
+            with self._lock:
+                self._waiting.pop(number, None)
+
+    def close(self) -> None:
+        """End the connection."""
+        with contextlib.suppress(OSError):
+            self.connection.close()
+
+    def _loss(self) -> TrainingError:
+        return TrainingError(
+            f"rank {self.rank} is gone: the connection that it was to sample for was closed (its own output says why, if it "
+            "could); go on with --resume auto"
+        )
+
+    def _read(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                number, answer = self.connection.recv()
+                with self._lock:
+                    waiting = self._waiting.get(number)
+                if waiting is not None:
+                    self._settle(*waiting, answer)
+        with self._lock:
+            self._gone, left = True, list(self._waiting.values())
+        for loop, future in left:
+            self._settle(loop, future, self._loss())
+
+    @staticmethod
+    def _settle(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Completion], answer: Any) -> None:
+        def settle() -> None:
+            if future.done():
+                return
+            if isinstance(answer, BaseException):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+        with contextlib.suppress(RuntimeError):  # the loop ended with the run
+            loop.call_soon_threadsafe(settle)
+
+
+class Elsewhere:
+    """The engine of a rank that has none: rank 0's samples for all. It helps to gather the weights that rank 0 publishes."""
+
+    version = 0
+    shares_weights = False
+
+    async def generate(self, request: Request) -> Completion:
+        """No tokens: those that rank 0 samples are the ones that count."""
+        nothing = np.zeros(0)
+        return Completion(
+            nothing.astype(np.int64), nothing.astype(np.float32), nothing.astype(np.int32), StopReason.ABORTED, "", 0.0
+        )
+
+    def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> None:
+        """Go through the weights, which under ZeRO-3 are gathered by all ranks together."""
+        for _ in weights():
+            pass
+        self.version = version
+
+    def release(self) -> None:
+        """Nothing is held."""
+
+    def differing(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
+        """Nothing is held."""
+        return []
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,57 @@
+"""Hugging Face files of the policy, in two parts: weights come to host memory now, the files are written when it suits.
+
+The first part needs every rank where weights are partitioned, and is a copy, so that training may go on during the second,
+which rank 0 alone has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils import logging as transformers_logging
+
+from rlvr.distributed.weights import Source, host_copies, sources
+from rlvr.policy import Policy
+from rlvr.policy.adapters import is_adapter
+
+Files = Callable[[Path], None]
+"""Writes files into a folder."""
+
+
+def model_files(policy: Policy, leads: bool, copied: Mapping[int, torch.Tensor]) -> Files:
+    """The whole model, or the adapter where one is trained, with the tokenizer. `copied`: address of a weight in use -> a
+    copy of it that is there already."""
+    model = policy.model
+    kept = policy.trainable() if is_adapter(model) else dict(model.named_parameters(remove_duplicate=False))
+    return _files(policy, model, [Source(name, [p], p.detach) for name, p in kept.items()], leads, copied)
+
+
+def merged_files(policy: Policy, leads: bool) -> Files:
+    """The plain model with the adapter merged into it."""
+    return _files(policy, policy.causal_lm, sources(policy), leads, {})
+
+
+def _files(
+    policy: Policy, model: Any, weights: Iterable[Source], leads: bool, copied: Mapping[int, torch.Tensor]
+) -> Files:
+    found: dict[str, torch.Tensor] = {}
+    missing = []
+    for source in weights:
+        copy = copied.get(source.parameters[0].data_ptr())
+        if copy is not None and copy.shape == source.parameters[0].shape:
+            found[source.name] = copy
+        else:
+            missing.append(source)
+    found |= host_copies(missing, keep=leads)
+    buffers = dict(model.named_buffers())
+    found |= {name: tensor.clone() for name, tensor in model.state_dict().items() if name in buffers}
+
+    def write(folder: Path) -> None:
+        transformers_logging.disable_progress_bar()
+        model.save_pretrained(folder, state_dict=found)
+        policy.tokenizer.save_pretrained(folder)
+
+    return write

@@ -1,0 +1,254 @@
+"""The ranks of a run: who am I, and words between all of us, by name and with a deadline.
+
+Control goes over the CPU (gloo), whatever the devices: objects and small sums. Before ranks exchange anything they meet at a
+name, so that a rank which is late, dead, failed or somewhere else in the program is named instead of hanging the others.
+
+Invariants: every rank makes the same calls in the same order; a call with one rank costs nothing; what a failed rank raised
+reaches the others as a TrainingError that says which rank it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import threading
+import time
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from rlvr.errors import TrainingError, WaitTimeout
+
+T = TypeVar("T")
+
+BEAT = 1.0
+"""Seconds between two signs of life of a rank."""
+GIVEN_UP = 1800.0
+"""Seconds that torch's own collectives wait; our waits end before, by name."""
+
+
+class World:
+    """The processes that train together: `rank` of `size`, and `local_rank` on this machine."""
+
+    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, silence: float = 30.0) -> None:
+        self.rank, self.size, self.local_rank = rank, size, local_rank
+        self.silence = silence
+        """Seconds without a sign of life after which a rank is given up."""
+        self._meetings = 0
+        self._store: Any = None
+        self._failed = False
+        self._closed = threading.Event()
+
+    @classmethod
+    def from_environment(cls, silence: float = 30.0) -> World:
+        """The world that torchrun, accelerate or deepspeed launched this process in; of one rank where none did."""
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        if size == 1:
+            return cls(silence=silence)
+        world = cls(int(os.environ["RANK"]), size, int(os.environ.get("LOCAL_RANK", "0")), silence)
+        world._join()
+        return world
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0, which alone draws, verifies, decides, logs and writes."""
+        return self.rank == 0
+
+    def _join(self) -> None:
+        store, _, _ = next(iter(dist.rendezvous("env://", self.rank, self.size)))
+        self._store = dist.PrefixStore("rlvr", store)
+        self._beat(0)
+        threading.Thread(target=self._live, name="rlvr-heartbeat", daemon=True).start()
+        self.meet("the other ranks to start", 600.0)
+        cuda = torch.cuda.is_available()
+        if cuda:
+            torch.cuda.set_device(self.local_rank)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if cuda else "gloo",
+            store=dist.PrefixStore("torch", store),
+            rank=self.rank,
+            world_size=self.size,
+            timeout=datetime.timedelta(seconds=GIVEN_UP),
+        )
+
+    # words between ranks
+
+    def broadcast(self, value: T, what: str, deadline: float = GIVEN_UP) -> T:
+        """Rank 0's `value`, on every rank. `what` says in words what it is."""
+        if self.size == 1:
+            return value
+        box = [value]
+        self.meet(what, deadline)
+        with _Named(self, what):
+            dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        return box[0]
+
+    def gather(self, value: T, what: str, deadline: float = GIVEN_UP) -> list[T]:
+        """Every rank's `value`, by rank, on every rank."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        self.meet(what, deadline)
+        with _Named(self, what):
+            dist.all_gather_object(found, value)
+        return found
+
+    def sum(self, values: np.ndarray, what: str) -> np.ndarray:
+        """The sum over ranks, float64, the same bits on every rank."""
+        if self.size == 1:
+            return np.asarray(values, dtype=np.float64)
+        return np.sum(self.gather(np.asarray(values, dtype=np.float64), what), axis=0)
+
+    def same(self, value: T, what: str) -> T:
+        """`value`, which every rank must have alike: TrainingError shows the first rank whose value differs."""
+        values = self.gather(value, what)
+        for rank, other in enumerate(values):
+            if other != values[0]:
+                raise TrainingError(f"the ranks differ in {what}: rank 0 has {values[0]!r}, rank {rank} has {other!r}")
+        return value
+
+    def meet(self, what: str, deadline: float = GIVEN_UP) -> None:
+        """Wait until every rank is here.
+
+        WaitTimeout names the ranks that are not here by the deadline (seconds); TrainingError one that failed, shows no
+        sign of life, or waits for something else.
+        """
+        if self.size == 1:
+            return
+        self._meetings += 1
+        with _Named(self, what):
+            self._store.set(self._place(self._meetings, self.rank), what)
+            missing = {rank for rank in range(self.size) if rank != self.rank}
+            began, pause, watch = time.monotonic(), 0.0002, _Watch(self, missing)
+            while missing:
+                for rank in sorted(missing):
+                    if self._store.check([self._place(self._meetings, rank)]):
+                        missing.discard(rank)
+                        self._compare(what, rank)
+                if not missing:
+                    break
+                watch.look(what)
+                if time.monotonic() - began > deadline:
+                    late = ", ".join(f"rank {rank}" for rank in sorted(missing))
+                    raise WaitTimeout(f"waited {deadline:g} s for {what}: {late} did not come")
+                time.sleep(pause)
+                pause = min(0.02, pause * 1.3)
+            if self._meetings > 2:  # every rank has left the meeting before the last
+                self._store.delete_key(self._place(self._meetings - 2, self.rank))
+
+    def _compare(self, what: str, rank: int) -> None:
+        theirs = self._store.get(self._place(self._meetings, rank)).decode()
+        if theirs != what:
+            self.raise_failure(rank, what)
+            raise TrainingError(
+                f"the ranks are not at the same place: rank {self.rank} waits for {what}, rank {rank} for {theirs}"
+            )
+
+    @staticmethod
+    def _place(meeting: int, rank: int) -> str:
+        return f"meeting/{meeting}/{rank}"
+
+    # life and death
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the other ranks that this one ends with `error`; never raises."""
+        if self.size == 1 or self._failed:
+            return
+        self._failed = True
+        with contextlib.suppress(Exception):  # the store dies with the rank that keeps it
+            self._store.set(f"failed/{self.rank}", f"{type(error).__name__}: {error}"[:2000])
+
+    def close(self) -> None:
+        """Leave, after all ranks came to their end or the one that keeps the store is gone."""
+        if self._closed.is_set() or self.size == 1:
+            return
+        if not self._failed:
+            with contextlib.suppress(TrainingError, WaitTimeout):  # whoever failed has said so
+                self.meet("the end of the run", self.silence)
+        self._closed.set()
+        if dist.is_initialized() and not self._failed:
+            dist.destroy_process_group()
+
+    def _live(self) -> None:
+        number = 0
+        while not self._closed.wait(BEAT):
+            number += 1
+            try:
+                self._beat(number)
+            except Exception:  # rank 0, which may keep the store, is gone: the next meeting says so
+                return
+
+    def _beat(self, number: int) -> None:
+        self._store.set(f"beat/{self.rank}", str(number))
+
+    def heard(self, rank: int) -> bytes:
+        """The newest sign of life of `rank`."""
+        return self._store.get(f"beat/{rank}") if self._store.check([f"beat/{rank}"]) else b""
+
+    def raise_failure(self, rank: int, what: str) -> None:
+        """TrainingError where `rank` said that it failed."""
+        if (said := self.failure(rank)) is not None:
+            raise TrainingError(f"rank {rank} failed while rank {self.rank} waited for {what}: {said}")
+
+    def failure(self, rank: int) -> str | None:
+        """What `rank` said when it failed."""
+        return self._store.get(f"failed/{rank}").decode() if self._store.check([f"failed/{rank}"]) else None
+
+
+class _Watch:
+    """Looks after the ranks that a meeting waits for, once a beat."""
+
+    def __init__(self, world: World, missing: set[int]) -> None:
+        self.world, self.missing = world, missing
+        self._last: dict[int, tuple[bytes, float]] = {}
+        self._next = time.monotonic() + BEAT
+
+    def look(self, what: str) -> None:
+        """TrainingError where a missing rank has failed, or was silent for too long."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + BEAT
+        for rank in sorted(self.missing):
+            self.world.raise_failure(rank, what)
+            beat = self.world.heard(rank)
+            before, since = self._last.get(rank, (None, now))
+            if beat != before:
+                since = now
+            self._last[rank] = (beat, since)
+            if now - since > self.world.silence:
+                raise TrainingError(
+                    f"rank {rank} has shown no sign of life for {now - since:.0f} s, while rank {self.world.rank} waited for "
+                    f"{what}: its process was killed or stopped, or its machine is gone; go on with --resume auto"
+                )
+
+
+class _Named:
+    """Turns what torch raises when a peer is gone into a TrainingError that names it, as far as it can be known."""
+
+    def __init__(self, world: World, what: str) -> None:
+        self.world, self.what = world, what
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, RuntimeError) and not isinstance(error, (TrainingError, WaitTimeout)):
+            raise TrainingError(
+                f"{self._who()} was lost while rank {self.world.rank} was at {self.what}: {error}"
+            ) from error
+
+    def _who(self) -> str:
+        """The ranks that failed or give no sign of life within a few beats."""
+        world = self.world
+        others = [rank for rank in range(world.size) if rank != world.rank]
+        try:
+            before = {rank: world.heard(rank) for rank in others}
+            time.sleep(3 * BEAT)
+            gone = [rank for rank in others if world.failure(rank) or world.heard(rank) == before[rank]]
+        except Exception:
+            gone = [0]  # without the store, which rank 0 or its launcher keeps
+        return " and ".join(f"rank {rank}" for rank in gone) or "another rank"

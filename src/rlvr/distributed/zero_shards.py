@@ -1,0 +1,147 @@
+"""This rank's part of the float32 weights and optimizer state under ZeRO, read and written as whole tensors.
+
+DeepSpeed keeps them flat and shared out: a rank has a stretch of each parameter, or nothing of it. Its own functions for this
+(safe_get_full_fp32_param and its kin) cannot make the state of an optimizer that took no step yet, which a resumed run has to.
+Reading is collective: every rank asks for the same tensors in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rlvr.distributed.weights import whole_shape, whole_size
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The elements of a parameter that this rank has."""
+
+    flat: torch.Tensor
+    """The flat float32 weights that they are in; the key of the optimizer's state."""
+    place: slice
+    """Where in `flat`."""
+    within: slice
+    """Where in the parameter."""
+
+
+class Shards:
+    """The float32 weights, the optimizer state and the gradients of `parameters`, which a ZeRO `optimizer` shares out."""
+
+    def __init__(self, optimizer: Any, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        self.optimizer = optimizer
+        self.parameters = parameters
+
+    @property
+    def inner(self) -> torch.optim.Optimizer:
+        """torch's optimizer of the flat weights."""
+        return self.optimizer.optimizer
+
+    def flats(self) -> list[torch.Tensor]:
+        """The flat float32 weights of this rank."""
+        for name in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
+            if hasattr(self.optimizer, name):  # ZeRO-3, ZeRO-1 and 2, ZeRO-1 in bfloat16
+                return getattr(self.optimizer, name)
+        raise AttributeError(f"{type(self.optimizer).__name__} keeps its float32 weights at an unknown place")
+
+    def stretch(self, name: str) -> Stretch | None:
+        """This rank's part of a parameter."""
+        parameter: Any = self.parameters[name]
+        if hasattr(parameter, "ds_id"):
+            group, offset, size = self.optimizer.grad_position[self.optimizer.get_param_id(parameter)]
+            start = size * dist.get_rank(parameter.ds_process_group)
+            size = min(size, parameter.ds_numel - start)  # the last ranks' parts are padded
+            if size <= 0:
+                return None
+        elif (mapping := parameter._hp_mapping) is not None:
+            group, offset = mapping.param_group_index, mapping.hp_fragment_address.start
+            start, size = mapping.lp_fragment_address.start, mapping.lp_fragment_address.numel
+        else:
+            return None
+        return Stretch(self.flats()[group], slice(offset, offset + size), slice(start, start + size))
+
+    def of(self, name: str) -> Iterator[tuple[str | None, torch.Tensor]]:
+        """A parameter's whole float32 weights (under None) and whole optimizer state by key, on every rank."""
+        stretch = self.stretch(name)
+        yield None, self._whole(name, stretch and stretch.flat.detach()[stretch.place], stretch)
+        some = next((self.inner.state[flat] for flat in self.flats() if self.inner.state.get(flat)), {})
+        for key in sorted(some):
+            state = self.inner.state.get(stretch.flat, {}) if stretch else {}
+            if not torch.is_tensor(some[key]) or some[key].ndim == 0:
+                yield key, self._count(state.get(key))
+            else:
+                yield key, self._whole(name, state[key][stretch.place] if stretch else None, stretch)
+
+    def _whole(self, name: str, part: torch.Tensor | None, stretch: Stretch | None) -> torch.Tensor:
+        parameter = self.parameters[name]
+        bits = torch.zeros(whole_size(parameter), dtype=torch.int32, device=parameter.device)
+        if part is not None and stretch is not None:
+            bits[stretch.within] = part.contiguous().view(torch.int32).to(bits.device)
+        dist.all_reduce(bits)  # of bit patterns, or a negative zero would come back positive
+        return bits.view(torch.float32).view(whole_shape(parameter))
+
+    def _count(self, value: Any) -> torch.Tensor:
+        """A number that the ranks with a part of the parameter share."""
+        device = next(iter(self.parameters.values())).device
+        count = torch.tensor(-1.0 if value is None else float(value), dtype=torch.float64, device=device)
+        dist.all_reduce(count, op=dist.ReduceOp.MAX)
+        return count.to(torch.float32)
+
+    def forget(self) -> None:
+        """An optimizer that took no step."""
+        self.inner.state.clear()
+
+    def set_weight(self, name: str, value: torch.Tensor) -> None:
+        """Write this rank's part of a whole weight; `publish` makes the model compute with it."""
+        if (stretch := self.stretch(name)) is not None:
+            stretch.flat.detach()[stretch.place] = value.flatten()[stretch.within].to(stretch.flat)
+
+    def set_state(self, name: str, key: str, value: torch.Tensor) -> None:
+        """Write this rank's part of an optimizer state."""
+        if (stretch := self.stretch(name)) is None:
+            return
+        state, flat = self.inner.state[stretch.flat], stretch.flat.detach()
+        if value.ndim == 0:
+            fused = self.inner.defaults.get("fused") or self.inner.defaults.get("capturable")
+            state[key] = value.clone().to(flat.device if fused else "cpu")
+            return
+        if key not in state:
+            state[key] = torch.zeros_like(flat)
+        state[key][stretch.place] = value.flatten()[stretch.within].to(flat)
+
+    def publish(self) -> None:
+        """Round the float32 weights into those that the model computes with, on every rank."""
+        with torch.no_grad():
+            if hasattr(self.optimizer, "update_lp_params"):
+                self.optimizer.update_lp_params()
+                return
+            self.optimizer.empty_partition_cache()
+            for group in range(len(self.optimizer.fp16_groups)):
+                self.optimizer._reassign_or_swap_out_partitioned_parameters(group)
+
+    def drop_gradients(self) -> None:
+        """Forget what backward passes added since the last step, in every place where DeepSpeed keeps it.
+
+        It would else be added to by the next pass, or stand in for a parameter that the next passes do not reach.
+        """
+        zero = self.optimizer
+        zero.zero_grad(set_to_none=True)
+        stale = [flat.grad for flat in self.flats() if flat.grad is not None]  # offloaded gradients
+        stale += getattr(zero, "accumulated_grads_in_cpu", {}).values()
+        if hasattr(zero, "grad_partitions_flat_buffer"):  # ZeRO-3
+            stale.append(zero.grad_partitions_flat_buffer)
+            zero._offload_boundary_param_ids = set()
+        elif hasattr(zero, "all_grad_tensors"):  # ZeRO-1 and 2
+            zero.micro_step_id = -1
+            zero._offload_accumulated_param_ids = set()
+            zero._release_preflattened_grad_buffers()
+            for group in range(len(zero.bit16_groups)):
+                zero.averaged_gradients[group] = zero.all_grad_tensors[group] = None
+        if hasattr(zero, "norm_for_param_grads"):
+            zero.norm_for_param_grads.clear()
+        for gradient in stale:
+            gradient.zero_()

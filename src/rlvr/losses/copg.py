@@ -1,0 +1,49 @@
+"""CoPG: contrast the responses of a group, on data of any origin, without importance weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from rlvr.losses.sequences import SequenceBatch
+from rlvr.losses.tokens import Average
+from rlvr.needs import REFERENCE, Need
+from rlvr.registry import register
+from rlvr.schedules import Scalar
+
+
+@register("loss", "copg")
+@dataclass(frozen=True)
+class ContrastiveLoss:
+    """-(Delta R Delta - beta / 2 Delta^2) for every pair of a group, Delta the gap of log pi / pi_reference.
+
+    Contrastive Policy Gradient (Flet-Berliac et al. 2024, arXiv 2406.19185, eq. 9): its gradient at a pair (y, y') is that
+    of (R_beta(y) - R_beta(y')) (log pi(y) - log pi(y')), with R_beta = R - beta log pi / pi_reference as a constant. A mean
+    over the pairs of a group, then over groups with a pair. The rewards are raw; at beta 0 it is RLOO's gradient.
+    """
+
+    beta: Scalar = 0.1
+    """Weight of staying near the reference, at least 0."""
+
+    average: ClassVar[Average] = "sequences"
+    smallest_group: ClassVar[int] = 2
+    needs = frozenset({Need("logprobs", grad=True), Need("logprobs", REFERENCE)})
+
+    def shares(self, sequences: SequenceBatch) -> torch.Tensor:
+        """See SequenceLoss. In sums over the group, so that hundreds of members cost no square of theirs."""
+        size = sequences.group_size()
+
+        def against_others(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            """Sum over the other members j of (a_i - a_j) (b_i - b_j), [S]."""
+            a = a - sequences.group_sum(a) / size
+            b = b - sequences.group_sum(b) / size
+            return size * a * b + sequences.group_sum(a * b)
+
+        gap = sequences.logprobs - sequences.reference
+        beta = float(self.beta)  # type: ignore[arg-type]
+        value = against_others(sequences.reward, gap) - beta / 2 * against_others(gap, gap)
+        alone = size < 2
+        groups = (1 / size).masked_fill(alone, 0.0).sum().clamp_min(1.0)
+        return -value.masked_fill(alone, 0.0) / (size * (size - 1)).clamp_min(1) / groups

@@ -1,0 +1,119 @@
+"""Clip-Cov and KL-Cov: hold back the few tokens at which log-probability and advantage move together most.
+
+Cui et al. 2025, "The entropy mechanism of reinforcement learning for reasoning language models" (arXiv 2505.22617): entropy
+falls by the covariance of the two, and that is concentrated in a small share of tokens. Which tokens these are is a matter
+of the whole optimizer step, so `choose` is shown all its tokens before it is cut into micro-batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from rlvr.losses import clipping
+from rlvr.losses.ratio import log_ratio
+from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
+from rlvr.needs import PROXIMAL, Need
+from rlvr.registry import register
+from rlvr.schedules import Scalar
+
+
+def covariances(tokens: TokenBatch) -> torch.Tensor:
+    """(log pi - its mean) (A - its mean) [T], over the tokens given (eq. 9)."""
+    logprobs = tokens.logprobs.detach()
+    return (logprobs - logprobs.mean()) * (tokens.advantage - tokens.advantage.mean())
+
+
+@register("loss", "clip_cov")
+@dataclass(frozen=True)
+class ClipCovLoss:
+    """The clipped policy loss without the gradient of some tokens of high covariance (eq. 10-11).
+
+    Chosen are `share` of the step's tokens (at least one), at random among those whose covariance is between the bounds and
+    which the clip does not bind already. The draw depends only on the numbers of tokens and candidates, so it is the same
+    however the step is cut.
+    """
+
+    share: Scalar = 0.0002
+    """Share of the step's tokens to be held back; 0: none, which is `clip`."""
+    least: Scalar = 1.0
+    """Candidates have a covariance above this."""
+    most: Scalar = 5.0
+    """Candidates have a covariance below this."""
+    clip_low: Scalar = 0.2
+    """As in `clip`."""
+    clip_high: Scalar = 0.2
+    """As in `clip`."""
+    average: Average = "tokens"
+    """tokens: every token weighs the same; sequences: every response; constant: divide by a fixed length."""
+    constant: int | None = None
+    """Length of the constant average in tokens; null: rollout.max_new_tokens."""
+
+    needs = frozenset({Need("logprobs", grad=True), Need("logprobs", PROXIMAL)})
+    chooses_by = frozenset({Need("logprobs"), Need("logprobs", PROXIMAL)})
+
+    def choose(self, tokens: TokenBatch) -> torch.Tensor:
+        """1 where the token is held back, else 0, [T]."""
+        found = self._surrogate(tokens)
+        covariance, total = covariances(tokens), len(tokens.weight)
+        candidates = (covariance > float(self.least)) & (covariance < float(self.most))  # type: ignore[arg-type]
+        where = (candidates & ~(found.low | found.high)).nonzero()[:, 0]
+        share = float(self.share)  # type: ignore[arg-type]
+        count = min(len(where), max(1, int(share * total))) if share > 0 else 0
+        generator = torch.Generator().manual_seed(1_000_003 * total + len(where))
+        drawn = where[torch.randperm(len(where), generator=generator)[:count].to(where.device)]
+        return torch.zeros_like(covariance).index_fill(0, drawn, 1.0)
+
+    def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
+        assert tokens.chosen is not None
+        found, held = self._surrogate(tokens), tokens.chosen > 0
+        ratio = (tokens.logprobs - tokens.proximal_logprobs).detach().exp()
+        metrics = {
+            "ratio/mean": ratio,
+            "ratio/max": ratio,
+            "ratio/clipped_low": found.low.float(),
+            "ratio/clipped_high": found.high.float(),
+            "tokens/chosen": tokens.chosen,
+        }
+        return LossTerm(-tokens.average(found.value.masked_fill(held, 0.0), self.average, over), metrics)
+
+    def _surrogate(self, tokens: TokenBatch) -> clipping.Surrogate:
+        low, high = 1 - float(self.clip_low), 1 + float(self.clip_high)  # type: ignore[arg-type]
+        return clipping.hard(log_ratio(tokens), tokens.advantage, low, high, None)
+
+
+@register("loss", "kl_cov")
+@dataclass(frozen=True)
+class KLCovLoss:
+    """-rho A, plus coef |log rho| at the `share` of the step's tokens with the highest covariance (eq. 12-13).
+
+    There is no clip: the penalty alone holds the chosen tokens where they were.
+    """
+
+    share: Scalar = 0.0002
+    """Share of the step's tokens that are penalised, at least one; 0: none, which is `clip` with clip none."""
+    coef: Scalar = 1.0
+    """Weight of the penalty."""
+    average: Average = "tokens"
+    """tokens: every token weighs the same; sequences: every response; constant: divide by a fixed length."""
+    constant: int | None = None
+    """Length of the constant average in tokens; null: rollout.max_new_tokens."""
+
+    needs = frozenset({Need("logprobs", grad=True), Need("logprobs", PROXIMAL)})
+    chooses_by = frozenset({Need("logprobs")})
+
+    def choose(self, tokens: TokenBatch) -> torch.Tensor:
+        """1 where the token is penalised, else 0, [T]."""
+        covariance, share = covariances(tokens), float(self.share)  # type: ignore[arg-type]
+        count = min(len(covariance), max(1, int(share * len(covariance)))) if share > 0 else 0
+        return torch.zeros_like(covariance).index_fill(0, covariance.topk(count).indices, 1.0)
+
+    def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
+        assert tokens.chosen is not None
+        gap = log_ratio(tokens)
+        penalty = float(self.coef) * tokens.chosen * gap.abs()  # type: ignore[arg-type]
+        value = clipping.unclipped(gap, tokens.advantage).value - penalty
+        ratio = gap.detach().exp()
+        metrics = {"ratio/mean": ratio, "ratio/max": ratio, "tokens/chosen": tokens.chosen}
+        return LossTerm(-tokens.average(value, self.average, over), metrics)

@@ -1,0 +1,49 @@
+"""GMPO: the geometric mean of a response's ratios, each clipped in log space."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
+from rlvr.needs import PROXIMAL, Need
+from rlvr.registry import register
+from rlvr.schedules import Scalar
+
+
+@register("loss", "gmpo")
+@dataclass(frozen=True)
+class GeometricMeanLoss:
+    """-A exp(mean over the response of the clipped log-ratios), a mean over responses.
+
+    Geometric-Mean Policy Optimization (Zhao et al. 2025, arXiv 2507.20673, eq. 4): log rho is clipped to
+    [-clip_low, clip_high], on the side that the sign of the advantage pushes to. Without the clip it is GSPO without its.
+    The advantage of a response is the mean over its tokens.
+    """
+
+    clip_low: Scalar = 0.4
+    """A log-ratio below -clip_low is not rewarded for falling; the paper's (e^-0.4, e^0.4)."""
+    clip_high: Scalar = 0.4
+    """A log-ratio above clip_high is not rewarded for rising."""
+
+    average: ClassVar[Average] = "sequences"
+    needs = frozenset({Need("logprobs", grad=True), Need("logprobs", PROXIMAL)})
+    zero_without_advantage = True
+
+    def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
+        low, high = float(self.clip_low), float(self.clip_high)  # type: ignore[arg-type]
+        gap, advantage = tokens.logprobs - tokens.proximal_logprobs, tokens.advantage
+        sign = advantage.sign()
+        clipped = sign * torch.minimum(sign * gap, sign * gap.clamp(-low, high))
+        ratio = tokens.mean_by_sequence(clipped)[tokens.sequence].exp()
+        value = tokens.mean_by_sequence(advantage)[tokens.sequence] * ratio
+        plain = gap.detach()
+        metrics = {
+            "ratio/mean": ratio.detach(),
+            "ratio/max": ratio.detach(),
+            "ratio/clipped_low": ((plain < -low) & (advantage < 0)).float(),
+            "ratio/clipped_high": ((plain > high) & (advantage > 0)).float(),
+        }
+        return LossTerm(-tokens.average(value, "sequences", over), metrics)

@@ -1,0 +1,51 @@
+"""M2PO: bound the second moment of the step's log-ratios by leaving out its largest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from rlvr.losses.ratio import log_ratio
+from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
+from rlvr.needs import PROXIMAL, Need
+from rlvr.registry import register
+from rlvr.schedules import Scalar
+
+
+@register("loss", "m2po")
+@dataclass(frozen=True)
+class SecondMomentLoss:
+    """-M rho A, M 0 at the fewest tokens whose leaving makes the mean of (log rho)^2 over the step at most the bound.
+
+    Second-Moment Trust Policy Optimization (Zheng et al. 2025, arXiv 2510.01161), with the mask as AReaL has it: tokens of
+    any advantage are left out, the largest log-ratios first. There is no other clip. A bound that no step reaches makes it
+    `clip` with clip none.
+    """
+
+    moment: Scalar = 0.04
+    """Bound of the mean squared log-ratio, nats squared, above 0."""
+    average: Average = "tokens"
+    """tokens: every token weighs the same; sequences: every response; constant: divide by a fixed length."""
+    constant: int | None = None
+    """Length of the constant average in tokens; null: rollout.max_new_tokens."""
+
+    needs = frozenset({Need("logprobs", grad=True), Need("logprobs", PROXIMAL)})
+    chooses_by = frozenset({Need("logprobs"), Need("logprobs", PROXIMAL)})
+
+    def choose(self, tokens: TokenBatch) -> torch.Tensor:
+        """1 where the token is left out, else 0, [T]."""
+        squares = log_ratio(tokens).detach().square()
+        ordered, order = squares.sort()
+        means = ordered.cumsum(0) / torch.arange(1, len(ordered) + 1, device=squares.device)
+        kept = int((means <= float(self.moment)).sum())  # type: ignore[arg-type]
+        return torch.zeros_like(squares).index_fill(0, order[kept:], 1.0)
+
+    def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
+        assert tokens.chosen is not None
+        out = tokens.chosen > 0
+        gap = log_ratio(tokens)
+        value = gap.masked_fill(out, 0.0).exp() * tokens.advantage.masked_fill(out, 0.0)
+        ratio = gap.detach().exp()
+        metrics = {"ratio/mean": ratio, "ratio/max": ratio, "tokens/chosen": tokens.chosen}
+        return LossTerm(-tokens.average(value, self.average, over), metrics)

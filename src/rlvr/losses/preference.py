@@ -1,0 +1,108 @@
+"""Preference losses on the responses of a group: DPO and IPO on its pairs, KTO on its right and wrong ones.
+
+Each is a component of the objective beside the policy loss, a function of the responses' log-ratios to the reference, with
+the group's own rewards as preferences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch.nn.functional import logsigmoid
+
+from rlvr.losses.sequences import SequenceBatch
+from rlvr.losses.tokens import Average
+from rlvr.needs import REFERENCE, Need
+from rlvr.registry import register
+from rlvr.schedules import Scalar
+
+Pairs = Literal["all", "extremes"]
+
+
+@dataclass(frozen=True)
+class PairLoss:
+    """A mean over pairs (better, worse) of a function of the gap between their log-ratios, half of it each one's share."""
+
+    beta: Scalar = 0.1
+    """Weight of staying near the reference, above 0."""
+    pairs: Pairs = "all"
+    """all: every two members of a group with different rewards; extremes: its best with its worst, the first of each."""
+
+    average: ClassVar[Average] = "sequences"
+    smallest_group: ClassVar[int] = 2
+    needs = frozenset({Need("logprobs", grad=True), Need("logprobs", REFERENCE)})
+
+    def of_gap(self, gap: torch.Tensor) -> torch.Tensor:
+        """The loss of each pair [N] from log pi / pi_reference of the better minus that of the worse."""
+        raise NotImplementedError
+
+    def shares(self, sequences: SequenceBatch) -> torch.Tensor:
+        """See SequenceLoss."""
+        better, worse = sequences.pairs() if self.pairs == "all" else extremes(sequences)
+        ratio = sequences.logprobs - sequences.reference
+        loss = self.of_gap(ratio[better] - ratio[worse]) / max(1, len(better)) / 2
+        return torch.zeros_like(ratio).index_add(0, better, loss).index_add(0, worse, loss)
+
+
+@register("auxiliary", "dpo")
+@dataclass(frozen=True)
+class DPO(PairLoss):
+    """-log sigmoid(beta gap): direct preference optimisation (Rafailov et al. 2023, eq. 7) on the group's own pairs."""
+
+    def of_gap(self, gap: torch.Tensor) -> torch.Tensor:
+        return -logsigmoid(float(self.beta) * gap)  # type: ignore[arg-type]
+
+
+@register("auxiliary", "ipo")
+@dataclass(frozen=True)
+class IPO(PairLoss):
+    """(gap - 1 / (2 beta))^2: identity preference optimisation (Azar et al. 2023, eq. 17) on the group's own pairs."""
+
+    def of_gap(self, gap: torch.Tensor) -> torch.Tensor:
+        return (gap - 1 / (2 * float(self.beta))).square()  # type: ignore[arg-type]
+
+
+@register("auxiliary", "kto")
+@dataclass(frozen=True)
+class KTO:
+    """Weight (1 - sigmoid(beta (r - z))) for right responses and weight (1 - sigmoid(beta (z - r))) for wrong ones.
+
+    Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv 2402.01306, eq. 8): r is log pi / pi_reference of the
+    response, z the mean r of the step as a constant, at least 0. Right are rewards of at least `threshold`. A mean over
+    responses; no pairs are needed.
+    """
+
+    beta: Scalar = 0.1
+    """How fast the value saturates, above 0."""
+    threshold: float = 0.5
+    """A reward of at least this is right."""
+    right: Scalar = 1.0
+    """Weight of right responses."""
+    wrong: Scalar = 1.0
+    """Weight of wrong responses."""
+
+    average: ClassVar[Average] = "sequences"
+    needs = frozenset({Need("logprobs", grad=True), Need("logprobs", REFERENCE)})
+
+    def shares(self, sequences: SequenceBatch) -> torch.Tensor:
+        """See SequenceLoss."""
+        ratio = sequences.logprobs - sequences.reference
+        zero = ratio.detach().mean().clamp_min(0.0)
+        right = sequences.reward >= self.threshold
+        sign = torch.where(right, 1.0, -1.0).double()
+        weight = torch.where(right, float(self.right), float(self.wrong)).double()  # type: ignore[arg-type]
+        return weight * torch.sigmoid(-sign * float(self.beta) * (ratio - zero)) / max(1, len(ratio))  # type: ignore[arg-type]
+
+
+def extremes(sequences: SequenceBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first best and the first worst of every group in which they differ, as two lists of positions."""
+    better, worse = [], []
+    for number in sequences.group.unique().tolist():
+        members = (sequences.group == number).nonzero()[:, 0]
+        rewards = sequences.reward[members]
+        if float(rewards.max()) > float(rewards.min()):
+            better.append(int(members[int(rewards.argmax())]))
+            worse.append(int(members[int(rewards.argmin())]))
+    return torch.tensor(better, dtype=torch.int64), torch.tensor(worse, dtype=torch.int64)

@@ -1,0 +1,30 @@
+"""REINFORCE: the policy gradient without a ratio."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
+from rlvr.needs import Need
+from rlvr.registry import register
+
+
+@register("loss", "reinforce")
+@dataclass(frozen=True)
+class Reinforce:
+    """-A log pi (Williams 1992); the policy loss of GPG (Chu et al. 2025, eq. 5).
+
+    At ratio 1 it has the gradient of every clipped loss. On later optimizer steps of a batch nothing holds it near the
+    policy that sampled.
+    """
+
+    average: Average = "tokens"
+    """tokens: every token weighs the same; sequences: every response; constant: divide by a fixed length."""
+    constant: int | None = None
+    """Length of the constant average in tokens; null: rollout.max_new_tokens."""
+
+    needs = frozenset({Need("logprobs", grad=True)})
+    zero_without_advantage = True
+
+    def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
+        return LossTerm(-tokens.average(tokens.advantage * tokens.logprobs, self.average, over))

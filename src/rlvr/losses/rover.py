@@ -1,0 +1,59 @@
+"""ROVER: fit the log-ratio to the value that a uniformly random policy would have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
+from rlvr.needs import CURRENT, PROXIMAL, Need
+from rlvr.registry import register
+from rlvr.schedules import Scalar
+
+
+@register("loss", "rover")
+@dataclass(frozen=True)
+class RandomPolicyValueLoss:
+    """(Q - sg[A + beta Q'])^2 per token, Q = temperature (log pi - log pi_proximal).
+
+    Random policy valuation (He et al. 2025, arXiv 2509.24981, eq. 7-9; checked against the authors' code): A is the centred
+    reward at every token (advantage `group` with scale none), and Q' the mean of Q over the whole vocabulary at the
+    response's next trained token, 0 after its last. On a batch's first optimizer step the gradient is -2 temperature times
+    that of A log pi. Later steps compare with the policy as it was when the update began, as `algorithm.decoupled` does.
+    """
+
+    temperature: Scalar = 1.0
+    """Scale from log-ratio to value, rho in the paper; above 0."""
+    beta: Scalar = 1.0
+    """Weight of the next token's value; 0 fits the log-ratio to the advantage alone."""
+    average: Average = "tokens"
+    """tokens: every token weighs the same; sequences: every response; constant: divide by a fixed length."""
+    constant: int | None = None
+    """Length of the constant average in tokens; null: rollout.max_new_tokens."""
+
+    needs = frozenset(
+        {Need("logprobs", grad=True), Need("logprobs", PROXIMAL)}
+        | {Need(name, model) for name in ("mean_logit", "logsumexp") for model in (CURRENT, PROXIMAL)}  # type: ignore[arg-type]
+    )
+
+    def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
+        statistics, scale = tokens.statistics, float(self.temperature)  # type: ignore[arg-type]
+        now, before = (
+            statistics["mean_logit", model] - statistics["logsumexp", model] for model in (CURRENT, PROXIMAL)
+        )
+        following = scale * next_of_sequence((now - before).detach(), tokens.sequence)
+        target = tokens.advantage + float(self.beta) * following  # type: ignore[arg-type]
+        gap = tokens.logprobs - tokens.proximal_logprobs
+        ratio = gap.detach().exp()
+        metrics = {"ratio/mean": ratio, "ratio/max": ratio}
+        return LossTerm(tokens.average((scale * gap - target).square(), self.average, over), metrics)
+
+
+def next_of_sequence(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
+    """The value at the next token of the same sequence [T], 0 after its last."""
+    order = torch.sort(sequence, stable=True).indices
+    ordered = values[order]
+    same = sequence[order][1:] == sequence[order][:-1]
+    following = torch.cat([torch.where(same, ordered[1:], 0.0), ordered.new_zeros(min(1, len(ordered)))])
+    return torch.empty_like(values).index_copy(0, order, following)

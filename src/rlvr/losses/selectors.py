@@ -1,0 +1,59 @@
+"""Token selectors: which tokens of an optimizer step the policy loss learns from.
+
+A selector is shown all tokens of the step, with the statistics that it declares, before the step is cut into
+micro-batches. What it gives multiplies the loss of each token; it never counts in a denominator, so a step in which much is
+left out is a smaller step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from rlvr.losses.tokens import TokenBatch
+from rlvr.needs import Need
+from rlvr.registry import register
+from rlvr.schedules import Scalar
+
+
+class TokenSelector(Protocol):
+    """A function of the tokens of a whole optimizer step."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """The statistics of the current policy that it reads; one extra pass gives them."""
+        ...
+
+    def __call__(self, tokens: TokenBatch) -> torch.Tensor:
+        """float [T], at least 0: the factor of each token's loss."""
+        ...
+
+
+@register("token_selector", "top_entropy")
+@dataclass(frozen=True)
+class TopEntropy:
+    """The tokens at which the policy was least sure: entropy at or above the quantile 1 - share of the step's tokens.
+
+    Wang et al. 2025, "Beyond the 80/20 rule" (arXiv 2506.01939, eq. 7): the fifth of the tokens with the highest entropy
+    carries the learning. With share 1 every token is kept.
+    """
+
+    share: Scalar = 0.2
+    """Share of the tokens that are learned from, above 0 and at most 1."""
+
+    needs = frozenset({Need("entropy")})
+
+    def __post_init__(self) -> None:
+        if isinstance(self.share, float) and not 0 < self.share <= 1:
+            raise ValueError(f"share must be above 0 and at most 1, not {self.share}")
+
+    def __call__(self, tokens: TokenBatch) -> torch.Tensor:
+        entropy = tokens.entropy
+        # torch.quantile takes at most 2^24 numbers; the same linear interpolation, by sorting
+        place = (1 - float(self.share)) * (len(entropy) - 1)  # type: ignore[arg-type]
+        ordered, low = entropy.sort().values, int(place)
+        high = min(low + 1, len(ordered) - 1)
+        bound = torch.lerp(ordered[low], ordered[high], place - low)
+        return (entropy >= bound).to(entropy.dtype)

@@ -1,0 +1,58 @@
+"""VESPO: REINFORCE weighted by a smooth function of the ratio of the whole response."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import torch
+
+from rlvr.losses.ratio import log_ratio
+from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
+from rlvr.needs import PROXIMAL, Need
+from rlvr.registry import register
+from rlvr.schedules import Scalar
+
+LEAST, MOST = math.log(1e-8), 20.0
+"""The log of a response's ratio is kept in this band."""
+
+
+@register("loss", "vespo")
+@dataclass(frozen=True)
+class GammaWeightedLoss:
+    """-phi(w) A log pi, phi(w) = w^k exp(lambda (1 - w)) a constant, w the product of the response's ratios.
+
+    VESPO, variational sequence-level soft policy optimization (Shen et al. 2026; checked against TRL 1.16's loss_type
+    vespo). phi is 1 at w = 1 and falls to 0 on both sides; k and lambda go by the sign of the advantage. A correction is
+    taken into w, where it belongs, and not multiplied on top.
+    """
+
+    power_positive: Scalar = 2.0
+    """k where the advantage is not negative."""
+    decay_positive: Scalar = 3.0
+    """lambda where the advantage is not negative."""
+    power_negative: Scalar = 3.0
+    """k where the advantage is negative."""
+    decay_negative: Scalar = 2.0
+    """lambda where the advantage is negative."""
+    average: Average = "tokens"
+    """tokens: every token weighs the same; sequences: every response; constant: divide by a fixed length."""
+    constant: int | None = None
+    """Length of the constant average in tokens; null: rollout.max_new_tokens."""
+
+    needs = frozenset({Need("logprobs", grad=True), Need("logprobs", PROXIMAL)})
+    zero_without_advantage = True
+
+    def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
+        gap = log_ratio(tokens, bound=20.0).detach()
+        if tokens.importance is not None:
+            gap = gap + tokens.importance.log().clamp(LEAST, MOST)
+        log_w = tokens.sum_by_sequence(gap)[tokens.sequence].clamp(LEAST, MOST)
+        w, up = log_w.exp(), tokens.advantage >= 0
+        k = torch.where(up, float(self.power_positive), float(self.power_negative))  # type: ignore[arg-type]
+        decay = torch.where(up, float(self.decay_positive), float(self.decay_negative))  # type: ignore[arg-type]
+        phi = (decay.clamp_min(1e-4) * (1 - w) + k * log_w).exp().to(tokens.logprobs.dtype)
+        plain = dataclasses.replace(tokens, importance=None)
+        metrics = {"ratio/mean": w, "ratio/max": w}
+        return LossTerm(-plain.average(phi * tokens.advantage * tokens.logprobs, self.average, over), metrics)

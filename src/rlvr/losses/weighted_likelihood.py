@@ -1,0 +1,40 @@
+"""Likelihood weighted by a growing function of the advantage: policy improvement as supervised learning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
+from rlvr.needs import Need
+from rlvr.registry import register
+from rlvr.schedules import Scalar
+
+
+@register("loss", "weighted_likelihood")
+@dataclass(frozen=True)
+class WeightedLikelihood:
+    """-min(exp(A / temperature), most) log pi.
+
+    Advantage-weighted regression (Peng et al. 2019, arXiv 1910.00177, eq. 9). It never pushes a response down, and needs no
+    behaviour log-probs. A very high temperature makes it the plain likelihood of everything that was sampled.
+    """
+
+    temperature: Scalar = 1.0
+    """The smaller, the more the best responses count; above 0."""
+    most: Scalar = 20.0
+    """Largest weight of a token, above 0."""
+    average: Average = "tokens"
+    """tokens: every token weighs the same; sequences: every response; constant: divide by a fixed length."""
+    constant: int | None = None
+    """Length of the constant average in tokens; null: rollout.max_new_tokens."""
+
+    needs = frozenset({Need("logprobs", grad=True)})
+
+    def __post_init__(self) -> None:
+        if isinstance(self.temperature, float) and self.temperature <= 0:
+            raise ValueError(f"temperature must be above 0, not {self.temperature}")
+
+    def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
+        scaled = tokens.advantage / float(self.temperature)  # type: ignore[arg-type]
+        weight = scaled.clamp_max(80.0).exp().clamp_max(float(self.most))  # type: ignore[arg-type]
+        return LossTerm(-tokens.average(weight * tokens.logprobs, self.average, over))

@@ -1,0 +1,176 @@
+"""The kinds of monitor. Each is a pure function of a series of the metrics that it declares (`reads`).
+
+Thresholds are meant to be passed only by runs that somebody should look at; where a healthy run can pass one (few
+distinct answers of a policy that has solved its tasks), a second metric is read that tells the two apart.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlvr.monitor.health.series import FIRST, Entry, Series, Trouble, middle
+
+
+@dataclass(frozen=True, kw_only=True)
+class Monitor(ABC):
+    """One cause of trouble."""
+
+    name: str
+    reads: tuple[str, ...]
+    """The metrics that it looks at."""
+    message: str
+    """What is wrong; `{name}` stands for a number that `look` found."""
+    advice: str
+    keep: int = 64
+    """How many of the newest steps it may look back on."""
+    examples: str | None = None
+    """The verdict status that its examples have, where it shows completions."""
+
+    def entry(self, row: Mapping[str, Any]) -> tuple[float, ...] | None:
+        """What a step's record says of the metrics, or None where one of them was not computed."""
+        values = tuple(row.get(name) for name in self.reads)
+        return None if None in values else values  # type: ignore[return-value]
+
+    @abstractmethod
+    def look(self, series: Series) -> Trouble | None:
+        """What is wrong after the newest step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sustained(Monitor):
+    """The same trouble at each of the last `steps` steps; `{value}` is the mean of the first metric over them."""
+
+    bad: Callable[..., bool]
+    steps: int = 5
+
+    def look(self, series: Series) -> Trouble | None:
+        """Whether the newest `steps` steps are all bad; since the first of them."""
+        entries = series.last(self.steps)
+        if len(entries) < self.steps or not all(self.bad(*entry.values) for entry in entries):
+            return None
+        return Trouble(entries[0].step, {"value": sum(e.values[0] for e in entries) / len(entries)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drift(Monitor):
+    """The first metric has moved away from where the stage began: `bad(start, now, others now ...)` of the medians of the
+    first and the last ten steps. `{start}` and `{value}` are the two."""
+
+    bad: Callable[..., bool]
+    versus_others: bool = False
+    """Whether `bad` also gets the start and now of the second metric."""
+
+    def look(self, series: Series) -> Trouble | None:
+        """Compare the last ten steps with the first ten, once they do not overlap."""
+        if series.count < 2 * FIRST:
+            return None
+        now = series.last(FIRST)
+        numbers = [middle(series.first), middle(now)]
+        for place in range(1, len(self.reads)):
+            numbers += [middle(series.first, place), middle(now, place)] if self.versus_others else [middle(now, place)]
+        if not self.bad(*numbers):
+            return None
+        return Trouble(now[0].step, {"start": numbers[0], "value": numbers[1]})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jump(Monitor):
+    """The median of the last three steps is more than `factor` times that of the ten before them."""
+
+    factor: float
+
+    def look(self, series: Series) -> Trouble | None:
+        """Compare what is newest with what was just before it."""
+        entries = series.last(FIRST + 3)
+        if len(entries) < FIRST + 3:
+            return None
+        before, now = middle(entries[:FIRST]), middle(entries[FIRST:])
+        return Trouble(entries[FIRST].step, {"start": before, "value": now}) if now > self.factor * before > 0 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spikes(Monitor):
+    """`times` among the last twenty steps are more than `factor` times their median."""
+
+    factor: float = 10.0
+    times: int = 3
+
+    def look(self, series: Series) -> Trouble | None:
+        """Count the steps that stand out."""
+        entries = series.last(2 * FIRST)
+        if len(entries) < 2 * FIRST:
+            return None
+        usual = middle(entries)
+        high = [entry for entry in entries if entry.values[0] > self.factor * usual > 0]
+        if len(high) < self.times:
+            return None
+        return Trouble(high[0].step, {"times": len(high), "value": max(e.values[0] for e in high), "start": usual})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parting(Monitor):
+    """Reward and held-out score part: the newest evaluation is below the best one of the stage by more than chance (three
+    standard errors of a score of that many tasks, at least 0.03), and the reward is above what it was then.
+
+    The held-out score is the first of `scores` that the run has.
+    """
+
+    scores: tuple[str, ...] = ("eval/greedy", "eval/mean", "eval/pass@1")
+    keep: int = 2048
+    around: int = 5
+    """Steps before an evaluation whose rewards are averaged."""
+
+    def entry(self, row: Mapping[str, Any]) -> tuple[float, ...] | None:
+        """Reward, held-out score (NaN at steps without one), its tasks."""
+        reward = row.get("reward/mean")
+        if reward is None:
+            return None
+        score = next((row[name] for name in self.scores if row.get(name) is not None), math.nan)
+        return float(reward), float(score), float(row.get("eval/tasks") or 1)
+
+    def look(self, series: Series) -> Trouble | None:
+        """Compare the newest step, where it was evaluated, with the best evaluation."""
+        if math.isnan(series.recent[-1].values[1]):
+            return None
+        entries = list(series.recent)
+        evaluated = [place for place, entry in enumerate(entries) if not math.isnan(entry.values[1])]
+        best = max(evaluated, key=lambda place: entries[place].values[1])
+        (_, score, tasks), (_, top, _) = entries[-1].values, entries[best].values
+        chance = 3 * math.sqrt((score * (1 - score) + top * (1 - top)) / tasks) if 0 <= score <= top <= 1 else 0.0
+        before, now = self._reward(entries, best), self._reward(entries, len(entries) - 1)
+        if top - score <= max(0.03, chance) or now - before < 0.02:
+            return None
+        return Trouble(entries[best].step, {"top": top, "value": score, "before": before, "now": now})
+
+    def _reward(self, entries: list[Entry], place: int) -> float:
+        rewards = [entry.values[0] for entry in entries[max(0, place + 1 - self.around) : place + 1]]
+        return sum(rewards) / len(rewards)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dominating(Monitor):
+    """A term other than the verdict explains nearly all of the reward's differences within groups, over ten steps, while
+    there are other terms (`explained/*`)."""
+
+    share: float = 0.95
+    steps: int = 10
+    named: tuple[str, ...] = ("verdict",)
+    """Terms that may dominate."""
+
+    def entry(self, row: Mapping[str, Any]) -> tuple[float, ...] | None:
+        """The largest share among the terms that should not dominate, and that of those that may."""
+        shares = {name.removeprefix("explained/"): v for name, v in row.items() if name.startswith("explained/")}
+        known = {name: value for name, value in shares.items() if value is not None}
+        others = [value for name, value in known.items() if name not in self.named]
+        return (max(others), max((known.get(name, 0.0) for name in self.named), default=0.0)) if others else None
+
+    def look(self, series: Series) -> Trouble | None:
+        """Whether it held at each of the newest steps."""
+        entries = series.last(self.steps)
+        if len(entries) < self.steps or any(e.values[0] < self.share or e.values[1] > 0.5 for e in entries):
+            return None
+        return Trouble(entries[0].step, {"value": sum(e.values[0] for e in entries) / len(entries)})

@@ -1,0 +1,104 @@
+"""Runs the monitors over the steps of a run, each stage by itself, and says each cause once.
+
+Invariant: what it finds depends on the rows alone, so that it needs no place in a checkpoint: after a resume the rows of
+the steps before are gone through again, in silence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from rlvr.errors import nearest
+from rlvr.monitor.health.catalogue import MONITORS
+from rlvr.monitor.health.monitors import Monitor
+from rlvr.monitor.health.series import Entry, Finding, Series
+from rlvr.monitor.text import clean, shorten
+from rlvr.records import Batch
+
+Mode = Literal["warn", "stop", "off"]
+MODES: tuple[str, ...] = get_args(Mode)
+DEFAULT = "default"
+"""The key of the mode of all monitors that are not named."""
+EXAMPLES = 3
+
+
+def checked_modes(written: str | Mapping[str, str]) -> dict[str, str]:
+    """The mode of each monitor, from one word or from words by name. ValueError for a name or word that is not known."""
+    modes = {DEFAULT: written} if isinstance(written, str) else dict(written)
+    # A key over a bare word keeps the word under `name` (see rlvr.tree.merge).
+    modes = {DEFAULT: modes.pop("name", "warn"), **modes}
+    for name, mode in modes.items():
+        if name not in (*MONITORS, DEFAULT):
+            raise ValueError(f"no monitor is called {name!r}{nearest(name, [*MONITORS, DEFAULT])}")
+        if mode not in MODES:
+            raise ValueError(f"{name} is {mode!r}, not one of {', '.join(MODES)}")
+    return {name: modes.get(name, modes[DEFAULT]) for name in MONITORS}
+
+
+class Watch:
+    """The monitors of a run, `modes` being what `checked_modes` gave."""
+
+    def __init__(self, modes: Mapping[str, str]) -> None:
+        self._modes = dict(modes)
+        self._stage: Any = None
+        self._open: list[tuple[Monitor, Series]] = []
+        self._seen = 0
+
+    def look(self, rows: Sequence[Mapping[str, Any]], batch: Batch | None = None) -> list[Finding]:
+        """What is new after the newest of the run's `rows`; `batch` is that step's, for examples."""
+        found: list[Finding] = []
+        for row in rows[self._seen :]:
+            found = self._step(row)
+        self._seen = len(rows)
+        return [dataclasses.replace(f, examples=_examples(MONITORS[f.monitor], batch)) for f in found]
+
+    def _step(self, row: Mapping[str, Any]) -> list[Finding]:
+        if row.get("run/stage") != self._stage or not self._seen:
+            self._enter(row.get("run/stage"))
+        self._seen += 1
+        found: list[Finding] = []
+        for monitor, series in list(self._open):
+            values = monitor.entry(row)
+            if values is None:
+                continue
+            series.add(Entry(int(row["step"]), values))
+            trouble = monitor.look(series)
+            if trouble is not None:
+                self._open.remove((monitor, series))
+                message = monitor.message.format(**trouble.numbers)
+                mode = self._modes[monitor.name]
+                found.append(
+                    Finding(int(row["step"]), monitor.name, trouble.since, message, monitor.advice, mode)
+                )
+        return found
+
+    def _enter(self, stage: Any) -> None:
+        """A stage begins: other data, other lengths, all monitors afresh."""
+        self._stage = stage
+        self._open = [(m, Series(m.keep)) for m in MONITORS.values() if self._modes[m.name] != "off"]
+
+
+def findings_of(rows: Iterable[Mapping[str, Any]], modes: Mapping[str, str] | None = None) -> list[Finding]:
+    """All that the monitors find in the rows of a run."""
+    watch, so_far, found = Watch(modes or checked_modes("warn")), [], []
+    for row in rows:
+        so_far.append(row)
+        found += watch.look(so_far)
+    return found
+
+
+def _examples(monitor: Monitor, batch: Batch | None) -> tuple[str, ...]:
+    """The ends of three completions of the step, of different tasks where there are such, and what was said of them."""
+    if monitor.examples is None or batch is None:
+        return ()
+    chosen: dict[tuple[str, int], str] = {}
+    for rollout in batch.rollouts:
+        verdict = rollout.verdict
+        if verdict is not None and str(verdict.status) == monitor.examples:
+            text = " ".join(clean(shorten(rollout.text.strip(), 160)).split())
+            order = sum(key[0] == rollout.task.id for key in chosen)
+            chosen[rollout.task.id, order] = f"task {clean(rollout.task.id)}: {text or '(empty)'} -> {clean(verdict.reason)}"
+    by_turn = sorted(chosen.items(), key=lambda item: item[0][1])
+    return tuple(text for _, text in by_turn[:EXAMPLES])

@@ -1,0 +1,106 @@
+"""python -m rlvr.recipes: the published recipes that there is a configuration for.
+
+    python -m rlvr.recipes                        list them
+    python -m rlvr.recipes search length penalty  those whose text has all the words
+    python -m rlvr.recipes show SLUG [--diff grpo]
+    python -m rlvr.recipes smoke SLUG... [--against grpo]
+
+Exit codes: 0 done, 1 a smoke run that failed, 2 bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+
+import yaml
+
+from rlvr.config_loading import make_config
+from rlvr.errors import RlvrError
+from rlvr.recipes.papers import Paper, find_paper, read_papers
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m rlvr.recipes", description="Published recipes as configurations.")
+    parser.add_argument("--folder", help="where the recipes are; by default configs/papers")
+    commands = parser.add_subparsers(dest="command")
+    commands.add_parser("list", help="all recipes")
+    search = commands.add_parser("search", help="recipes whose text has all these words")
+    search.add_argument("words", nargs="+")
+    show = commands.add_parser("show", help="what a recipe is, and its configuration")
+    show.add_argument("slug")
+    show.add_argument("--diff", choices=["grpo"], help="only what differs from plain GRPO, in the resolved configuration")
+    smoke = commands.add_parser("smoke", help="a few steps at toy size")
+    smoke.add_argument("slugs", nargs="+", metavar="SLUG")
+    smoke.add_argument("--against", choices=["grpo"], help="how far the gradient is from plain GRPO's on the same rollouts")
+    options = parser.parse_args(arguments)
+    try:
+        if options.command == "show":
+            paper = find_paper(options.slug, options.folder)
+            print(_diff(paper) if options.diff else _shown(paper))
+            return 0
+        if options.command == "smoke":
+            papers = [find_paper(slug, options.folder) for slug in options.slugs]
+            return max(_smoke(paper, bool(options.against)) for paper in papers)
+        _list(read_papers(options.folder), [word.lower() for word in getattr(options, "words", [])])
+    except RlvrError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _list(papers: Iterable[Paper], words: Sequence[str]) -> None:
+    for paper in papers:
+        text = yaml.safe_dump([paper.slug, paper.recipe.model_dump(exclude={"smoke"}), paper.tree]).lower()
+        if all(word in text for word in words):
+            print(f"{paper.slug:34} {paper.recipe.status:9} {paper.recipe.title}")
+
+
+def _shown(paper: Paper) -> str:
+    words = {name: getattr(paper.recipe, name) for name in ("taken", "differs", "checked", "missing", "effect")}
+    lines = [paper.recipe.title, f"status: {paper.recipe.status}"]
+    lines += [textwrap.fill(f"{name}: {text}", 110, subsequent_indent="  ") for name, text in words.items() if text]
+    return "\n".join([*lines, "", _yaml(paper.tree)])
+
+
+def _diff(paper: Paper) -> str:
+    """What the resolved configuration changes of a GRPO run with the same model, data and sizes."""
+    own, kept = paper.config.dump(), ("run", "model", "data", "distributed", "evaluation", "checkpoint", "logging")
+    plain = {name: own[name] for name in kept} | {"optim": {"lr": own["optim"]["lr"]}}
+    sizes = ("engine", "prompts_per_step", "group_size", "max_new_tokens")
+    plain["rollout"] = {name: own["rollout"][name] for name in sizes}
+    base = make_config(plain).dump()
+    lines = difflib.unified_diff(_yaml(base).splitlines(), _yaml(own).splitlines(), "grpo", paper.slug, lineterm="", n=1)
+    return "\n".join(lines)
+
+
+def _yaml(tree: object) -> str:
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=110)
+
+
+def _smoke(paper: Paper, against: bool) -> int:
+    from rlvr.recipes.smoke import against_grpo, smoke
+
+    try:
+        for row in smoke(paper):
+            values = {key: row[key] for key in ("reward/mean", "loss/total", "grad_norm")}
+            said = " ".join(f"{key} {'-' if value is None else format(value, '.4g')}" for key, value in values.items())
+            print(f"{paper.slug}: {row['run/stage']} step {row['step']}: {said}")
+        if against:
+            for name, apart in against_grpo(paper).items():
+                print(
+                    f"{paper.slug} against grpo, {name}: gradient {apart.norm:.4g} against {apart.plain_norm:.4g}, cosine "
+                    f"{apart.cosine:.4f}, difference {apart.relative:.4g} of grpo's"
+                )
+    except RlvrError as error:
+        print(f"{paper.slug}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

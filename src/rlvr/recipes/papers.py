@@ -1,0 +1,136 @@
+"""The published recipes: `configs/papers/SLUG.yaml`, each a configuration that trains, with what is to be known of it.
+
+A file's top-level key `recipe` says it in words and holds its smoke data; everything else is the configuration, so
+`python -m rlvr.train --config` takes the file as it is. `out-of-scope.json` beside them lists the papers without a file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rlvr.config import Config
+from rlvr.config_loading import make_config
+from rlvr.errors import ConfigError, nearest
+from rlvr.tree import read_yaml
+
+FOLDER = Path("configs/papers")
+"""Where the files are, from the working directory or else from the checkout."""
+
+
+class Smoke(BaseModel):
+    """What a few steps on a tiny policy are made of."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    tasks: list[dict[str, Any]]
+    """Rows of the recipe's own kind of task, short ones."""
+    shown: list[str]
+    """Responses that the tiny policy is primed with by imitation, right ones and wrong ones, so that rewards differ. What
+    stands between their spaces becomes one token each."""
+    set: dict[str, Any] = {}
+    """Laid over the small configuration."""
+
+
+class Recipe(BaseModel):
+    """What is to be known of a recipe."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    title: str
+    """The paper's title."""
+    status: Literal["faithful", "part"]
+    """faithful: the mechanism is all there; part: `missing` says what is not."""
+    taken: str
+    """What is taken from where in the paper."""
+    differs: str = "Model, data and sizes are chosen here; nothing else is known to differ."
+    """What differs from it."""
+    checked: str = ""
+    """Which formulas known from memory or guessed were confirmed, and which were not."""
+    missing: str = ""
+    """What is not there, of a recipe in part."""
+    effect: str
+    """What the paper reports, to compare a run with."""
+    tests: list[str]
+    """Files of tests of its pieces."""
+    smoke: Smoke
+
+
+class Paper(BaseModel):
+    """One file."""
+
+    slug: str
+    recipe: Recipe
+    tree: dict[str, Any]
+    """The configuration as written."""
+
+    @property
+    def config(self) -> Config:
+        """The configuration, checked."""
+        return make_config(self.tree, where=f"{self.slug}: ")
+
+    def pieces(self) -> list[str]:
+        """The settings that make the recipe, as `section: value`, without models, data and sizes."""
+        return [text for tree in (self.tree, *self.tree.get("stages", [])) for text in _pieces(tree)]
+
+
+def _pieces(tree: Mapping[str, Any]) -> Iterator[str]:
+    kind = [tree["kind"]] if "kind" in tree else []
+    rollout = {k: v for k, v in tree.get("rollout", {}).items() if k in ("plan", "refill", "staleness")}
+    parts = {"rewards": tree.get("rewards"), **tree.get("algorithm", {}), **rollout, "verifier": tree.get("verifier")}
+    texts = [f"{name} {_flow(value)}" for name, value in parts.items() if value is not None]
+    if kind and not texts:
+        yield f"stage {kind[0]}"
+    yield from ([f"stage {kind[0]}: {texts[0]}", *texts[1:]] if kind and texts else texts)
+
+
+def _flow(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**9, sort_keys=False, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("...").strip()
+
+
+def folder_of(folder: str | Path | None = None) -> Path:
+    """The folder of the files. ConfigError where there is none."""
+    tried = [Path(folder)] if folder is not None else [FOLDER, Path(__file__).resolve().parents[3] / FOLDER]
+    found = next((path for path in tried if path.is_dir()), None)
+    if found is None:
+        raise ConfigError(f"there are no recipes at {tried[0]}: give their folder with --folder")
+    return found
+
+
+def read_paper(path: Path) -> Paper:
+    """The recipe in a file. ConfigError names what is wrong in it."""
+    try:
+        tree = read_yaml(path.read_text(encoding="utf-8"))
+        recipe = Recipe.model_validate(tree.pop("recipe"))
+    except (yaml.YAMLError, AttributeError, KeyError, ValidationError) as error:
+        raise ConfigError(f"{path.name} is no recipe: {error}") from error
+    if (recipe.status == "part") != bool(recipe.missing):
+        raise ConfigError(f"{path.name}: a recipe in part says what is `missing`, a faithful one does not")
+    return Paper(slug=path.stem, recipe=recipe, tree=tree)
+
+
+def read_papers(folder: str | Path | None = None) -> list[Paper]:
+    """All recipes, by slug."""
+    return [read_paper(path) for path in sorted(folder_of(folder).glob("*.yaml"))]
+
+
+def find_paper(slug: str, folder: str | Path | None = None) -> Paper:
+    """One recipe. ConfigError with the nearest slug where there is none."""
+    path = folder_of(folder) / f"{slug}.yaml"
+    if not path.is_file():
+        raise ConfigError(f"there is no recipe {slug!r}{nearest(slug, [p.stem for p in path.parent.glob('*.yaml')])}")
+    return read_paper(path)
+
+
+def without_file(folder: str | Path | None = None) -> dict[str, list[dict[str, str]]]:
+    """The papers without a file: `none`, which would be in reach, and `out`, which are no post-training of language models."""
+    rows: dict[str, list[dict[str, str]]] = json.loads(
+        (folder_of(folder) / "out-of-scope.json").read_text(encoding="utf-8")
+    )
+    return rows

@@ -1,0 +1,192 @@
+"""A recipe at toy size: a few steps of the real trainer, and how far its gradient is from plain GRPO's.
+
+Everything but sizes is the recipe's own: stages, verifier, rewards, selection, advantage, loss, template. The policy is a tiny
+one from random weights, primed by imitation of the recipe's `shown` responses so that rewards differ.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlvr.config import Config
+from rlvr.config_loading import make_config
+from rlvr.distributed import World
+from rlvr.distributed.plain import PlainBackend
+from rlvr.errors import TrainingError
+from rlvr.learner import Learner
+from rlvr.recipes.papers import Paper, Smoke
+from rlvr.rollout import Collected
+from rlvr.stages import Stage
+from rlvr.trainer import GRPOTrainer
+from rlvr.tree import merge
+
+SIZES = {"prompts_per_step": 3, "group_size": 6, "max_new_tokens": 12}
+"""Largest sizes of a smoke run."""
+PRIMING = 40
+"""Steps of imitation."""
+STEPS = 2
+"""Steps of each of the recipe's stages."""
+MOVE = 0.3
+"""How far the weights are moved, as a share of each tensor's size, before the second gradient is taken."""
+
+
+def smoke_config(paper: Paper, folder: str) -> Config:
+    """The recipe at toy size, its run folder under `folder`."""
+    smoke, tree = paper.recipe.smoke, copy.deepcopy(paper.tree)
+    stages = tree.pop("stages", None) or [{"kind": "grpo"}]
+    small = _small(tree, smoke)
+    small |= {
+        "run": {"name": paper.slug, "dir": folder, "seed": 0},
+        "model": {"device": "cpu", "dtype": "float32", "scratch": _scratch(smoke)},
+        "distributed": {"backend": "plain"},
+        "evaluation": {"at_start": False, "at_end": False},
+        "checkpoint": {},
+        "logging": {"console": "off", "rollouts": 0},
+        "stages": [_priming(smoke), *(_small_stage(stage, smoke) for stage in stages)],
+    }
+    for section in ("models", "verification"):
+        small.pop(section, None)
+    return make_config(merge(small, smoke.set), where=f"{paper.slug} at toy size: ")
+
+
+def _scratch(smoke: Smoke) -> dict[str, Any]:
+    words = sorted({word for text in smoke.shown for word in text.split(" ") if len(word) > 1})
+    sizes = {"hidden_size": 32, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate_size": 64, "context": 1536}
+    return {**sizes, "words": words}
+
+
+def _small(tree: Mapping[str, Any], smoke: Smoke) -> dict[str, Any]:
+    """The sections of a run or a stage with toy sizes."""
+    result = dict(tree)
+    rollout, optim = dict(result.get("rollout", {})), dict(result.get("optim", {}))
+    for name, most in SIZES.items():
+        rollout[name] = min(rollout.get(name, most), most)
+    rollout.pop("engine", None)
+    for name in ("micro_batch_tokens", "micro_batch_size", "warmup_steps"):
+        optim.pop(name, None)
+    data = {k: v for k, v in result.get("data", {}).items() if k in ("template", "sampler")}
+    result |= {"rollout": rollout, "optim": optim | {"lr": 2e-3}, "data": data | {"train": smoke.tasks}}
+    return result
+
+
+def _small_stage(stage: Mapping[str, Any], smoke: Smoke) -> dict[str, Any]:
+    small = {key: value for key, value in stage.items() if key != "evaluation"}
+    for section in ("rollout", "optim", "data"):
+        if section in small:
+            small[section] = _small({section: small[section]}, smoke)[section]
+    if stage["kind"] == "sft":
+        small["data"] = {**small.get("data", {}), "train": _demonstrations(smoke)}
+    return {**small, "steps": STEPS}
+
+
+def _priming(smoke: Smoke) -> dict[str, Any]:
+    """Imitation of what is shown, before the recipe's own stages."""
+    return {
+        "kind": "sft",
+        "name": "priming",
+        "steps": PRIMING,
+        "data": {"train": _demonstrations(smoke)},
+        "rollout": {"prompts_per_step": 4},
+        "optim": {"lr": 1e-2, "optimizer": "adamw", "schedule": "constant"},
+        "algorithm": {"preset": "grpo"},
+    }
+
+
+def _demonstrations(smoke: Smoke) -> list[dict[str, Any]]:
+    """Every task with every response."""
+    return [
+        {**task, "id": f"{number}-{of}", "demonstration": text}
+        for of, task in enumerate(smoke.tasks)
+        for number, text in enumerate(smoke.shown)
+    ]
+
+
+def smoke(paper: Paper) -> list[dict[str, Any]]:
+    """Train the recipe at toy size; the metrics of its own stages' steps. TrainingError where no step had a gradient."""
+    with tempfile.TemporaryDirectory() as folder, GRPOTrainer(config=smoke_config(paper, folder)) as trainer:
+        rows = [row for row in trainer.train() if row["run/stage"] != "priming"]
+    if not any(row["grad_norm"] for row in rows):
+        raise TrainingError(f"{paper.slug}: no step had a gradient")
+    return rows
+
+
+# against plain GRPO
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far two gradients of the same rollouts are apart."""
+
+    norm: float
+    """The norm of the recipe's gradient."""
+    plain_norm: float
+    """The norm of plain GRPO's."""
+    cosine: float
+    """The cosine of the angle between them; NaN where one is 0."""
+    relative: float
+    """The norm of their difference over that of plain GRPO's; infinite where that is 0 and the difference is not."""
+
+
+class _Recording(PlainBackend):
+    """Keeps the gradient of every optimizer step, and takes none."""
+
+    def __init__(self, policy: Any) -> None:
+        super().__init__(policy, "sgd")
+        self.gradients: list[np.ndarray] = []
+
+    def step(self, lr: float, max_norm: float) -> float:
+        self.gradients.append(
+            np.concatenate([p.grad.detach().double().flatten().numpy() for p in self.parameters.values() if p.grad is not None])
+        )
+        return float(np.linalg.norm(self.gradients[-1]))
+
+
+def against_grpo(paper: Paper) -> dict[str, Difference]:
+    """The recipe's gradient against plain GRPO's with the verdict as reward, on the same rollouts: `on-policy`, and
+    `moved`, after the weights were moved a little, where ratios are not 1 and clipping acts."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = smoke_config(paper, folder)
+        tree = config.dump()
+        plain = tree | {"run": {**tree["run"], "name": "grpo"}, "rewards": ["verdict"], "algorithm": {"preset": "grpo"}}
+        plain["stages"] = [{k: v for k, v in s.items() if k not in ("rewards", "algorithm")} for s in tree["stages"]]
+        with GRPOTrainer(config=config) as own, GRPOTrainer(config=make_config(plain)) as other:
+            own.train(PRIMING)
+            number = next(n for n, stage in enumerate(own.stages) if n > 0 and stage.samples)
+            stage, grpo = own.stages[number], other.stages[number]
+            own.enter(number)
+            own._ready(stage)
+            collected = stage.collect(0)
+            grpo.parts.policy.model.load_state_dict(own.policy.model.state_dict())
+            other.enter(number)
+            both = [_gradients(stage, collected, own.policy), _gradients(grpo, collected, other.policy)]
+            stage.give_back()
+    return {name: _difference(*(g[name] for g in both)) for name in ("on-policy", "moved")}
+
+
+def _gradients(stage: Stage, collected: Collected, policy: Any) -> dict[str, np.ndarray]:
+    batch, _ = stage.score(copy.deepcopy(collected))
+    optim = stage.config.optim.model_copy(update={"updates_per_batch": 1, "epochs_per_batch": 2, "max_grad_norm": 1e9})
+    objective, found = stage.objective().at(0, stage.steps), {}
+    for name, of, move in (("on-policy", 0, 0.0), ("moved", 1, MOVE)):
+        noise = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for p in policy.model.parameters():
+                p += move * p.std(unbiased=False) * torch.randn(p.shape, generator=noise)
+        backend = _Recording(policy)
+        Learner(backend, stage.reference, World()).update(batch, objective, optim, 1.0)
+        found[name] = backend.gradients[of] if len(backend.gradients) > of else np.zeros(1)
+    return found
+
+
+def _difference(own: np.ndarray, plain: np.ndarray) -> Difference:
+    size, other = float(np.linalg.norm(own)), float(np.linalg.norm(plain))
+    apart = float(np.linalg.norm(own - plain))
+    cosine = float(own @ plain / (size * other)) if size and other else float("nan")
+    return Difference(size, other, cosine, apart / other if other else (float("inf") if apart else 0.0))

@@ -1,0 +1,68 @@
+"""Shorter than the group's other right answers: brevity that is relative to a prompt, so that hard prompts may take long.
+
+Lengths are tokens that the policy wrote. Undecided members have no value and stay out of every statistic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from rlvr.records import Batch
+from rlvr.registry import register
+from rlvr.rewards.basic import lengths
+from rlvr.rewards.terms import TermSpec
+from rlvr.schedules import Scalar
+
+
+@register("reward", "brevity")
+@dataclass(frozen=True)
+class Brevity:
+    """What a right answer is worth by how its length compares within the group; wrong answers are worth 0.
+
+    - sigmoid: 1 - alpha sigmoid((L - mean) / std) over the right answers (Arora & Zanette 2025, arXiv 2502.04463, eq. 4; the
+      penalty of GRPO-lambda, from notes, not confirmed there).
+    - range: 1 + alpha (longest - L) / (longest - shortest) over the right answers (a bonus; from notes on arXiv 2506.15647,
+      a guess at its formula).
+    - kimi: alpha (0.5 - (L - shortest) / (longest - shortest)) over all members, for wrong answers at most 0 (Kimi k1.5,
+      arXiv 2501.12599, section 2.3.3); it is added to the verdict, while the other two replace it.
+
+    Where all lengths are the same, (L - mean) / std and the range terms are 0. alpha 0 is the verdict (for kimi, 0).
+    """
+
+    form: Literal["sigmoid", "range", "kimi"] = "sigmoid"
+    """Which."""
+    alpha: Scalar = 0.2
+    """Strength, 0 or more."""
+    of: TermSpec = "verdict"
+    """What says right (at least 1) or wrong."""
+    inner: ClassVar = ("of",)
+
+    def __call__(self, batch: Batch, of: np.ndarray) -> np.ndarray:
+        used, alpha = lengths(batch), float(self.alpha)  # type: ignore[arg-type]
+        result = np.where(np.isnan(of), np.nan, 0.0)
+        for group in batch.groups():
+            compared = np.isfinite(of[group.index]) if self.form == "kimi" else of[group.index] >= 1.0
+            index = group.index[compared]
+            if len(index):
+                result[index] = getattr(self, f"_{self.form}")(used[index], of[index] >= 1.0, alpha)
+        return result
+
+    @staticmethod
+    def _sigmoid(used: np.ndarray, right: np.ndarray, alpha: float) -> np.ndarray:
+        spread = used.std()
+        z = (used - used.mean()) / spread if spread > 0 else np.zeros(len(used))
+        return 1 - alpha / (1 + np.exp(-z))
+
+    @staticmethod
+    def _range(used: np.ndarray, right: np.ndarray, alpha: float) -> np.ndarray:
+        span = used.max() - used.min()
+        return 1 + (alpha * (used.max() - used) / span if span > 0 else np.zeros(len(used)))
+
+    @staticmethod
+    def _kimi(used: np.ndarray, right: np.ndarray, alpha: float) -> np.ndarray:
+        span = used.max() - used.min()
+        bonus = 0.5 - (used - used.min()) / span if span > 0 else np.zeros(len(used))
+        return alpha * np.where(right, bonus, np.minimum(bonus, 0.0))

@@ -1,0 +1,163 @@
+"""A length to aim at: fixed, from the task, relative to the group, or one that moves with what the policy can do.
+
+Lengths are tokens that the policy wrote.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from rlvr.errors import ConfigError
+from rlvr.records import Batch
+from rlvr.registry import register
+from rlvr.rewards.basic import lengths
+from rlvr.rewards.composition import pass_rates
+from rlvr.rewards.terms import Setting, TermSpec
+from rlvr.schedules import Scalar
+
+
+@register("reward", "length_target")
+@dataclass(frozen=True)
+class LengthTarget:
+    """What the length is worth, to be added to the verdict.
+
+    - step: alpha for a right answer of at most `target` tokens, else 0 (LASER, Liu et al. 2025, arXiv 2505.15612; alpha from
+      notes).
+    - exact: -alpha |target - L| (L1-Exact, Aggarwal & Welleck 2025, arXiv 2503.04697, eq. 1; alpha there 0.0003).
+    - at_most: for a right answer clip(alpha (target - L) + 0.5, 0, 1), else 0 (L1-Max, eq. 2, where it is multiplied with
+      the verdict: it replaces the verdict then).
+    """
+
+    target: Scalar | str = 256
+    """Tokens, or the name of a field of the task's info that holds them."""
+    form: Literal["step", "exact", "at_most"] = "step"
+    """Which."""
+    alpha: Scalar = 0.5
+    """Strength: the bonus of step, the slope of the others."""
+    relative: bool = False
+    """The target is a factor of the mean length of the group's right answers (of all its decided members where none is)."""
+    of: TermSpec = "verdict"
+    """What says right (at least 1) or wrong."""
+    inner: ClassVar = ("of",)
+
+    def bind(self, setting: Setting) -> LengthTarget:
+        """Checks that the tasks have the field."""
+        if isinstance(self.target, str):
+            for task in setting.tasks:
+                value = task.info.get(self.target)
+                if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+                    raise ConfigError(
+                        f"rewards: length_target takes its target from info.{self.target}, and task {task.id!r} has "
+                        f"{value!r} there: a number above 0 is needed"
+                    )
+        return self
+
+    def __call__(self, batch: Batch, of: np.ndarray) -> np.ndarray:
+        used, right, alpha = lengths(batch), of >= 1.0, float(self.alpha)  # type: ignore[arg-type]
+        target = self._targets(batch)
+        if self.relative:
+            target = target * typical_lengths(used, of, batch)
+        if self.form == "step":
+            values = np.where(right & (used <= target), alpha, 0.0)
+        elif self.form == "exact":
+            values = -alpha * np.abs(target - used)
+        else:
+            values = np.where(right, np.clip(alpha * (target - used) + 0.5, 0.0, 1.0), 0.0)
+        return np.where(np.isnan(of), np.nan, values)
+
+    def _targets(self, batch: Batch) -> np.ndarray:
+        if isinstance(self.target, str):
+            return np.asarray([r.task.info[self.target] for r in batch.rollouts], dtype=np.float64)
+        return np.full(len(batch), float(self.target))  # type: ignore[arg-type]
+
+
+def typical_lengths(used: np.ndarray, of: np.ndarray, batch: Batch) -> np.ndarray:
+    """float64 [B]: the mean length of the group's right answers, where there are none of its decided members; else NaN."""
+    groups = batch.group_index()
+    if not len(groups):
+        return np.zeros(0)
+    right = pass_rates(np.where(of >= 1.0, used, np.nan), groups)
+    return np.where(np.isnan(right), pass_rates(np.where(np.isnan(of), np.nan, used), groups), right)[groups]
+
+
+@register("reward", "adaptive_length_target")
+@dataclass
+class AdaptiveLengthTarget:
+    """A bonus for right answers within a target that follows what the policy needs, by difficulty.
+
+    LASER-D (Liu et al. 2025, arXiv 2505.15612): groups are sorted by pass rate into `buckets` classes of difficulty, and a
+    class's target is the shortest length within which its groups have, on average, one right answer. The paper measures that on
+    a monitoring set every few steps; here it is measured on the last `window` groups of the class that were trained, which is
+    what differs. `explore` also pays wrong answers that go beyond the target (LASER-DE). Before a class has a group, its
+    target is `rollout.max_new_tokens`.
+    """
+
+    alpha: float = 0.5
+    """The bonus, to be added to the verdict."""
+    buckets: int = 3
+    """Classes of equal width of the pass rate."""
+    window: int = 64
+    """Groups of a class that its target is made from."""
+    explore: bool = False
+    """Pay wrong answers of more than the target's length the bonus too."""
+    of: TermSpec = "verdict"
+    """What says right (at least 1) or wrong."""
+    inner: ClassVar = ("of",)
+    _longest: float = field(default=np.inf, init=False, repr=False)
+    _seen: list[deque[list[float]]] = field(default_factory=list, init=False, repr=False)
+    """For each class, the lengths of the right answers of each of its last groups."""
+    _new: list[tuple[int, list[float]]] = field(default_factory=list, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.buckets < 1 or self.window < 1:
+            raise ValueError("buckets and window must be at least 1")
+        self._seen = [deque(maxlen=self.window) for _ in range(self.buckets)]
+
+    def bind(self, setting: Setting) -> AdaptiveLengthTarget:
+        """With the run's longest response."""
+        bound = dataclasses.replace(self)
+        bound._longest = float(setting.config.rollout.max_new_tokens)
+        return bound
+
+    def __call__(self, batch: Batch, of: np.ndarray) -> np.ndarray:
+        used, targets = lengths(batch), self.targets()
+        result = np.where(np.isnan(of), np.nan, 0.0)
+        self._new = []
+        for group in batch.groups():
+            index = group.index[np.isfinite(of[group.index])]
+            if not len(index):
+                continue
+            right = of[index] >= 1.0
+            bucket = min(int(right.mean() * self.buckets), self.buckets - 1)
+            within = used[index] <= targets[bucket]
+            result[index] = self.alpha * np.where(right, within, ~within & self.explore)
+            self._new.append((bucket, sorted(used[index][right].tolist())))
+        return result
+
+    def targets(self) -> list[float]:
+        """Each class's target: the shortest length with one right answer per group on average, hardest class first."""
+        found = []
+        for groups in self._seen:
+            right = sorted(length for group in groups for length in group)
+            found.append(right[len(groups) - 1] if 0 < len(groups) <= len(right) else self._longest)
+        return found
+
+    def observe(self, metrics: Mapping[str, Any]) -> None:
+        """The step was trained: its groups count."""
+        for bucket, right in self._new:
+            self._seen[bucket].append(right)
+        self._new = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """The groups remembered."""
+        return {"seen": [list(groups) for groups in self._seen]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the groups of a checkpoint."""
+        self._seen = [deque(groups, maxlen=self.window) for groups in state["seen"]]

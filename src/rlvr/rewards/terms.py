@@ -1,0 +1,291 @@
+"""The terms of a reward: how they are written, built, evaluated and summed.
+
+A term is a function of the batch that returns float64 [B] (NaN where undecided), or a plain function of one completion
+(rlvr.calling says what it may ask for). Every term becomes the column `reward/<name>`; the column `reward` is their
+weighted sum, undecided where a term is undecided.
+
+A term may be made of others: its class names the options that hold terms (`inner = ("term", "by")`), and it is called
+with their values, `piece(batch, term=[B], by=[B])` (a list of arrays where the option holds a list). So a piece sees the
+whole batch, its groups, and any other term. What a piece may declare besides, all optional: `needs` (statistics of the
+policy, found in the token columns `STATISTIC/current`), `reads_characters` (it reads `Rollout.char_ends`),
+`bind(setting) -> piece` (what it takes from the run, and ConfigError where it contradicts it), and for a piece with a
+memory `observe(metrics)`, which is called once per trained step with all metrics (the mean of a term is
+`reward/<name>`), `state_dict` and `load_state_dict`. Options that are Scalars may be schedules or follow a metric; a piece
+with a memory takes none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
+
+from rlvr import registry
+from rlvr.calling import name_of
+from rlvr.config import TERM_KEYS, Config, bare_term, term_name
+from rlvr.errors import ConfigError, nearest
+from rlvr.records import Batch, Task
+from rlvr.rewards.per_completion import PerCompletion
+from rlvr.schedules import Scalar, at, controllers, moving_options, scalar_value
+
+
+def _checked_spec(spec: Any) -> Any:
+    try:
+        registry.check_options("reward", bare_term(spec))
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+    return spec
+
+
+TermSpec = Annotated[Any, AfterValidator(_checked_spec)]
+"""The type of an option that holds a term as written."""
+
+_WEIGHT: TypeAdapter[Any] = TypeAdapter(Scalar, config=ConfigDict(strict=True))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a piece may take from the run."""
+
+    config: Config
+    tasks: Sequence[Task]
+    same_answer: Callable[[Task, str, str], bool] = lambda task, first, second: first.strip() == second.strip()
+    """Whether two extracted answers to a task are the same, as its verifier sees it."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """One term of the reward."""
+
+    name: str
+    function: Callable[..., Any]
+    weight: Scalar = 1.0
+    sources: tuple[str, ...] | None = None
+    """The sources of tasks that have the term; None: all."""
+    inner: Mapping[str, Any] = field(default_factory=dict)
+    """Option -> the term, or the list of terms, that it holds."""
+
+    def parts(self) -> list[Term]:
+        """The terms that it is made of."""
+        return [term for held in self.inner.values() for term in (held if isinstance(held, list) else [held])]
+
+    def each(self, change: Callable[[Term], Term]) -> Term:
+        """The term with `change` made to it and to all that it is made of."""
+        held = {
+            k: [t.each(change) for t in v] if isinstance(v, list) else v.each(change) for k, v in self.inner.items()
+        }
+        return change(dataclasses.replace(self, inner=held))
+
+
+def walk(terms: Sequence[Term]) -> Iterator[Term]:
+    """All terms with those that they are made of, in a fixed order."""
+    for term in terms:
+        yield term
+        yield from walk(term.parts())
+
+
+# from the configuration
+
+
+def build_terms(specs: Sequence[Any]) -> list[Term]:
+    """The terms that the configuration's `rewards` writes.
+
+    Each may carry a `weight`, a name for its column (`as`) and the `sources` of tasks that have it. Names must differ,
+    except that a term may stand in several places when it is written the same.
+    """
+    terms = [_term(spec) for spec in specs]
+    names = [t.name for t in terms]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"rewards: the term {name!r} stands there twice: their columns would have one name; give one another name "
+                "with `as`"
+            )
+    written: dict[str, Any] = {}
+    for spec in _specs(specs):
+        name, bare = term_name(spec), registry.split(bare_term(spec))
+        if written.setdefault(name, bare) != bare:
+            raise ConfigError(
+                f"rewards: two different terms are called {name!r}, and their columns would have one name: give one another "
+                "name with `as`"
+            )
+    return terms
+
+
+def _specs(specs: Sequence[Any]) -> Iterator[Any]:
+    """The terms as written, with those inside them."""
+    for spec in specs:
+        if isinstance(spec, (str, dict)):
+            yield spec
+            name, options = registry.split(bare_term(spec))
+            inside = getattr(registry.find("reward", name), "inner", ())
+            held = [options[option] for option in inside if options.get(option) is not None]
+            yield from _specs(
+                [one for value in held for one in (value if isinstance(value, (list, tuple)) else [value])]
+            )
+
+
+def _term(spec: Any, top: bool = True) -> Term:
+    if isinstance(spec, Term):
+        return spec
+    if callable(spec):
+        return Term(name_of(spec), _of_batch(spec))
+    name, keys = term_name(spec), {k: spec[k] for k in TERM_KEYS if isinstance(spec, dict) and k in spec}
+    if "sources" in keys and not top:
+        raise ConfigError(f"rewards: {name!r} has `sources` and stands inside another term: give them to the outer one")
+    piece = registry.build("reward", bare_term(spec))
+    inner: dict[str, Any] = {}
+    for option in getattr(piece, "inner", ()):
+        held = getattr(piece, option)
+        if held is not None:
+            inner[option] = [_term(one, False) for one in held] if isinstance(held, tuple) else _term(held, False)
+    sources = None if keys.get("sources") is None else _sources(name, keys["sources"])
+    return Term(name, _of_batch(piece), _weight(name, keys.get("weight", 1.0)), sources, inner)
+
+
+def _weight(name: str, written: Any) -> Any:
+    try:
+        weight = _WEIGHT.validate_python(written)
+    except ValidationError as error:
+        raise ConfigError(f"rewards: the weight of {name!r} is {written!r}, not a number") from error
+    if isinstance(weight, float) and not np.isfinite(weight):
+        raise ConfigError(f"rewards: the weight of {name!r} is {written!r}, not a number")
+    return weight
+
+
+def _sources(name: str, written: Any) -> tuple[str, ...]:
+    if isinstance(written, str):
+        return (written,)
+    if not isinstance(written, list) or not written or not all(isinstance(s, str) for s in written):
+        raise ConfigError(f"rewards: the sources of {name!r} are {written!r}, not a list of names")
+    return tuple(written)
+
+
+def _of_batch(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` of the batch as it is; a plain function of one completion applied to each."""
+    positional = [
+        p.name
+        for p in inspect.signature(function).parameters.values()
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.POSITIONAL_ONLY)
+    ]
+    return function if positional[:1] == ["batch"] else PerCompletion(function)
+
+
+def bind(terms: Sequence[Term], setting: Setting) -> list[Term]:
+    """The terms with what they take from the run; ConfigError names what contradicts it."""
+
+    def bound(term: Term) -> Term:
+        make = getattr(term.function, "bind", None)
+        return term if make is None else dataclasses.replace(term, function=make(setting))
+
+    _check_sources(terms, setting)
+    needing = [t.name for t in walk(terms) if getattr(t.function, "needs", ())]
+    if needing and setting.config.rollout.refill:
+        raise ConfigError(
+            f"rewards: {needing[0]!r} needs a forward pass of the policy over whole steps, and rollout.refill looks at "
+            "rewards while responses are still sampled: set rollout.refill to null or leave the term out"
+        )
+    return [term.each(bound) for term in terms]
+
+
+def _check_sources(terms: Sequence[Term], setting: Setting) -> None:
+    known = {task.source for task in setting.tasks}
+    for term in terms:
+        for source in term.sources or ():
+            if source not in known:
+                named = sorted(s for s in known if s is not None)
+                raise ConfigError(
+                    f"rewards: no task is of the source {source!r} of {term.name!r}{nearest(source, named)}"
+                )
+    if terms and all(term.sources is not None for term in terms):
+        without = known - {source for term in terms for source in term.sources or ()}
+        if without:
+            raise ConfigError(
+                f"rewards: tasks of the source {sorted(map(str, without))[0]!r} have no term: add it to the `sources` of one"
+            )
+
+
+def at_step(terms: Sequence[Term], step: int, steps: int) -> list[Term]:
+    """The terms with every scheduled or driven weight and option as the float it is at `step` of `steps`."""
+
+    def now(term: Term) -> Term:
+        weight = scalar_value(term.weight, step, steps)
+        return dataclasses.replace(term, function=at(term.function, step, steps), weight=weight)
+
+    return [term.each(now) for term in terms]
+
+
+def controllers_of(terms: Sequence[Term]) -> Iterator[Any]:
+    """The controllers among weights and options, in a fixed order."""
+    for term in walk(terms):
+        yield from controllers(term, term.function)
+
+
+def scheduled(terms: Sequence[Term], step: int, steps: int) -> dict[str, float]:
+    """The weights and options that are no constants, as `schedule/reward/<term>.<option>` -> their values."""
+    moving: dict[str, float] = {}
+    for term in walk(terms):
+        for piece in (term, term.function):
+            moving |= moving_options(piece, f"schedule/reward/{term.name}", step, steps)
+    return moving
+
+
+# scoring
+
+
+def score(batch: Batch, terms: Sequence[Term]) -> Batch:
+    """Add the columns `reward/<term>` and their weighted sum `reward` to the batch.
+
+    ConfigError when a term returns something other than one number per rollout.
+    """
+    total = np.zeros(len(batch))
+    for term in terms:
+        if term.sources is None:
+            total = total + _plain(term.weight) * _evaluate(batch, term)
+        else:
+            total = total + _on_sources(batch, term)
+    batch.columns["reward"] = total
+    return batch
+
+
+def _on_sources(batch: Batch, term: Term) -> np.ndarray:
+    """What the term adds: 0 on tasks of other sources, where its columns are NaN."""
+    on = np.asarray([r.task.source in (term.sources or ()) for r in batch.rollouts], dtype=bool)
+    part = batch.select(np.flatnonzero(on))
+    before = set(part.columns)
+    added = np.zeros(len(batch))
+    added[on] = _plain(term.weight) * _evaluate(part, term)
+    for name in set(part.columns) - before:
+        batch.columns[name] = np.full(len(batch), np.nan)
+        batch.columns[name][on] = part.columns[name]
+    return added
+
+
+def _evaluate(batch: Batch, term: Term) -> np.ndarray:
+    """The values of a term, after those that it is made of; each becomes a column."""
+
+    def weighted(one: Term) -> np.ndarray:
+        return _plain(one.weight) * _evaluate(batch, one)
+
+    held = {k: [weighted(t) for t in v] if isinstance(v, list) else weighted(v) for k, v in term.inner.items()}
+    try:
+        values = np.asarray(term.function(batch, **held), dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"reward {term.name!r} gave something other than one number per rollout: {error}") from error
+    if values.shape != (len(batch),):
+        raise ConfigError(
+            f"reward {term.name!r} returned shape {values.shape} for {len(batch)} rollouts: one number each is needed"
+        )
+    values = np.where(np.isfinite(values), values, np.nan)
+    batch.columns[f"reward/{term.name}"] = values
+    return values
+
+
+def _plain(weight: Scalar) -> float:
+    """The weight at the first step where no step is known (`at_step` was not called)."""
+    return float(scalar_value(weight, 0, 1))

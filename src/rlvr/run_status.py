@@ -1,0 +1,30 @@
+"""What a run is doing at this moment, in a few lines: the answer to SIGUSR1."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from rlvr.monitor.lines import step_cells
+from rlvr.waits import Wait
+
+if TYPE_CHECKING:
+    from rlvr.trainer import GRPOTrainer
+
+
+def status(trainer: GRPOTrainer) -> str:
+    """Step, phase, waits with their open groups, verifier processes, checkpoint and the last metrics. Takes no lock."""
+    stage, world = trainer.plans[trainer.stage_number], trainer.world
+    writer, last = trainer.saver.writer, trainer.metrics[-1] if trainer.metrics else None
+    lines = [
+        f"run {trainer.folder.path}, process {os.getpid()}, rank {world.rank} of {world.size}",
+        f"step: {trainer.step} done of {sum(plan.allowed for plan in trainer.plans)}; stage {stage.name}: "
+        f"{trainer.stage_step} of {stage.allowed}; weights of version {trainer.version}",
+        f"phase: {trainer.phases.current or 'between phases (evaluation, logging, saving)'}",
+        *[f"waits for: {wait}" for wait in list(Wait.under_way.values())],
+        f"verifier processes: {trainer.pool.processes}",
+        f"checkpoint: {writer.state}",
+        "last step: "
+        + ("none yet" if last is None else ", ".join(f"{k} {v}" for k, v in step_cells(last, []).items())),
+    ]
+    return "\n".join(lines)

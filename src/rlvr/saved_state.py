@@ -1,0 +1,277 @@
+"""What of a run is saved, when, and how a run goes on from it.
+
+Everything that decides the future is in a checkpoint (N8): weights, optimizer and reference as tensors; the place in the
+stages, versions, draws, pools, controllers, advantages' memories, per-prompt history and what is owed as JSON. Random
+numbers need no state: seeds follow from paths (see `seeding`). Rollouts that were sampled ahead are not saved but their
+draws are, and they are sampled again from the same seeds.
+
+Invariants: a checkpoint is taken between steps only; nothing on disk is touched before everything in a checkpoint was found
+to fit; a step waits for the copy to host memory and for the write before, not for its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rlvr import registry
+from rlvr.data.pool import fingerprint_of
+from rlvr.distributed import checkpoint
+from rlvr.distributed.checkpoint import Saved, Seal
+from rlvr.distributed.checkpoint_writer import Contents, HostCopies, Writer, versions
+from rlvr.distributed.models import Files, merged_files, model_files
+from rlvr.distributed.weights import whole_size
+from rlvr.errors import CheckpointError, ConfigError, TrainingError
+from rlvr.memory import STATE
+from rlvr.policy.adapters import is_adapter
+
+if TYPE_CHECKING:
+    from rlvr.trainer import GRPOTrainer
+
+log = logging.getLogger(__name__)
+REFERENCE = "reference/"
+
+
+class Saver:
+    """Saves and loads the state of a trainer's run. With several ranks every method is called on all of them."""
+
+    def __init__(self, trainer: GRPOTrainer) -> None:
+        self.trainer = trainer
+        self.config = trainer.config.checkpoint
+        self.writer = Writer(trainer.folder.checkpoints, self.config, trainer.world)
+        self._copies = HostCopies()
+        self._fingerprints: list[str] | None = None
+
+    # beginning and ending
+
+    def begin(self, resume: str | None) -> Path | None:
+        """Take the run folder, fresh or from the checkpoint that `resume` means, which is returned."""
+        folder, world = self.trainer.folder, self.trainer.world
+        found = None
+        if world.leads:
+            if folder.path.exists():  # else a refusal leaves nothing behind
+                folder.lock()
+            found = folder.find(resume) if resume else None
+            folder.lock()
+        found = world.broadcast(found, "the checkpoint to go on from")
+        if found is not None:
+            self._take(checkpoint.read(found))
+        elif world.leads:
+            folder.begin(again=resume == "auto")
+        if world.leads:
+            folder.open_log()
+            self._check_space()
+        return found
+
+    def _check_space(self) -> None:
+        """ConfigError where there is less space than one checkpoint takes."""
+        folder = self.trainer.folder.path
+        free, needed = shutil.disk_usage(folder).free, self.size()
+        if free < needed:
+            raise ConfigError(
+                f"{folder} has {free / 2**30:.2f} GiB of free space, and a checkpoint takes about {needed / 2**30:.2f} GiB: "
+                "make room, or set run.dir to a place that has more"
+            )
+
+    def size(self) -> int:
+        """About how many bytes a checkpoint takes."""
+        trainer = self.trainer
+        trained = trainer.policy.trainable().values()
+        weights = sum(whole_size(p) * p.element_size() for p in trained)
+        optimizer = registry.split(trainer.config.optim.optimizer)[0]
+        state = sum(whole_size(p) for p in trained) * STATE.get(optimizer, STATE["adamw"])
+        reference = weights if any(stage.keeps_reference for stage in trainer.stages) else 0
+        whole = sum(whole_size(p) * p.element_size() for p in trainer.policy.model.parameters())
+        adapter = is_adapter(trainer.policy.model)
+        model = (weights + (whole if self.config.merged else 0)) if adapter else whole
+        return int(weights + state + reference + model)
+
+    def close(self) -> None:
+        """Wait for what is being written, unless the run was told to stop at once, and leave the run folder to others."""
+        if not self.trainer.stop.at_once:
+            self.writer.wait()
+        self.trainer.folder.close()
+
+    # saving
+
+    def after_step(self) -> None:
+        """Save where a checkpoint is due, or where the step is the best so far by the metric that the run keeps the best of."""
+        every, step = self.config.every, self.trainer.step
+        due = every > 0 and step % every == 0
+        if self.config.best is not None:
+            due = self.trainer.world.broadcast(due or self._is_best(), "whether to save")
+        if due:
+            self.save(wait=False)
+
+    def after_evaluation(self) -> None:
+        """The evaluation of a step that was saved without it was made up for: save the step again where it is the best."""
+        if self.config.best is not None and self.trainer.world.broadcast(self._is_best(), "whether to save"):
+            self.save(wait=False)
+
+    def _is_best(self) -> bool:
+        keeps, trainer = self.config.best, self.trainer
+        if keeps is None or not trainer.world.leads or not trainer.metrics:
+            return False
+        value = trainer.metrics[-1].get(keeps.metric)
+        if value is None:
+            return False
+        self.writer.wait()
+        found = checkpoint.best(trainer.folder.checkpoints, keeps.metric, keeps.mode)
+        return found is None or (value > found[1] if keeps.mode == "max" else value < found[1])
+
+    def leave(self, failed: bool = False) -> None:
+        """After the last step of a call of `train`: a checkpoint of it, on disk. TrainingError where it cannot be written.
+
+        `failed`: this rank had to stop; others may be elsewhere, so that with several the last checkpoint has to do.
+        """
+        trainer = self.trainer
+        if failed and trainer.world.size > 1:
+            return
+        saved = self.writer.wait() is None and (self._path.exists() or not trainer.step)
+        if not trainer.world.broadcast(saved, "whether the last step is saved"):
+            self.save()
+
+    @property
+    def _path(self) -> Path:
+        return self.trainer.folder.checkpoints / f"step-{self.trainer.step}"
+
+    def save(self, wait: bool = True) -> Path:
+        """Save the run as it is after the last whole step; its path.
+
+        With `wait` it is there on return, or a TrainingError says why not. Without, a failure is logged and costs nothing else.
+        """
+        trainer, problem = self.trainer, None
+        if self.writer.open(trainer.step):
+            self.writer.write(self._contents())
+            problem = self.writer.wait() if wait else None
+        elif wait:
+            problem = OSError("see above")
+        if problem is not None:
+            last: Any = (checkpoint.checkpoints(trainer.folder.checkpoints) or [None])[-1]
+            raise TrainingError(
+                f"the checkpoint of step {trainer.step} could not be written: {problem}. The last one is {last or 'none'}"
+            ) from problem
+        return self._path
+
+    def _contents(self) -> Contents:
+        """A copy of the run's state."""
+        trainer, leads = self.trainer, self.trainer.world.leads
+        live = trainer.backend.saved_tensors()
+        tensors = live if trainer.backend.saves_copies else self._copies(live)
+        copied = {tensor.data_ptr(): tensors[name] for name, tensor in live.items()}
+        models = [("model", model_files(trainer.policy, leads, copied))]
+        if self.config.merged and is_adapter(trainer.policy.model):
+            models.append(("merged", merged_files(trainer.policy, leads)))
+        if (reference := trainer.learner.reference) is not None:
+            kept = {REFERENCE + name: tensor for name, tensor in reference.state_dict().items()}
+            tensors = {**tensors, **(self._copies(kept) if leads else {})}
+        if not leads:
+            return Contents(trainer.step, tensors)
+        return Contents(
+            trainer.step,
+            tensors,
+            state=self._state(),
+            metrics=trainer.metrics[-1] if trainer.metrics else {},
+            models=_all(models),
+            logs=[trainer.folder.metrics.path, trainer.folder.evaluations.path],
+        )
+
+    def _state(self) -> dict[str, Any]:
+        trainer = self.trainer
+        return {
+            "step": trainer.step,
+            "version": trainer.version,
+            "stage_number": trainer.stage_number,
+            "stage_step": trainer.stage_step,
+            "stages": [stage.state_dict() for stage in trainer.stages],
+            "history": trainer.history.state_dict(),
+            "nonfinite": trainer.nonfinite,
+            "owes_evaluation": trainer.owes_evaluation,
+            "evaluated_on": self._evaluated_on(),
+            "logged": len(trainer.metrics),
+            "config": trainer.config.dump(),
+        }
+
+    def _evaluated_on(self) -> list[str]:
+        """Fingerprints of the stages' evaluation tasks."""
+        if self._fingerprints is None:
+            tasks = [self.trainer.evaluation_tasks(plan.config) for plan in self.trainer.plans]
+            self._fingerprints = [fingerprint_of(of_stage) for of_stage in tasks]
+        return self._fingerprints
+
+    # loading
+
+    def load(self, path: Path) -> None:
+        """Take back the state of a checkpoint. CheckpointError names what does not fit."""
+        self._take(checkpoint.load(path))
+
+    def _take(self, saved: Saved) -> None:
+        trainer, state = self.trainer, saved.state
+        trainer.folder.check(state["config"])
+        self._check_data(state)
+        for line in differing(saved.seal, trainer.world.size):
+            log.warning("%s: %s", saved.path, line)
+        self._restore(state)
+        trainer.backend.load_tensors(saved.tensors)
+        if trainer.learner.reference is not None:
+            kept = {name for name in saved.tensors if name.startswith(REFERENCE)}
+            trainer.learner.reference.load_state_dict(
+                {name.removeprefix(REFERENCE): saved.tensors[name] for name in kept}
+            )
+        rows: tuple[list[Any], list[Any]] = ([], [])
+        if trainer.world.leads:
+            trainer.folder.cut(state["step"], state["owes_evaluation"])
+            trainer.rollout_log.truncate_after(state["step"])
+            rows = list(trainer.folder.metrics.rows()), list(trainer.folder.evaluations.rows())
+            if len(rows[0]) < state["logged"]:
+                lost = state["logged"] - len(rows[0])
+                log.warning("%s lacks %d of the steps before the checkpoint", trainer.folder.metrics.path, lost)
+        trainer.metrics, trainer.evaluations = trainer.world.broadcast(rows, "the metrics so far")
+
+    def _check_data(self, state: dict[str, Any]) -> None:
+        """CheckpointError where the evaluation tasks are others, and that was not accepted. (Stages see to their own tasks.)"""
+        if self.config.accept_changed_data:
+            return
+        for plan, before, now in zip(self.trainer.plans, state["evaluated_on"], self._evaluated_on(), strict=True):
+            if before != now:
+                raise CheckpointError(
+                    f"the checkpoint was made with other evaluation tasks (stage {plan.name!r}: fingerprint {before}, now {now}): "
+                    "its results would not be comparable. Put the data back, or set checkpoint.accept_changed_data=true"
+                )
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        trainer = self.trainer
+        trainer.history.load_state_dict(state["history"])
+        for stage, saved in zip(trainer.stages, state["stages"], strict=True):
+            stage.load_state_dict(saved)
+        trainer.step, trainer.version, trainer.nonfinite = state["step"], state["version"], state["nonfinite"]
+        trainer.owes_evaluation = state["owes_evaluation"]
+        if trainer.stage_number != state["stage_number"]:
+            trainer.enter(state["stage_number"])
+        trainer.stage_step = state["stage_step"]
+
+
+def differing(seal: Seal, ranks: int) -> Iterator[str]:
+    """What differs between where a checkpoint was made and here, that may change the bits of what follows."""
+    if seal.ranks != ranks:
+        yield (
+            f"it was made by {seal.ranks} ranks and goes on with {ranks}: the same data and the same steps, but sums over "
+            "ranks round differently"
+        )
+    for name, now in versions().items():
+        if (before := seal.versions.get(name, now)) != now:
+            yield f"it was made with {name} {before} and goes on with {now}: results may differ in their last bits"
+
+
+def _all(models: list[tuple[str, Files]]) -> Files:
+    def write(folder: Path) -> None:
+        for name, files in models:
+            with torch.no_grad():
+                files(folder / name)
+
+    return write

@@ -1,0 +1,106 @@
+"""Selectors that keep or drop whole groups by their rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlvr.records import Batch
+from rlvr.registry import register
+from rlvr.schedules import Scalar
+
+
+@register("selector", "mixed_groups")
+def mixed_groups(batch: Batch) -> np.ndarray:
+    """Keep the groups whose decided rewards differ: the others give no advantage under a group baseline.
+
+    Unlike skipping them in the backward pass, which changes nothing but time, this takes them out of the loss's
+    denominator (DAPO, Yu et al. 2025, section 3.2, without its refill).
+    """
+    rewards = batch.column("reward")
+    keep = np.zeros(len(batch), dtype=bool)
+    for group in batch.groups():
+        decided = rewards[group.index][np.isfinite(rewards[group.index])]
+        keep[group.index] = len(decided) > 0 and decided.min() < decided.max()
+    return np.flatnonzero(keep)
+
+
+@register("selector", "decided")
+def decided(batch: Batch) -> np.ndarray:
+    """Keep the rollouts whose reward is decided."""
+    return np.flatnonzero(np.isfinite(batch.column("reward")))
+
+
+@register("selector", "pass_rate_band")
+@dataclass(frozen=True)
+class PassRateBand:
+    """Keep the groups whose mean reward lies in a band, ends included: neither too easy nor too hard.
+
+    Groups without a decided reward are dropped. 0 and 1 keep all others, with rewards in [0, 1].
+    """
+
+    low: Scalar = 0.0
+    """The lower end."""
+    high: Scalar = 1.0
+    """The upper end."""
+    column: str = "reward"
+    """What the mean is of: `reward`, or `reward/TERM`."""
+
+    def __call__(self, batch: Batch) -> np.ndarray:
+        values, keep = batch.column(self.column), np.zeros(len(batch), dtype=bool)
+        for group in batch.groups():
+            known = values[group.index][np.isfinite(values[group.index])]
+            if len(known):
+                keep[group.index] = float(self.low) <= known.mean() <= float(self.high)  # type: ignore[arg-type]
+        return np.flatnonzero(keep)
+
+
+@register("selector", "spread")
+@dataclass
+class SpreadFilter:
+    """Keep the groups whose rewards spread at least as much as is usual by now.
+
+    The dynamic filter of RLPR (Yu et al. 2025, arXiv 2506.18254, from notes): groups whose standard deviation is below
+    `share` of its moving average over the steps before are dropped. On the first step all that have a spread stay.
+    """
+
+    share: float = 0.5
+    """The bound as a share of the moving average; 0 keeps all groups with a decided reward."""
+    decay: float = 0.99
+    """How much of the moving average stays at each step, 0 to below 1."""
+    _average: float | None = field(default=None, init=False, repr=False)
+    _new: float | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.share < 0 or not 0 <= self.decay < 1:
+            raise ValueError("share must be at least 0, and decay 0 to below 1")
+
+    def __call__(self, batch: Batch) -> np.ndarray:
+        rewards, keep = batch.column("reward"), np.zeros(len(batch), dtype=bool)
+        spreads = []
+        for group in batch.groups():
+            known = rewards[group.index][np.isfinite(rewards[group.index])]
+            if len(known):
+                spread = float(known.std()) if known.min() < known.max() else 0.0
+                spreads.append(spread)
+                keep[group.index] = spread >= self.share * (self._average or 0.0) and (spread > 0 or self.share == 0)
+        self._new = float(np.mean(spreads)) if spreads else None
+        return np.flatnonzero(keep)
+
+    def observe(self, metrics: Mapping[str, Any]) -> None:
+        """The step was trained: its mean spread goes into the average."""
+        if self._new is not None:
+            old = self._new if self._average is None else self._average
+            self._average = self.decay * old + (1 - self.decay) * self._new
+        self._new = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The moving average."""
+        return {"average": self._average}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the average of a checkpoint."""
+        self._average = state["average"]

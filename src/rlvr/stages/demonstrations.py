@@ -1,0 +1,59 @@
+"""Demonstrations as rollouts that nobody sampled: a stage's whole batch, or beside sampled groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlvr.data import render_demonstration
+from rlvr.records import Batch, Origin, Rollout, StopReason, Task
+from rlvr.stages.base import Parts
+
+
+def demonstration(task: Task, parts: Parts, group: str, member: int = 0) -> Rollout:
+    """The task's demonstration after its prompt, as a rollout of a group."""
+    prompt, shown = parts.prompt(task), render_demonstration(task, parts.policy.tokenizer)
+    ids = np.asarray([*prompt, *shown], dtype=np.int64)
+    origin = np.full(len(ids), Origin.DEMONSTRATION, dtype=np.int8)
+    origin[: len(prompt)] = Origin.PROMPT
+    return Rollout(
+        id=f"{group}/{member}" if member == 0 else f"{group}/demonstration",
+        task=task,
+        group=group,
+        member=member,
+        token_ids=ids,
+        origin=origin,
+        behaviour_logprobs=np.full(len(ids), np.nan, dtype=np.float32),
+        policy_version=np.full(len(ids), -1, dtype=np.int32),
+        stop=StopReason.GIVEN,
+        text=task.demonstration or "",
+        role="demonstrator",
+    )
+
+
+def shown_length(task: Task, parts: Parts) -> int:
+    """Tokens of the task's demonstration, 0 where it has none."""
+    return len(render_demonstration(task, parts.policy.tokenizer)) if task.demonstration else 0
+
+
+def with_demonstrations(batch: Batch, parts: Parts) -> Batch:
+    """The batch, and after it one rollout for every group whose task has a demonstration.
+
+    Their reward is NaN and their advantage and policy weight 0, so that nothing but a term on demonstrations reads them.
+    """
+    shown = [
+        demonstration(group.rollouts[0].task, parts, group.key, 1 + max(r.member for r in group.rollouts))
+        for group in batch.groups()
+        if group.rollouts[0].task.demonstration
+    ]
+    idle = ("advantage", "weight/policy", "penalty")
+
+    def more(name: str, sizes: Sequence[int]) -> list[np.ndarray]:
+        return [np.full(size, 0.0 if name in idle else np.nan, dtype=np.float32) for size in sizes]
+
+    return Batch(
+        [*batch.rollouts, *shown],
+        {name: np.concatenate([column, *more(name, [len(shown)])]) for name, column in batch.columns.items()},
+        {name: [*column, *more(name, [len(r) for r in shown])] for name, column in batch.token_columns.items()},
+    )

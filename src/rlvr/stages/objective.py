@@ -1,0 +1,144 @@
+"""From the `algorithm` section to the objective of a grpo stage; contradictions are refused here, by name.
+
+Invariant: no piece is known by name; what a piece can do is seen from what it declares.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlvr import registry
+from rlvr.config import AlgorithmConfig, KLConfig, bare_auxiliary, coefficient
+from rlvr.errors import ConfigError
+from rlvr.losses import Component, Divergence, EntropyBonus, KLPenalty, Objective, Renewal, SequenceLoss
+from rlvr.losses.correction import Correction
+from rlvr.needs import BEHAVIOUR, Need
+from rlvr.stage_plan import StagePlan
+from rlvr.stages.reference_penalty import ReferencePenalty
+
+
+def build_objective(plan: StagePlan, shares_weights: bool) -> Objective:
+    """The policy loss with the KL, entropy and auxiliary terms that the algorithm asks for.
+
+    `shares_weights`: the engine computes with the trainer's own weights, so that `correction: auto` is none.
+    """
+    algorithm = plan.config.algorithm
+    loss, name = registry.build("loss", algorithm.loss), registry.split(algorithm.loss)[0]
+    _check_loss(loss, name, plan.config.rollout.group_size)
+    of_responses = isinstance(loss, SequenceLoss)
+    corrects_itself = of_responses or Need("logprobs", BEHAVIOUR) in loss.needs
+    if algorithm.token_select and of_responses:
+        raise ConfigError(
+            f"algorithm.token_select leaves out single tokens, and the loss {name!r} is one of whole responses: set "
+            "token_select to [] or choose a loss of tokens"
+        )
+    keep = tuple(registry.build("token_selector", spec) for spec in algorithm.token_select)
+    skips = getattr(loss, "zero_without_advantage", False)
+    components = [Component("policy", loss, "policy", 1.0, skips, not corrects_itself, keep)]
+    components += _kl(algorithm, loss, of_responses)
+    if algorithm.entropy != 0.0:
+        components.append(Component("entropy", EntropyBonus(loss.average), "policy", algorithm.entropy, keep=keep))
+    components += _auxiliary(algorithm, plan.config.rollout.group_size)
+    constant = getattr(loss, "constant", None) or plan.config.rollout.max_new_tokens
+    correction = _correction(algorithm, name, corrects_itself, shares_weights)
+    objective = Objective(
+        tuple(components), float(constant), correction, algorithm.decoupled, _renewal(algorithm.kl or KLConfig())
+    )
+    compared = objective.needs_reference or build_penalty(algorithm) is not None
+    if objective.renewal is not None and not compared:
+        raise ConfigError(
+            "algorithm.kl.renew_every renews the reference, and nothing is compared with it: set algorithm.kl.coef, or "
+            "renew_every to null"
+        )
+    return objective
+
+
+def build_penalty(algorithm: AlgorithmConfig) -> ReferencePenalty | None:
+    """What takes the divergence from the reference from rewards or advantages; None where nothing does."""
+    kl = algorithm.kl
+    if kl is None or kl.coef == 0.0 or kl.where == "loss":
+        return None
+    return ReferencePenalty(_divergence(kl), kl.coef, kl.where)
+
+
+def _divergence(kl: KLConfig) -> Divergence:
+    """The estimator that the section asks for."""
+    gradient = None if kl.gradient is None else registry.build("kl", kl.gradient)
+    return Divergence(registry.build("kl", kl.estimator), gradient, kl.bound)
+
+
+def _check_loss(loss: Any, name: str, group_size: int) -> None:
+    missing = [attribute for attribute in ("needs", "average") if not hasattr(loss, attribute)]
+    if missing:
+        raise ConfigError(
+            f"algorithm.loss {name!r} does not say its `{missing[0]}`: a loss is a class with "
+            "`needs` (what it reads of a forward pass) and `average` (what it averages over)"
+        )
+    _check_group(loss, f"the loss {name!r}", group_size)
+
+
+def _check_group(piece: Any, called: str, group_size: int) -> None:
+    smallest = getattr(piece, "smallest_group", 1)
+    if group_size < smallest:
+        raise ConfigError(
+            f"rollout.group_size is {group_size}, and {called} compares the members of a group: set rollout.group_size to "
+            f"{smallest} or more"
+        )
+
+
+def _kl(algorithm: AlgorithmConfig, loss: Any, of_responses: bool) -> list[Component]:
+    kl = algorithm.kl
+    if kl is None or kl.coef == 0.0:
+        return []
+    if kl.where == "loss":
+        return [Component("kl", KLPenalty(_divergence(kl), loss.average, kl.weighted), "policy", kl.coef)]
+    for option, neutral in (("gradient", None), ("weighted", False)):
+        if getattr(kl, option) != neutral:
+            raise ConfigError(
+                f"algorithm.kl.{option} is about the gradient of the term in the loss, and algorithm.kl.where is "
+                f"{kl.where!r}, where it has none: set where to loss, or leave {option} out"
+            )
+    if of_responses:
+        raise ConfigError(
+            f"algorithm.kl.where is {kl.where!r}, and the loss {registry.split(algorithm.loss)[0]!r} reads the rewards as the "
+            "verifier gave them: set algorithm.kl.where to loss"
+        )
+    return []
+
+
+def _auxiliary(algorithm: AlgorithmConfig, group_size: int) -> list[Component]:
+    components: list[Component] = []
+    for spec in algorithm.auxiliary:
+        plain, coef = bare_auxiliary(spec), coefficient(spec)
+        kind = registry.split(plain)[0].rpartition(":")[2]
+        count = sum(c.name.partition("#")[0] == kind for c in components)
+        name = f"{kind}#{count + 1}" if count else kind
+        if name in ("policy", "kl", "entropy"):
+            raise ConfigError(
+                f"algorithm.auxiliary: {name!r} is the name of another term of the loss: rename the class"
+            )
+        piece = registry.build("auxiliary", plain)
+        _check_group(piece, f"the auxiliary loss {kind!r}", group_size)
+        weights = name if hasattr(piece, "weights") else "policy"
+        components.append(Component(name, piece, weights, coef))
+    return components
+
+
+def _correction(
+    algorithm: AlgorithmConfig, name: str, corrects_itself: bool, shares_weights: bool
+) -> Correction | None:
+    asked = algorithm.correction
+    if corrects_itself:
+        if asked not in (None, "auto"):
+            raise ConfigError(
+                f"algorithm.correction weighs tokens by their ratio to the policy that sampled, and the loss {name!r} weighs by "
+                "that itself or not at all: set correction to null"
+            )
+        return None
+    if asked == "auto":
+        asked = None if shares_weights else "truncate"
+    return None if asked is None else registry.build("correction", asked)
+
+
+def _renewal(kl: KLConfig) -> Renewal | None:
+    return None if kl.renew_every is None else Renewal(kl.renew_every, kl.renew_mix)

@@ -1,0 +1,75 @@
+"""The divergence from the reference as part of the reward: what a response earns less for having drifted.
+
+It is measured before the update, once per step: a pass of the policy and one of the reference. With `where: reward` its sum
+over a response is taken from the response's reward before the baseline (RLOO, Ahmadian et al. 2024, eq. 3); with
+`where: advantage` each token's advantage loses the sum from that token on, after the estimator and before the modifiers,
+whose `whiten` then normalises both (PPO's per-token penalty, and REINFORCE++, Hu 2025, eq. 8, with discount 1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from rlvr.config import OptimConfig
+from rlvr.losses import Divergence
+from rlvr.needs import Need
+from rlvr.policy import Policy, Snapshot
+from rlvr.policy.columns import add_statistics
+from rlvr.records import Batch
+from rlvr.schedules import Scalar, scalar_value
+
+
+@dataclass(frozen=True)
+class ReferencePenalty:
+    """coef x the divergence from the reference, taken from rewards or from advantages."""
+
+    divergence: Divergence
+    coef: Scalar
+    where: Literal["reward", "advantage"]
+
+    def add(
+        self, batch: Batch, policy: Policy, reference: Snapshot, when: tuple[int, int], optim: OptimConfig
+    ) -> dict[str, Any]:
+        """The token column `penalty`, 0 at tokens that were not sampled; with `where: reward` its sums are taken from the
+        column `reward`. `when` is (step, steps) of the stage. Metrics: `kl/ref` and `reward/kl`."""
+        where = [r.sampled for r in batch.rollouts]
+        add_statistics(policy, batch, [Need("logprobs")], where, optim)
+        now = batch.token_columns["logprobs/current"]
+        with reference.in_place():
+            add_statistics(policy, batch, [Need("logprobs")], where, optim)
+        then = batch.token_columns["logprobs/current"]
+        batch.token_columns |= {"logprobs/current": now, "logprobs/reference": then}
+
+        divergence = [np.zeros(len(r)) for r in batch.rollouts]
+        for values, on, left, right in zip(divergence, where, now, then, strict=True):
+            values[on] = self.divergence(
+                torch.from_numpy(left[on]).double(), torch.from_numpy(right[on]).double()
+            ).numpy()
+        coef = scalar_value(self.coef, *when)
+        batch.token_columns["penalty"] = [coef * values for values in divergence]
+        sums = np.asarray([values.sum() for values in batch.token_columns["penalty"]])
+        if self.where == "reward":
+            batch.columns["reward"] = batch.column("reward") - sums
+        tokens = sum(int(on.sum()) for on in where)
+        return {
+            "kl/ref": float(sum(values.sum() for values in divergence)) / tokens if tokens else None,
+            "reward/kl": -float(sums.mean()) if len(sums) else None,
+        }
+
+
+def less_penalty(values: np.ndarray | list[np.ndarray], batch: Batch) -> list[np.ndarray]:
+    """Advantages per token, each less the penalty from its token to the end of the response."""
+    spread = (
+        values
+        if isinstance(values, list)
+        else [np.full(len(r), v) for r, v in zip(batch.rollouts, values, strict=True)]
+    )
+    to_go = [np.cumsum(penalty[::-1])[::-1] for penalty in batch.tokens("penalty")]
+    return [
+        np.where(r.sampled & bool(np.isfinite(reward)), v - lost, v)
+        for r, reward, v, lost in zip(batch.rollouts, batch.column("reward"), spread, to_go, strict=True)
+    ]

@@ -1,0 +1,330 @@
+"""The proofs that the library's own pieces pass, for pieces of your own.
+
+    from rlvr.testing import check_advantage, check_trains
+
+    def test_my_advantage(tmp_path):
+        check_advantage("my_ideas.py:median")
+        check_trains(tmp_path, advantage="my_ideas.py:median")
+
+Each check takes a piece as YAML writes it (a name, `FILE.py:Name`, or a mapping with options) or the function itself, tries it
+on made-up batches, and raises AssertionError with the rule that it breaks. Made-up batches come from a seed: a failure repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlvr import registry
+from rlvr.losses import Denominators, TokenBatch
+from rlvr.needs import CURRENT, PROXIMAL, REFERENCE
+from rlvr.records import Batch, Origin, Rollout, StopReason, Task, Verdict
+
+Piece = str | Mapping[str, Any] | Callable[..., Any]
+
+TRIES = 30
+"""Made-up batches of a check."""
+PROMPT = 2
+"""Tokens of a made-up prompt."""
+
+
+def make_batch(rewards: Sequence[Sequence[float | None]], lengths: Sequence[Sequence[int]] | None = None) -> Batch:
+    """A batch with a group for each list of rewards; None is undecided. Column `reward` and the verdicts hold them.
+
+    `lengths` are the completions' tokens (3 for all by default); the texts are letters.
+    """
+    rollouts, column = [], []
+    for group, of_group in enumerate(rewards):
+        task = Task(id=f"task{group}", prompt="?", answer="1")
+        for member, reward in enumerate(of_group):
+            size = 3 if lengths is None else lengths[group][member]
+            rollouts.append(_rollout(task, group, member, size, reward))
+            column.append(np.nan if reward is None else reward)
+    values = np.asarray(column, dtype=np.float64)
+    return Batch(rollouts, {"reward": values, "reward/verdict": values.copy()})
+
+
+def _rollout(task: Task, group: int, member: int, size: int, reward: float | None) -> Rollout:
+    total = PROMPT + size
+    origin = np.where(np.arange(total) < PROMPT, Origin.PROMPT, Origin.POLICY).astype(np.int8)
+    ids = (7 * np.arange(total) + 3 * member + group) % 23
+    letters = "".join(chr(ord("a") + i) for i in ids[PROMPT:])
+    rollout = Rollout(
+        id=f"{group}/{member}",
+        task=task,
+        group=str(group),
+        member=member,
+        token_ids=ids.astype(np.int64),
+        origin=origin,
+        behaviour_logprobs=np.where(origin == Origin.POLICY, -1.5, np.nan).astype(np.float32),
+        policy_version=np.where(origin == Origin.POLICY, 0, -1).astype(np.int32),
+        stop=StopReason.END if size else StopReason.LENGTH,
+        text=letters,
+        char_ends=np.where(np.arange(total) < PROMPT, -1, np.arange(total) - PROMPT + 1),
+    )
+    rollout.verdicts["made up"] = Verdict.from_score(reward, answer=letters[:1] or None)
+    return rollout
+
+
+def made_up_batches(seed: int = 0, tries: int = TRIES) -> Iterator[Batch]:
+    """Ragged batches, and then the edge cases: one rollout, equal rewards, none decided, one decided, empty completions,
+    hundreds of members."""
+    random = np.random.default_rng(seed)
+    levels: list[float | None] = [0.0, 1.0, 0.5, 0.1, -1.0, None]
+    for _ in range(tries):
+        sizes = random.integers(1, 7, size=random.integers(1, 5))
+        rewards = [[levels[i] for i in random.integers(0, len(levels), size=size)] for size in sizes]
+        yield make_batch(rewards, [random.integers(1, 9, size=size).tolist() for size in sizes])
+    yield make_batch([[1.0]])
+    yield make_batch([[0.1, 0.1, 0.1], [1.0, 1.0]])
+    yield make_batch([[None, None], [None]])
+    yield make_batch([[None, 1.0, None], [0.0, 1.0]])
+    yield make_batch([[0.0, 1.0, 1.0]], [[0, 4, 0]])
+    yield make_batch([(np.arange(400) % 3 / 2).tolist()])
+
+
+def check_advantage(piece: Piece, *, by_group: bool = True, zero_when_equal: bool = True) -> None:
+    """An estimator: one finite number per rollout (or per token), 0 where undecided; it follows the rollouts when they are
+    shuffled (N4).
+
+    `by_group`: what other groups there are changes nothing (false for one that looks at the whole batch).
+    `zero_when_equal`: a group of equal rewards teaches nothing (false for one without a group baseline).
+    """
+    estimate = _built("advantage", piece)
+    for number, batch in enumerate(made_up_batches()):
+        values = _per_rollout(estimate(batch), batch, "an advantage")
+        reward = batch.column("reward")
+        for i, value in enumerate(values):
+            assert np.isfinite(value).all(), f"rollout {i} gets {value}: advantages must be finite"
+            assert np.isfinite(reward[i]) or not np.any(value), (
+                f"rollout {i} is undecided and gets {value}: it must get 0"
+            )
+        order = np.random.default_rng(number).permutation(len(batch))
+        shuffled = _per_rollout(estimate(batch.select(order)), batch.select(order), "an advantage")
+        _same(shuffled, [values[i] for i in order], "shuffling the rollouts changes their advantages")
+        if by_group:
+            more = _joined(batch, make_batch([[5.0, -3.0, None], [0.0, 1.0]]))
+            _same(
+                _per_rollout(estimate(more), more, "an advantage")[: len(batch)],
+                values,
+                "groups that were added change the advantages of the others",
+            )
+        if zero_when_equal:
+            for group in batch.groups():
+                decided = reward[group.index][np.isfinite(reward[group.index])]
+                if len(set(decided.tolist())) == 1:
+                    assert not any(np.any(values[i]) for i in group.index), (
+                        f"a group of equal rewards {decided.tolist()} gets an advantage that is not 0"
+                    )
+
+
+def check_modifier(piece: Piece, *, by_group: bool = True) -> None:
+    """A modifier: finite, in the form that it was given or per token, and it follows the rollouts when they are shuffled."""
+    modify = _built("modifier", piece)
+    for number, batch in enumerate(made_up_batches()):
+        given = np.where(np.isfinite(batch.column("reward")), batch.column("reward") - 0.3, 0.0)
+        values = _per_rollout(modify(batch, given.copy()), batch, "a modified advantage")
+        assert all(np.isfinite(value).all() for value in values), "a modified advantage is not finite"
+        order = np.random.default_rng(number).permutation(len(batch))
+        shuffled = _per_rollout(modify(batch.select(order), given[order].copy()), batch.select(order), "an advantage")
+        _same(shuffled, [values[i] for i in order], "shuffling the rollouts changes their advantages")
+        if by_group:
+            added = make_batch([[5.0, -3.0], [0.0, 1.0]])
+            more = modify(_joined(batch, added), np.concatenate([given, [1.0, -1.0, 0.5, -0.5]]))
+            _same(
+                _per_rollout(more, _joined(batch, added), "an advantage")[: len(batch)],
+                values,
+                "groups that were added change the advantages of the others",
+            )
+
+
+def check_reward(piece: Piece, *, by_group: bool = True) -> None:
+    """A reward term: one number per rollout (NaN: undecided, never infinite), on any text; it follows the rollouts."""
+    from rlvr.rewards import build_terms
+
+    [term] = build_terms([dict(piece) if isinstance(piece, Mapping) else piece])
+    for number, batch in enumerate(made_up_batches()):
+        values = np.asarray(term.function(batch), dtype=np.float64)
+        assert values.shape == (len(batch),), f"{values.shape} for {len(batch)} rollouts: one number each is needed"
+        assert not np.isinf(values).any(), "a reward is infinite"
+        order = np.random.default_rng(number).permutation(len(batch))
+        _same(list(term.function(batch.select(order))), values[order].tolist(), "shuffling changes the rewards")
+        if by_group:
+            more = _joined(batch, make_batch([[1.0, 0.0]]))
+            _same(list(term.function(more))[: len(batch)], values.tolist(), "groups that were added change the rewards")
+
+
+def check_selector(piece: Piece, *, by_group: bool = True) -> None:
+    """A selector: positions that exist, none twice (or a mask); the same rollouts whatever their order."""
+    select = _built("selector", piece)
+
+    def kept(batch: Batch) -> list[str]:
+        chosen = np.asarray(select(batch))
+        chosen = np.flatnonzero(chosen) if chosen.dtype == bool else chosen.astype(np.int64)
+        assert len(set(chosen.tolist())) == len(chosen), "a rollout is selected twice"
+        assert all(0 <= i < len(batch) for i in chosen), "a position is selected that the batch does not have"
+        return [batch.rollouts[i].id for i in chosen]
+
+    for number, batch in enumerate(made_up_batches()):
+        whole = set(kept(batch))
+        order = np.random.default_rng(number).permutation(len(batch))
+        if by_group:
+            more = _joined(batch, make_batch([[1.0, 0.0], [1.0, 1.0]]))
+            mine = {rollout.id for rollout in batch.rollouts}
+            assert {i for i in kept(more) if i in mine} == whole, "groups that were added change what is selected"
+        assert len(kept(batch.select(order))) == len(whole), "shuffling the rollouts changes how many are selected"
+
+
+def check_loss(piece: Piece, *, smooth: bool = True) -> None:
+    """A loss of tokens: the sum of its shares over any cut into micro-batches is the whole (N1); tokens of weight 0 have no
+    part; where it says `zero_without_advantage`, an advantage of 0 gives no gradient; everything is finite.
+
+    `smooth`: its gradient is that of its value, by finite differences in float64 (false where a gradient is stopped or
+    estimated, as in CISPO or a straight-through KL).
+    """
+    loss = _built("loss", piece)
+    assert hasattr(loss, "needs") and hasattr(loss, "average"), "a loss says its `needs` and its `average`"
+    for seed in range(TRIES):
+        random = np.random.default_rng(seed)
+        sequence = np.sort(random.integers(0, 4, size=12))
+        values = _made_up_tokens(random, sequence)
+        over = Denominators(float(values["weight"].sum()), 4.0, 16.0)
+        whole, gradient = _value_and_gradient(loss, values, sequence, over)
+        assert np.isfinite(whole) and np.isfinite(gradient).all(), "the loss or its gradient is not finite"
+        assert not gradient[values["weight"] == 0].any(), "a token of weight 0 has a gradient"
+        if getattr(loss, "zero_without_advantage", False):
+            assert not gradient[values["advantage"] == 0].any(), "a token of advantage 0 has a gradient"
+        parts = [sequence < 2, sequence >= 2]
+        shares = [_value_and_gradient(loss, {k: v[p] for k, v in values.items()}, sequence[p], over) for p in parts]
+        assert np.isclose(sum(share for share, _ in shares), whole, rtol=1e-6, atol=1e-9), (
+            "the shares of two micro-batches do not add up to the loss: does it divide by a sum over what it sees?"
+        )
+        cut = np.concatenate([g for _, g in shares])
+        assert np.allclose(cut, gradient, rtol=1e-6, atol=1e-9), "the gradient depends on the cut into micro-batches"
+        if smooth:
+            _check_gradient(loss, values, sequence, over, gradient)
+
+
+def _made_up_tokens(random: np.random.Generator, sequence: np.ndarray) -> dict[str, np.ndarray]:
+    size = len(sequence)
+    proximal = random.normal(-1.0, 0.5, size)
+    return {
+        "weight": (random.random(size) > 0.2).astype(np.float64),
+        "advantage": random.choice([-1.0, 0.0, 0.7], size=4)[sequence],
+        "proximal": proximal,
+        "behaviour": proximal + random.normal(0, 0.05, size),
+        "logprobs": proximal + random.choice([-0.5, -0.05, 0.04, 0.6], size) + random.normal(0, 0.005, size),
+        "reference": proximal + random.normal(0, 0.2, size),
+        "entropy": random.random(size) * 3,
+    }
+
+
+def _value_and_gradient(
+    loss: Any, values: Mapping[str, np.ndarray], sequence: np.ndarray, over: Denominators
+) -> tuple[float, np.ndarray]:
+    tensors = {name: torch.tensor(column, dtype=torch.float64) for name, column in values.items()}
+    logprobs = tensors["logprobs"].requires_grad_()
+    tokens = TokenBatch(
+        torch.as_tensor(sequence),
+        int(sequence.max(initial=-1)) + 1,
+        tensors["weight"],
+        tensors["advantage"],
+        tensors["proximal"],
+        tensors["behaviour"],
+        {
+            ("logprobs", CURRENT): logprobs,
+            ("logprobs", PROXIMAL): tensors["proximal"],
+            ("logprobs", REFERENCE): tensors["reference"],
+            ("entropy", CURRENT): tensors["entropy"],
+        },
+    )
+    value = loss(tokens, over).value
+    gradient = torch.autograd.grad(value, logprobs, allow_unused=True)[0] if value.requires_grad else None
+    return float(value.detach()), np.zeros(len(sequence)) if gradient is None else gradient.numpy()
+
+
+def _check_gradient(
+    loss: Any, values: Mapping[str, np.ndarray], sequence: np.ndarray, over: Denominators, gradient: np.ndarray
+) -> None:
+    for i in range(len(sequence)):
+        moved = []
+        for step in (1e-6, -1e-6):
+            logprobs = values["logprobs"].copy()
+            logprobs[i] += step
+            moved.append(_value_and_gradient(loss, {**values, "logprobs": logprobs}, sequence, over)[0])
+        slope = (moved[0] - moved[1]) / 2e-6
+        assert np.isclose(slope, gradient[i], rtol=1e-4, atol=1e-7), (
+            f"the gradient of token {i} is {gradient[i]:.6g}, finite differences give {slope:.6g}"
+        )
+
+
+def check_trains(
+    folder: Path, *, steps: int = 2, rewards: Sequence[Any] = ("verdict",), **algorithm: Any
+) -> list[dict[str, Any]]:
+    """Run the real trainer on a tiny policy with these settings of `algorithm`: finite metrics and weights that changed.
+
+    `folder` is where the run folder goes. Returns the metrics, one record per step.
+    """
+    from rlvr import GRPOTrainer
+
+    config = {
+        "run": {"dir": str(folder), "name": "check", "steps": steps, "overwrite": True},
+        "model": {"scratch": {"hidden_size": 32, "layers": 1, "context": 48}, "device": "cpu"},
+        "rollout": {"prompts_per_step": 3, "group_size": 4, "max_new_tokens": 6},
+        "optim": {"lr": 1e-2, "updates_per_batch": 2},
+        "rewards": list(rewards),
+        "algorithm": dict(algorithm),
+        "logging": {"console": "off"},
+    }
+    tasks = [{"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(6)]
+    with GRPOTrainer(None, tasks, _spread, config) as trainer:
+        before = {name: p.detach().clone() for name, p in trainer.policy.trainable().items()}
+        rows = trainer.train()
+        moved = [name for name, p in trainer.policy.trainable().items() if not torch.equal(p, before[name])]
+    assert moved, "no weight changed in the whole run"
+    for row in rows:
+        bad = [name for name, value in row.items() if isinstance(value, float) and not np.isfinite(value)]
+        assert not bad, f"step {row['step']}: {', '.join(bad)} are not finite"
+        assert not row["skipped/nonfinite"], (
+            f"step {row['step']}: the update was skipped, its loss or gradient is not finite"
+        )
+    return rows
+
+
+def _spread(completion: str) -> float:
+    """The share of different characters: a reward that varies before anything is learned."""
+    return len(set(completion)) / max(1, len(completion))
+
+
+def _built(kind: str, piece: Piece) -> Any:
+    if isinstance(piece, (str, Mapping)):
+        return registry.build(kind, piece if isinstance(piece, str) else dict(piece))
+    return piece() if isinstance(piece, type) else piece
+
+
+def _per_rollout(values: Any, batch: Batch, what: str) -> list[np.ndarray]:
+    """One array for each rollout: a number, or one per token."""
+    if isinstance(values, list):
+        shapes = [np.shape(v) for v in values]
+        assert shapes == [(len(r),) for r in batch.rollouts], f"{what} per token has the shapes {shapes}"
+        return [np.asarray(v, dtype=np.float64) for v in values]
+    array = np.asarray(values, dtype=np.float64)
+    assert array.shape == (len(batch),), f"{what} has shape {array.shape} for {len(batch)} rollouts"
+    return list(array)
+
+
+def _same(found: Sequence[Any], wanted: Sequence[Any], otherwise: str) -> None:
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert np.allclose(mine, theirs, rtol=1e-7, atol=1e-9, equal_nan=True), f"{otherwise}: {mine} and {theirs}"
+
+
+def _joined(first: Batch, second: Batch) -> Batch:
+    """Both batches, the second one's groups and rollouts under other names."""
+    for rollout in second.rollouts:
+        rollout.group, rollout.id = f"more{rollout.group}", f"more{rollout.id}"
+    columns = {name: np.concatenate([first.columns[name], second.columns[name]]) for name in first.columns}
+    return Batch([*first.rollouts, *second.rollouts], columns)

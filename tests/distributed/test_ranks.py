@@ -1,0 +1,132 @@
+"""Training on several ranks: real processes, the same run as with one (N1, N7), and what becomes of a rank that is lost."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+from launching import configured, ended, rows, sampled, start, trained
+
+from rlvr.distributed.world import World
+
+SAME = ("reward/mean", "reward/std", "completion/length_mean", "tokens/trained", "tokens/sampled", "group/mixed", "lr")
+CLOSE = ("loss/policy", "loss/total", "loss/kl", "grad_norm", "kl/ref", "entropy", "ratio/mean", "mismatch/mean")
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """The folder of a run with one process."""
+    folder = tmp_path_factory.mktemp("one")
+    [(status, said)] = trained(1, configured(folder))
+    assert status == 0, said
+    return folder / "run"
+
+
+def same_run(run, other):
+    """That the runs sampled the same tokens, and measured the same but for rounding."""
+    assert sampled(run) == sampled(other)
+    assert len(rows(run)) == len(rows(other)) > 0
+    for mine, theirs in zip(rows(run), rows(other), strict=True):
+        assert {name: mine[name] for name in SAME} == pytest.approx({name: theirs[name] for name in SAME}, rel=1e-12)
+        assert {n: mine[n] for n in CLOSE} == pytest.approx({n: theirs[n] for n in CLOSE}, rel=1e-4, abs=1e-6)
+
+
+def test_two_ranks_are_the_same_run_as_one(one, tmp_path):
+    finished = trained(2, configured(tmp_path))
+    assert [status for status, _ in finished] == [0, 0], finished
+    same_run(tmp_path / "run", one)
+    assert "run folder" in finished[0][1] and not finished[1][1].strip()  # rank 0 alone speaks
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_zero_is_the_same_run_as_one_process(one, tmp_path, stage):
+    finished = trained(2, configured(tmp_path, distributed={"backend": "deepspeed", "zero_stage": stage}))
+    assert [status for status, _ in finished] == [0, 0], finished
+    same_run(tmp_path / "run", one)
+
+
+def test_sampling_ahead_and_refilling_work_on_two_ranks(tmp_path):
+    config = configured(tmp_path, rollout={"staleness": 1, "refill": {"attempts": 2}})
+    finished = trained(2, config)
+    assert [status for status, _ in finished] == [0, 0], finished
+    assert max(row["policy/staleness_max"] for row in rows(tmp_path / "run")) == 1
+
+
+def until(condition, processes, deadline=120.0):
+    """Wait until `condition()`; whatever ended before is shown."""
+    since = time.monotonic()
+    while not condition():
+        assert time.monotonic() - since < deadline, "it did not come so far"
+        assert all(p.poll() is None for p in processes), [p.communicate()[0] for p in processes]
+        time.sleep(0.05)
+
+
+def steps_done(folder, count):
+    return lambda: (folder / "metrics.jsonl").exists() and len(rows(folder)) >= count
+
+
+def test_a_killed_rank_is_named_and_the_run_goes_on_after_it(tmp_path):
+    config = configured(
+        tmp_path, run={"steps": 2000}, checkpoint={"every": 1}, distributed={"silence": 6.0}, evaluation={"at_start": False}
+    )
+    processes = start(2, "-m", "rlvr.train", "--config", str(config))
+    until(steps_done(tmp_path / "run", 2), processes)
+    processes[1].kill()
+    began = time.monotonic()
+    (status, said), _ = ended(processes, 90)
+    assert status == 1 and "rank 1" in said, said
+    assert time.monotonic() - began < 60
+    done = len(rows(tmp_path / "run"))
+    finished = trained(2, config, "--resume", "auto", f"run.steps={done + 1}")
+    assert [status for status, _ in finished] == [0, 0], finished
+    assert [row["step"] for row in rows(tmp_path / "run")] == list(range(1, done + 2))
+
+
+def test_sigterm_saves_on_all_ranks(tmp_path):
+    config = configured(tmp_path, run={"steps": 2000}, evaluation={"at_start": False})
+    processes = start(2, "-m", "rlvr.train", "--config", str(config))
+    until(steps_done(tmp_path / "run", 1), processes)
+    os.kill(processes[0].pid, signal.SIGTERM)  # one of the ranks is enough
+    finished = ended(processes, 60)
+    assert [status for status, _ in finished] == [143, 143], finished
+    step = rows(tmp_path / "run")[-1]["step"]
+    assert (tmp_path / "run" / "checkpoints" / f"step-{step}" / "complete.json").exists()
+
+
+MEETING = """
+import time
+import numpy as np
+from rlvr.distributed.world import World
+world = World.from_environment(silence=4.0)
+print(world.broadcast([world.rank, "first"], "a value"), world.gather(world.rank, "ranks"), world.sum(np.ones(2), "ones"))
+def late(): time.sleep(3.0 * world.rank); world.meet("the late", 1.5)
+def broken(): world.meet("the broken", 60.0) if not world.rank else 1 / 0
+tries = [late, lambda: world.same(world.rank, "the seed"), lambda: world.meet(f"place {world.rank}", 60.0)]
+for attempt in [*tries, broken]:
+    try:
+        attempt()
+    except Exception as error:
+        print(type(error).__name__, error, flush=True)
+        last = error
+        time.sleep(1.5)  # so that the other has seen it too
+world.fail(last)
+world.close()
+"""
+
+
+def test_whoever_keeps_the_others_waiting_is_named():
+    (_, said), _ = ended(start(2, "-c", MEETING), 120)
+    assert "[0, 'first'] [0, 1] [2. 2.]" in said
+    assert "WaitTimeout waited 1.5 s for the late: rank 1 did not come" in said
+    assert "the ranks differ in the seed: rank 0 has 0, rank 1 has 1" in said
+    assert "rank 0 waits for place 0, rank 1 for place 1" in said
+    assert "rank 1 failed while rank 0 waited for the broken: ZeroDivisionError" in said
+
+
+def test_a_world_of_one_talks_to_itself():
+    world = World()
+    assert world.broadcast("x", "x") == "x" and world.gather(3, "threes") == [3] and world.same(1, "ones") == 1
+    assert world.sum(np.arange(3), "numbers").tolist() == [0, 1, 2]
+    world.meet("nobody")
+    world.close()

@@ -1,0 +1,233 @@
+"""Run by torchrun on every rank: optimizer steps on recorded rollouts with one backend after the other.
+
+    torchrun --nproc_per_node 2 zero_ranks.py SETTINGS.json OUT.pt
+
+Rank 0 writes, for each setting, the whole weights after each step, the metrics, and what the setting asks for beside them.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import math
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from rlvr import registry
+from rlvr.config import LoraConfig, ModelConfig, OptimConfig, ScratchConfig
+from rlvr.distributed import World
+from rlvr.distributed.shares import load_reference, saved_reference
+from rlvr.distributed.weights import Source, host_copies, weight_buckets
+from rlvr.learner import Learner
+from rlvr.losses import ClippedPolicyLoss, Component, EntropyBonus, KLPenalty, Objective, k3
+from rlvr.needs import CURRENT, Need
+from rlvr.policy import Snapshot, forward, load_policy
+from rlvr.policy.microbatch import rows_of
+from rlvr.records import Batch, Origin, Rollout, StopReason, Task
+
+DEADLINE = float(os.environ.get("ZERO_RANKS_DEADLINE", "120"))
+"""Seconds for one setting; past them all stacks are shown and the rank ends."""
+REWARDS = ((1.0, 0.0, 0.0, 0.5), (1.0, 1.0, 1.0), (0.25, 0.5, 1.0), (0.0, 1.0))
+"""By group; the second has no advantage."""
+
+
+def make_policy(adapter=None, seed=0, model=None, **scratch):
+    small = {"hidden_size": 32, "layers": 2, "intermediate_size": 64, "context": 96, "init_std": 0.2, **scratch}
+    lora = None if adapter is None else LoraConfig(**adapter)
+    config = ModelConfig(**{"dtype": "float32", **(model or {})}, scratch=ScratchConfig(**small), adapter=lora, device="cpu")
+    return load_policy(config, seed)
+
+
+def recorded(policy, seed=0, rewards=REWARDS):
+    """A scored batch of ragged made-up rollouts, the same for the same seed."""
+    rng, rollouts, advantages = np.random.default_rng(seed), [], []
+    for g, members in enumerate(rewards):
+        prompt = rng.integers(3, len(policy.tokenizer), int(rng.integers(1, 7)))
+        for m, reward in enumerate(members):
+            tail = rng.integers(3, len(policy.tokenizer), int(rng.integers(1, 14)))
+            origin = np.r_[np.full(len(prompt), Origin.PROMPT), np.full(len(tail), Origin.POLICY)].astype(np.int8)
+            known = np.r_[np.full(len(prompt), np.nan), rng.normal(-4.0, 0.5, len(tail))].astype(np.float32)
+            rollouts.append(
+                Rollout(
+                    id=f"{g}/{m}",
+                    task=Task(id=f"t{g}", prompt="?", answer="4"),
+                    group=f"g{g}",
+                    member=m,
+                    token_ids=np.r_[prompt, tail],
+                    origin=origin,
+                    behaviour_logprobs=known,
+                    policy_version=np.where(origin == Origin.POLICY, 0, -1).astype(np.int32),
+                    stop=StopReason.END,
+                    text="",
+                    temperature=(1.0, 0.7, 1.3)[g % 3],
+                )
+            )
+            advantages.append(reward - float(np.mean(members)))
+    columns = {"reward": np.concatenate(rewards), "advantage": np.asarray(advantages)}
+    batch = Batch(rollouts, columns)
+    batch.token_columns["weight/policy"] = [(r.origin == Origin.POLICY).astype(np.float32) for r in rollouts]
+    return batch
+
+
+def objective():
+    return Objective(
+        (
+            Component("policy", ClippedPolicyLoss(0.2, 0.2, "tokens"), "policy", zero_without_advantage=True),
+            Component("kl", KLPenalty(k3, "tokens"), "policy", 0.5),
+            Component("entropy", EntropyBonus("tokens"), "policy", 0.3),
+        ),
+        11.0,
+    )
+
+
+def whole(tensors, world):
+    """The tensors of all ranks, on every rank."""
+    shares = world.gather({name: tensor.clone() for name, tensor in tensors.items()}, "the tensors")
+    assert len({name for share in shares for name in share}) == sum(len(share) for share in shares)  # each from one rank
+    return {name: tensor for share in shares for name, tensor in share.items()}
+
+
+def everything(policy):
+    """Every parameter of the model, frozen ones too, as computed with."""
+    return host_copies((Source(n, [p], p.detach) for n, p in policy.model.named_parameters()), keep=True)
+
+
+def start(setting, world, **options):
+    """(policy, backend, config) of a setting."""
+    policy = make_policy(**{**setting.get("policy", {}), **options})
+    config = OptimConfig(**{"optimizer": "sgd", "max_grad_norm": 1e9, **setting.get("optim", {})})
+    return policy, registry.build("backend", setting["backend"]).open(policy, config.optimizer, world), config
+
+
+def updates(setting, world, policy, backend, config, learner=None, first=0):
+    """Train as `setting` says: metrics, and weights and optimizer state after each step."""
+    learner = learner or Learner(backend, Snapshot(policy), world)
+    metrics, tensors = [], []
+    for step in range(first, first + setting.get("steps", 2)):
+        rewards = REWARDS if step != 1 else REWARDS[:1]  # fewer rollouts than ranks could share evenly
+        batch = recorded(policy, seed=step, rewards=rewards)
+        metrics.append(learner.update(batch, objective(), config, setting.get("lr", 0.5)))
+        tensors.append(whole(backend.saved_tensors(), world))
+    return {"metrics": metrics, "tensors": tensors}
+
+
+def steps(setting, world):
+    """Some steps; also which parameters moved, what is published, and the files of the model."""
+    policy, backend, config = start(setting, world)
+    before, begin = everything(policy), whole(backend.saved_tensors(), world)
+    found = updates(setting, world, policy, backend, config)
+    after = everything(policy)
+    found["tensors"].insert(0, begin)
+    found["moved"] = sorted(name for name in after if not torch.equal(before[name], after[name]))
+    found["published"] = {name: t.clone() for bucket in backend.named_weights() for name, t in bucket}
+    if "folder" in setting:
+        backend.save_model(Path(setting["folder"]))
+        backend.save_merged(Path(setting["folder"]) / "merged")
+        world.meet("the files")
+    return found
+
+
+def likelihood(policy, batch, index, world):
+    """This rank's part of a loss, summed over `index`; ranks without a rollout take the first for nothing."""
+    own = index[world.rank :: world.size]
+    factor = 1.0 if len(own) else 0.0
+    trained = [w != 0 for w in batch.tokens("weight/policy")]
+    rows = rows_of(batch, own if len(own) else index[:1], trained, policy.tokenizer.pad_token_id, policy.device)
+    return -factor * forward(policy, rows, [Need("logprobs", grad=True)])["logprobs", CURRENT].sum() / 50
+
+
+def troubles(setting, world):
+    """Steps among passes that no step follows, gradients that are not finite, and a step without any pass."""
+    policy, backend, _ = start(setting, world)
+    batch, found = recorded(policy), {"norms": [], "tensors": []}
+
+    def step(*passes):
+        backend.zero()
+        for index, factor in passes:
+            backend.backward(factor * likelihood(policy, batch, np.asarray(index), world))
+        found["norms"].append(backend.step(0.05, 0.5))
+        found["tensors"].append(whole(backend.saved_tensors(), world))
+
+    step(([0, 1, 2], 1.0), ([3], 1.0))
+    step(([4, 5], math.nan), ([6, 7], 1.0))
+    step(([4, 5], math.inf))
+    backend.zero()
+    backend.backward(likelihood(policy, batch, np.asarray([8, 9]), world))  # and no step
+    step(([6, 7], 1.0), ([0], 2.0), ([1], 1.0))
+    step()
+    return found
+
+
+def save(setting, world):
+    """Two steps, a checkpoint's tensors in `folder`, and two steps more."""
+    policy, backend, config = start(setting, world)
+    learner = Learner(backend, Snapshot(policy), world)
+    updates(setting, world, policy, backend, config, learner)
+    tensors = {**backend.saved_tensors(), **saved_reference(learner.reference, world)}
+    Path(setting["folder"]).mkdir(exist_ok=True)
+    save_file({n: t.clone() for n, t in tensors.items()}, Path(setting["folder"]) / f"{world.rank}.safetensors")
+    world.meet("the files")
+    return updates(setting, world, policy, backend, config, learner, first=2)
+
+
+def resume(setting, world):
+    """The two steps more, from other weights and the tensors in `folder`."""
+    policy, backend, config = start(setting, world, seed=1)
+    learner = Learner(backend, Snapshot(policy), world)
+    saved = {}
+    for file in sorted(Path(setting["folder"]).glob("*.safetensors")):
+        saved |= load_file(file)
+    if setting.get("after_a_step"):  # what was there before must not shine through
+        updates({**setting, "steps": 1}, world, policy, backend, config, learner)
+    backend.load_tensors(saved)
+    load_reference(learner.reference, saved)
+    return updates(setting, world, policy, backend, config, learner, first=2)
+
+
+def stages(setting, world):
+    """A stage after another: a fresh optimizer on the weights as they are."""
+    policy, backend, config = start(setting, world)
+    found = updates(setting, world, policy, backend, config)
+    for optimizer in setting["then"]:
+        backend = registry.build("backend", setting["backend"]).open(policy, optimizer, world)
+        more = updates(setting, world, policy, backend, config, first=2)
+        found["tensors"] += more["tensors"]
+    return found
+
+
+def buckets(setting, world):
+    """The most weights that are whole at once while buckets are published, in bytes, beside the bucket's size."""
+    policy, backend, config = start(setting, world)
+    updates({**setting, "steps": 1}, world, policy, backend, config)
+    partitioned = [p for p in policy.model.parameters() if hasattr(p, "ds_id")]
+    backend.engine.empty_partition_cache()
+    most, largest = 0, 0
+    for bucket in weight_buckets(policy, setting["size"]):
+        here = [p for p in partitioned if p.ds_status.name == "AVAILABLE"]
+        most = max(most, sum(p.ds_numel * p.element_size() for p in here))
+        largest = max(largest, *(t.nbytes for _, t in bucket))
+    return {"most": most, "largest": largest, "all": sum(p.ds_numel * p.element_size() for p in partitioned)}
+
+
+def main(settings, out):
+    world = World.from_environment()
+    torch.set_num_threads(1)
+    found = []
+    for setting in json.loads(Path(settings).read_text()):
+        faulthandler.dump_traceback_later(DEADLINE, exit=True)
+        found.append(globals()[setting.get("run", "steps")](setting, world))
+    faulthandler.cancel_dump_traceback_later()
+    if world.leads:
+        torch.save(found, out)
+    world.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
