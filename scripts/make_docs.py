@@ -1,10 +1,11 @@
-"""Write docs/config.md and docs/metrics.md from the code that they describe.
+"""Write docs/config.md, docs/metrics.md and docs/papers.md from what they describe.
 
-    python scripts/make_docs.py            write both pages
+    python scripts/make_docs.py            write the pages
     python scripts/make_docs.py --check    write nothing; exit 1 and name the pages that are out of date
 
 The configuration page comes from the docstrings of the fields in `rlvr.config` and from the registry; the metrics page
-from `rlvr.monitor.metrics`. Only what the library itself registers is listed, whatever else is installed.
+from `rlvr.monitor.metrics`, that of the published recipes from `configs/papers`. Only what the library itself registers is
+listed, whatever else is installed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from pydantic.fields import FieldInfo
 from rlvr import registry
 from rlvr.config import Config, OfKind
 from rlvr.monitor.reference import metrics_page
+from rlvr.recipes.page import papers_page
 from rlvr.schedules import Controller, Schedule, StepSchedule
 from rlvr.stage_plan import STAGE_SECTIONS
 
@@ -67,10 +69,10 @@ BOUNDS = {"ge": "{} or more", "gt": "above {}", "le": "at most {}", "lt": "below
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
-    parser = argparse.ArgumentParser(description="Write docs/config.md and docs/metrics.md from the code.")
+    parser = argparse.ArgumentParser(description="Write the generated pages of docs/ from the code.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page is out of date")
     check = parser.parse_args(arguments).check
-    pages = {DOCS / "config.md": config_page(), DOCS / "metrics.md": metrics_page()}
+    pages = {DOCS / "config.md": config_page(), DOCS / "metrics.md": metrics_page(), DOCS / "papers.md": papers_page()}
     stale = [path for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     for path in stale:
         if not check:

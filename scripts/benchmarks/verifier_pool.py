@@ -23,7 +23,7 @@ from typing import ClassVar
 
 from rlvr.records import Task, Verdict
 from rlvr.verifiers import FunctionVerifier, Needs, Verifier, VerifierPool
-from rlvr.verifiers.pool.pool import cores
+from rlvr.verifiers.pool.threads import cores
 
 TASK = Task("t", "p", "4")
 STEP, SECONDS = 64, 0.02

@@ -107,7 +107,7 @@ def tensors() -> dict[str, torch.Tensor]:
         "sampling": (old + 0.1 * normal(B, T)).clamp_max(-1e-3) * mask,
         "reference": (logprobs + 0.4 * normal(B, T)).clamp_max(-1e-3) * mask,
         "entropies": normal(B, T).abs() * mask,
-        "advantages": torch.tensor([1.3, -0.7, 0.4, -1.1, -0.9, 0.2, 0.6, -1.2], dtype=torch.float64),
+        "advantages": torch.tensor([1.3, -0.7, -0.4, -1.1, 0.9, 0.2, -0.6, 1.2], dtype=torch.float64),
     }
 
 
@@ -142,9 +142,7 @@ def run(options: dict[str, Any], given: dict[str, torch.Tensor]) -> dict[str, An
 
 
 def _rows(values: torch.Tensor, mask: torch.Tensor) -> list[list[float]]:
-    return [
-        [float(f"{v:.9g}") for v in row[on > 0].tolist()] for row, on in zip(values, mask, strict=True)
-    ]
+    return [[float(f"{v:.9g}") for v in row[on > 0].tolist()] for row, on in zip(values, mask, strict=True)]
 
 
 def main() -> None:
@@ -152,7 +150,9 @@ def main() -> None:
     recorded = {
         "peer": f"trl {trl.__version__}",
         "longest": LONGEST,
-        "inputs": {name: v.tolist() if v.dim() == 1 else _rows(v, given["mask"]) for name, v in given.items() if name != "mask"},
+        "inputs": {
+            name: v.tolist() if v.dim() == 1 else _rows(v, given["mask"]) for name, v in given.items() if name != "mask"
+        },
         "cases": [],
     }
     given = {

@@ -87,8 +87,18 @@ def load(folder: Path) -> Any:
         module.__path__ = [str(folder / name.replace(".", "/"))]
         sys.modules[name] = module
     sys.modules["verl.utils"].as_torch_index = sys.modules["verl.utils"].group_mean_std = None  # type: ignore[attr-defined]
-    for name in ("omegaconf", "tensordict", "transformers", "verl.utils.device", "verl.protocol", "verl.trainer.config",
-                 "verl.trainer.config.algorithm", "verl.workers", "verl.workers.config", "verl.workers.config.actor"):
+    for name in (
+        "omegaconf",
+        "tensordict",
+        "transformers",
+        "verl.utils.device",
+        "verl.protocol",
+        "verl.trainer.config",
+        "verl.trainer.config.algorithm",
+        "verl.workers",
+        "verl.workers.config",
+        "verl.workers.config.actor",
+    ):
         sys.modules[name] = MagicMock()
     sys.modules["verl.workers.config"].ActorConfig = Settings  # type: ignore[attr-defined]
     sys.modules["verl.trainer.config"].AlgoConfig = type("AlgoConfig", (), {})  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 
 from rlvr import registry
 from rlvr.errors import ConfigError, nearest
+from rlvr.monitor.health.watch import Mode, checked_modes
 from rlvr.monitor.metrics import FAMILIES, METRICS
 from rlvr.schedules import Scalar
 from rlvr.tree import merge
@@ -76,6 +77,11 @@ def _piece(kind: str, *words: str) -> Any:
         return spec
 
     return Annotated[Piece, AfterValidator(check), OfKind(kind)]
+
+
+def _known_monitors(written: str | dict[str, str]) -> str | dict[str, str]:
+    checked_modes(written)
+    return written
 
 
 def _known_preset(name: str) -> str:
@@ -260,7 +266,7 @@ class RolloutConfig(Section):
 class VerificationConfig(Section):
     """How verifiers are run."""
 
-    workers: int = Field(default=32, ge=1)
+    workers: int = Field(default=64, ge=1)
     """Worker processes for plain functions, which mostly wait; each is forked when first needed. Verifiers that compute
     (`needs.process`) get one per core, but no more than this."""
     concurrent: int = Field(default=64, ge=1)
@@ -377,9 +383,35 @@ class DistributedConfig(Section):
     """Where the policy's weights and optimizer live."""
 
     backend: _piece("backend") = "plain"  # type: ignore[valid-type]
-    """plain: one process, the whole model on one device."""
+    """plain: every rank holds the whole model and optimizer; deepspeed: they are shared out among the ranks (ZeRO)."""
+    zero_stage: Literal[1, 2, 3] | None = None
+    """With deepspeed, what is shared out: 1, the optimizer's state; 2, gradients too; 3, weights too. Null: 2."""
+    offload: Literal["none", "optimizer", "parameters"] = "none"
+    """With deepspeed, what waits in host memory: `optimizer` (its state and the float32 weights), or `parameters` (with
+    `zero_stage: 3`: these and the weights computed with)."""
+    deepspeed: str | None = None
+    """A JSON file with more of DeepSpeed's own configuration, such as bucket sizes."""
     silence: float = Field(default=30.0, gt=0)
     """Seconds without a sign of life after which the other ranks give a rank up, name it and end."""
+
+    @property
+    def piece(self) -> dict[str, Any]:
+        """The backend with its options: those of this section, and over them those written with the backend."""
+        name, options = registry.split(self.backend)
+        own = {"zero_stage": self.zero_stage or 2, "offload": self.offload, "deepspeed": self.deepspeed}
+        return {"name": name, **(own if name == "deepspeed" else {}), **options}
+
+    @model_validator(mode="after")
+    def _for_deepspeed(self) -> DistributedConfig:
+        name = registry.split(self.backend)[0]
+        for key, value in {"zero_stage": self.zero_stage, "deepspeed": self.deepspeed}.items():
+            if value is not None and name != "deepspeed":
+                raise ValueError(f"`{key}` needs `backend: deepspeed`, and the backend is {name!r}")
+        if self.offload != "none" and name != "deepspeed":
+            raise ValueError(f"`offload` needs `backend: deepspeed`, and the backend is {name!r}")
+        if self.offload == "parameters" and self.piece["zero_stage"] != 3:
+            raise ValueError("`offload: parameters` needs `zero_stage: 3`, which alone shares them out")
+        return self
 
 
 class BestConfig(Section):
@@ -513,6 +545,10 @@ class Config(Section):
     """Held-out evaluation during training."""
     logging: LoggingConfig = LoggingConfig()
     """What is said and kept beside metrics.jsonl."""
+    health: Annotated[Mode | dict[str, Mode], AfterValidator(_known_monitors)] = "warn"
+    """What the monitors of docs/when-it-does-not-learn.md do when they find something: `warn` says it once, on the console and
+    in health.jsonl, `stop` also ends the run after a checkpoint, `off` does not look. One word for all, or a word by monitor:
+    `{all_wrong: stop, slow: off, default: warn}`."""
     stages: list[dict[str, Any]] = []
     """The stages of the run in order, each `{kind: sft | grpo, steps: N}` with overrides of this tree; empty: one grpo stage."""
 

@@ -33,7 +33,7 @@ from rlvr.needs import BEHAVIOUR, CURRENT, PROXIMAL, REFERENCE, Need
 from rlvr.policy import MicroBatch, Snapshot, forward, micro_batches
 from rlvr.policy.microbatch import deal
 from rlvr.policy.packing import Cost
-from rlvr.records import Batch
+from rlvr.records import UPDATED, Batch
 
 GATE = 0.1
 """Nats: a gap between proximal and behaviour log-probs over this is counted in `mismatch/share_over`."""
@@ -116,6 +116,7 @@ class Learner:
         if objective.needs_reference:
             statistics["logprobs", REFERENCE] = rows.gather(work.reference)
         logprobs = statistics["logprobs", CURRENT]
+        rows.scatter(logprobs.detach(), work.updated)
         behaviour = rows.gather(work.behaviour)
         for name in objective.proximal_statistics:
             recalled = None if first else rows.gather(work.proximal[name])
@@ -166,7 +167,9 @@ class Learner:
             yield from own
             return
         rows = list(own)
-        most = max(self.world.gather(len(rows), "the number of micro-batches"))  # before the first pass, which is collective
+        most = max(
+            self.world.gather(len(rows), "the number of micro-batches")
+        )  # before the first pass, which is collective
         yield from rows
         yield from [None] * (most - len(rows))
 
@@ -259,6 +262,8 @@ class _Work:
     reference: list[np.ndarray] = field(default_factory=list)
     proximal: dict[str, list[np.ndarray]] = field(default_factory=dict)
     """By statistic; empty where the ratio is taken to the behaviour policy."""
+    updated: list[np.ndarray] = field(default_factory=list)
+    """Log-probs at the last optimizer step that a token was in (of this rank's share); NaN elsewhere."""
 
     @classmethod
     def of(cls, batch: Batch, objective: Objective, config: OptimConfig) -> _Work:
@@ -273,6 +278,9 @@ class _Work:
             trained=[np.any([w != 0 for w in of_one], axis=0) for of_one in zip(*weights.values(), strict=True)],
             behaviour=[r.behaviour_logprobs for r in batch.rollouts],
             advantage=batch.tokens("advantage") if batch.has("advantage") else None,
+            updated=batch.token_columns.setdefault(
+                UPDATED, [np.full(len(r), np.nan, dtype=np.float32) for r in batch.rollouts]
+            ),
         )
 
 

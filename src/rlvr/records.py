@@ -26,6 +26,9 @@ Messages = list[dict[str, Any]]
 BASELINE = "baseline"
 """The role of a rollout that others are compared with and that does not train."""
 
+UPDATED = "logprobs/updated"
+"""The token column of the log-probs under the weights that were updated, for a look at the ratio to `behaviour_logprobs`."""
+
 
 class Origin(enum.IntEnum):
     """Who wrote a token."""

@@ -1,4 +1,4 @@
-"""The run folder: config.yaml, metrics.jsonl, evaluations.jsonl, rollouts/, checkpoints/ and log.txt, and what may be resumed.
+"""The run folder: config.yaml, metrics.jsonl, evaluations.jsonl, health.jsonl, rollouts/, checkpoints/ and log.txt, and what may be resumed.
 
 Invariants: a folder that holds metrics is never written over unasked, and no two processes write to one; on resume only the
 number of steps, logging and intervals may differ from the saved configuration; metrics, rollouts and checkpoints past the
@@ -27,6 +27,7 @@ FREE_ON_RESUME = (
     "run.dir",
     "run.name",
     "logging",
+    "health",
     "checkpoint",
     "evaluation.every",
     "evaluation.at_start",
@@ -45,6 +46,7 @@ class RunFolder:
         self.path = path or config.folder
         self.metrics = MetricsFile(self.path / "metrics.jsonl")
         self.evaluations = MetricsFile(self.path / "evaluations.jsonl")
+        self.health = MetricsFile(self.path / "health.jsonl")
         self._lock: RunLock | None = None
         self._log: logging.Handler | None = None
 
@@ -128,6 +130,7 @@ class RunFolder:
         """Take away what was logged and saved past `step`, and that step's evaluation where it is to be made again."""
         self.path.mkdir(parents=True, exist_ok=True)
         self.metrics.truncate_after(step)
+        self.health.truncate_after(step)
         self.evaluations.truncate_after(step - 1 if owes_evaluation else step)
         for past in checkpoint.checkpoints(self.checkpoints):
             if checkpoint.step_of(past) > step:

@@ -25,6 +25,7 @@ from rlvr.distributed import checkpoint
 from rlvr.distributed.checkpoint import Saved, Seal
 from rlvr.distributed.checkpoint_writer import Contents, HostCopies, Writer, versions
 from rlvr.distributed.models import Files, merged_files, model_files
+from rlvr.distributed.shares import load_reference, saved_reference
 from rlvr.distributed.weights import whole_size
 from rlvr.errors import CheckpointError, ConfigError, TrainingError
 from rlvr.memory import STATE
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from rlvr.trainer import GRPOTrainer
 
 log = logging.getLogger(__name__)
-REFERENCE = "reference/"
 
 
 class Saver:
@@ -168,8 +168,7 @@ class Saver:
         if self.config.merged and is_adapter(trainer.policy.model):
             models.append(("merged", merged_files(trainer.policy, leads)))
         if (reference := trainer.learner.reference) is not None:
-            kept = {REFERENCE + name: tensor for name, tensor in reference.state_dict().items()}
-            tensors = {**tensors, **(self._copies(kept) if leads else {})}
+            tensors = {**tensors, **saved_reference(reference, trainer.world)}
         if not leads:
             return Contents(trainer.step, tensors)
         return Contents(
@@ -219,10 +218,7 @@ class Saver:
         self._restore(state)
         trainer.backend.load_tensors(saved.tensors)
         if trainer.learner.reference is not None:
-            kept = {name for name in saved.tensors if name.startswith(REFERENCE)}
-            trainer.learner.reference.load_state_dict(
-                {name.removeprefix(REFERENCE): saved.tensors[name] for name in kept}
-            )
+            load_reference(trainer.learner.reference, saved.tensors)
         rows: tuple[list[Any], list[Any]] = ([], [])
         if trainer.world.leads:
             trainer.folder.cut(state["step"], state["owes_evaluation"])

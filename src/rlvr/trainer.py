@@ -29,12 +29,13 @@ from rlvr.evaluation import evaluate
 from rlvr.learner import Learner
 from rlvr.monitor.batch import sample_rows, staleness_metrics
 from rlvr.monitor.console import Console
+from rlvr.monitor.health import Finding, Health
 from rlvr.monitor.metrics import record
 from rlvr.monitor.phases import Phases
 from rlvr.monitor.profile import StepProfiler
 from rlvr.monitor.rollout_log import RolloutLog
 from rlvr.monitor.trackers import Tracker
-from rlvr.monitor.wandb_tracker import WandbTracker
+from rlvr.monitor.wandb_tracker import wandb_trackers
 from rlvr.policy import Snapshot, learning_rate, load_policy, make_policy, tokenizer_of
 from rlvr.policy.adapters import is_adapter, save_base
 from rlvr.records import Batch, Rollout, Task
@@ -99,8 +100,9 @@ class GRPOTrainer:
             self.policy = make_policy(model, tokenizer or tokenizer_of(model), self.config.model, self.seed)
         leads = self.world.leads
         self.console = Console(self.config.logging.console if leads else "off", self.config.logging.samples_every)
-        self.trackers = [*trackers, *_trackers(self.config)] if leads else []
+        self.trackers = [*trackers, *wandb_trackers(self.config.logging.wandb, self.config.run.name)] if leads else []
         self.folder = RunFolder(self.config)
+        self.health = Health(self.config.health, self.console, self.folder.health if leads else None)
         self.rollout_log = RolloutLog(self.folder.path, self.config.logging.rollouts if leads else 0)
         self.profiler = StepProfiler(self.folder.path, self.config.logging.profile)
         self.phases, self.idle, self.stop = Phases(torch.profiler.record_function), IdleClock(), StopRequest()
@@ -112,7 +114,7 @@ class GRPOTrainer:
             Verification(verifier if verifier is not None else plan.config.verifier, self.pool) for plan in self.plans
         ]
         self.collector = Collector(lambda: bool(self.stop))
-        self._backends = registry.build("backend", self.config.distributed.backend)
+        self._backends = registry.build("backend", self.config.distributed.piece)
         ahead = any(plan.config.rollout.staleness for plan in self.plans)
         in_flight = self.config.rollout.in_flight if ahead else None
         self.engine = open_engine(
@@ -284,7 +286,7 @@ class GRPOTrainer:
             tracker.log(self.step, row)
             tracker.log_rollouts(self.step, sample_rows(batch))
         self.console.step(row, batch)
-        self._stop_when_hopeless(row)
+        self._stop_when_hopeless(row, self.health.step(self.metrics, batch))
 
     def _times(self, collected: Collected, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Seconds by phase; what verification took beyond sampling counts as verification."""
@@ -296,8 +298,8 @@ class GRPOTrainer:
         per_second = sampled / times["time/step"] if sampled else None
         return {**times, "time/tokens_per_second": per_second, "time/engine_idle": min(idle, times["time/step"])}
 
-    def _stop_when_hopeless(self, row: Mapping[str, Any]) -> None:
-        """TrainingError, after a checkpoint, when too many steps in a row had to be skipped."""
+    def _stop_when_hopeless(self, row: Mapping[str, Any], finding: Finding | None) -> None:
+        """TrainingError, after a checkpoint, when too many steps in a row had to be skipped or a monitor is told to stop."""
         self.nonfinite = self.nonfinite + 1 if row["skipped/nonfinite"] else 0
         if self.nonfinite:
             text = f"step {self.step}: the loss or gradient was not finite; its update was skipped"
@@ -307,6 +309,8 @@ class GRPOTrainer:
                 f"the loss or gradient was not finite for {self.nonfinite} steps in a row; stopped with the checkpoint "
                 f"{self.save()}. Lower optim.lr, or look at the rewards and log-probs of the last rollouts"
             )
+        if finding is not None:
+            raise TrainingError(f"health.{finding}. Stopped with the checkpoint {self.save()}")
 
     # evaluation
 
@@ -489,11 +493,3 @@ class GRPOTrainer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _trackers(config: Config) -> list[Tracker]:
-    wandb = config.logging.wandb
-    if wandb is False:
-        return []
-    options = {} if wandb is True else wandb.model_dump()
-    return [WandbTracker(name=config.run.name, **options)]

@@ -41,7 +41,9 @@ REWARDS = ((1.0, 0.0, 0.0, 0.5), (1.0, 1.0, 1.0), (0.25, 0.5, 1.0), (0.0, 1.0))
 def make_policy(adapter=None, seed=0, model=None, **scratch):
     small = {"hidden_size": 32, "layers": 2, "intermediate_size": 64, "context": 96, "init_std": 0.2, **scratch}
     lora = None if adapter is None else LoraConfig(**adapter)
-    config = ModelConfig(**{"dtype": "float32", **(model or {})}, scratch=ScratchConfig(**small), adapter=lora, device="cpu")
+    config = ModelConfig(
+        **{"dtype": "float32", **(model or {})}, scratch=ScratchConfig(**small), adapter=lora, device="cpu"
+    )
     return load_policy(config, seed)
 
 
@@ -90,7 +92,9 @@ def objective():
 def whole(tensors, world):
     """The tensors of all ranks, on every rank."""
     shares = world.gather({name: tensor.clone() for name, tensor in tensors.items()}, "the tensors")
-    assert len({name for share in shares for name in share}) == sum(len(share) for share in shares)  # each from one rank
+    assert len({name for share in shares for name in share}) == sum(
+        len(share) for share in shares
+    )  # each from one rank
     return {name: tensor for share in shares for name, tensor in share.items()}
 
 

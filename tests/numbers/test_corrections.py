@@ -15,22 +15,18 @@ from rlvr import registry
 from rlvr.config import OptimConfig
 from rlvr.errors import ConfigError, TrainingError
 from rlvr.learner import Learner
-from rlvr.losses import ClippedPolicyLoss, Component, Mask, Objective, Reject, TokenBatch, Truncate
+from rlvr.losses import ClippedPolicyLoss, Component, Mask, MaskNegatives, Objective, Reject, TokenBatch, Truncate
+from rlvr.needs import CURRENT
 
 
 def tokens_of(gaps, sequence=None):
-    """A micro-batch whose proximal log-probs are `gaps` above the behaviour's."""
+    """A micro-batch whose proximal and current log-probs are `gaps` above the behaviour's."""
     behaviour = torch.linspace(-3.0, -0.5, len(gaps), dtype=torch.float64)
     sequence = [0] * len(gaps) if sequence is None else sequence
     ones = torch.ones(len(gaps), dtype=torch.float64)
-    return TokenBatch(
-        torch.tensor(sequence),
-        max(sequence) + 1,
-        ones,
-        ones,
-        behaviour + torch.tensor(gaps, dtype=torch.float64),
-        behaviour,
-    )
+    now = behaviour + torch.tensor(gaps, dtype=torch.float64)
+    statistics = {("logprobs", CURRENT): now}
+    return TokenBatch(torch.tensor(sequence), max(sequence) + 1, ones, ones, now, behaviour, statistics)
 
 
 def weights(correction, gaps, sequence=None):
@@ -62,6 +58,20 @@ def test_rejection_by_hand():
     assert weights(Reject(0.1), gaps, sequence)[:4] == [0, 0, 0, 0]
 
 
+def test_masked_negatives_by_hand():
+    tokens = tokens_of([-0.3, -0.1, -0.3, -0.1, -0.05, -0.05, 0.9], [0, 0, 1, 1, 2, 2, 3])
+    tokens.advantage = torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0, -1.0, -1.0], dtype=torch.float64)
+    # means of behaviour - current: 0.2, 0.2, 0.05, -0.9; only the punished response beyond 0.1 is masked
+    assert MaskNegatives(0.1, None)(tokens).tolist() == [1, 1, 0, 0, 1, 1, 1]
+    assert MaskNegatives(0.1, 2.0)(tokens).tolist() == pytest.approx(
+        [math.exp(-0.3), math.exp(-0.1), 0, 0, math.exp(-0.05), math.exp(-0.05), 2.0]
+    )
+    drifted = tokens_of([0.0, 0.0])
+    drifted.advantage = -drifted.advantage
+    drifted.statistics["logprobs", CURRENT] = drifted.behaviour_logprobs - 0.2  # since the update began
+    assert MaskNegatives(0.1, None)(drifted).tolist() == [0, 0]
+
+
 @pytest.mark.parametrize("name", registry.names("correction"))
 @given(gaps=st.lists(st.floats(-60, 60), min_size=1, max_size=12), data=st.data())
 def test_every_correction(name, gaps, data):
@@ -78,7 +88,7 @@ def test_every_correction(name, gaps, data):
 
 
 @pytest.mark.parametrize(
-    ("piece", "options"), [("truncate", {"cap": 0.5}), ("mask", {"low": 1.1}), ("reject", {"max_kl": 0})]
+    ("piece", "options"), [("truncate", {"cap": 0.5}), ("mask", {"low": 1.1}), ("reject", {"max_kl": 0}), ("mask_negatives", {"cap": 0.5})]
 )
 def test_bounds_that_would_touch_honest_tokens_are_refused(piece, options):
     with pytest.raises(ConfigError, match=r"1|above 0"):

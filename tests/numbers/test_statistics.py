@@ -319,10 +319,10 @@ def test_rows_lay_out_what_they_say(policy, make_rollout):
     batch = Batch(rollouts)
     rows = lay_out(policy, batch, [2, 0, 1])
     pad = policy.tokenizer.pad_token_id
-    assert rows.input_ids.tolist() == [[3, 4, 5, pad], [5, 6, 7, 8], [9, 10, pad, pad]]
-    assert rows.position_ids.tolist() == [[0, 1, 2, 3]] * 3
+    assert rows.input_ids.tolist() == [[3, 4, 5], [5, 6, 7], [9, 10, pad]]  # nothing trained comes after a last token
+    assert rows.position_ids.tolist() == [[0, 1, 2]] * 3
     assert rows.row.tolist() == [0, 1, 1, 2]
-    assert rows.source.tolist() == [1, 5, 6, 8]
+    assert rows.source.tolist() == [1, 4, 5, 6]
     assert rows.targets.tolist() == [5, 7, 8, 10]
     columns = [np.arange(len(r)) + 10.0 * i for i, r in enumerate(rollouts)]
     assert rows.gather(columns).tolist() == [22.0, 2.0, 3.0, 11.0]

@@ -60,7 +60,7 @@ def random_batch(seed, groups=4, largest=6):
     rng = np.random.default_rng(seed)
     rollouts = []
     for g in range(groups):
-        task = Task(id=f"t{g}", prompt="?", info={"partner": f"t{g ^ 1}", "budget": 5}, source=f"s{g % 2}")
+        task = Task(id=f"t{g}", prompt="?", answer="4", info={"partner": f"t{g ^ 1}", "budget": 5}, source=f"s{g % 2}")
         for m in range(int(rng.integers(1, largest + 1))):
             answer = str(rng.integers(3)) if rng.random() < 0.8 else None
             score = [0.0, 1.0, 1.0, 0.5, None][int(rng.integers(5))]

@@ -107,6 +107,35 @@ def test_a_form_that_the_prompt_began(column):
         close(column(batch, {"name": "format", "prompt_wrote": "<think>", "strictness": strictness}), [1])
 
 
+@pytest.mark.parametrize(
+    ("text", "skips"),
+    [
+        ("</think>4", 1),
+        ("<think> \n</think>4", 1),
+        ("<think>hm</think>4", 0),
+        ("4", 0),
+        ("", 0),
+        ("hm</think></think>", 0),
+    ],
+)
+def test_thinking_given_away(column, text, skips):
+    close(column(make_batch([1.0], texts=[text]), "no_thinking"), [skips])
+
+
+def test_the_overlap_of_rankings(column, nan):
+    """Given b, a, c and p 1/2: depths weigh 1, 1/2, 1/4 of 7/4."""
+    task = {"g": Task(id="g", prompt="?", answer={"a": 1, "b": 2, "c": 0}, info={})}
+    answers = ["[b] > [a] > [c]", "a, b, c", "c", None, "b b a"]
+    batch = make_batch([0.5] * 5 + [None], answers=[*answers, None], groups=["g"] * 6, tasks=task)
+    expected = [1, (0 + 1 / 2 + 1 / 4) / 1.75, (1 / 4) * (1 / 3) / 1.75, 0, (1 + 1 / 2 + 1 / 4 * 2 / 3) / 1.75, nan]
+    close(column(batch, {"name": "rank_overlap", "p": 0.5}), expected)
+    given = {"g": Task(id="g", prompt="?", info={"order": ["c", "a"]})}
+    close(
+        column(make_batch([0.5], answers=["c"], tasks=given), {"name": "rank_overlap", "p": 0.5, "given": "order"}),
+        [5 / 6],
+    )
+
+
 def test_a_template_without_tags_has_no_soft_form():
     with pytest.raises(ConfigError, match="has none"):
         build_terms([{"name": "format", "template": "So {answer}.", "strictness": "soft"}])

@@ -159,6 +159,8 @@ def wired():
         ("loss", "algorithm.loss"),
         ("kl", "algorithm.kl"),
         ("correction", "algorithm.correction"),
+        ("token_selector", "algorithm.token_select"),
+        ("auxiliary", "algorithm.auxiliary"),
         ("selector", "algorithm.select"),
         ("reward", "rewards"),
         ("sampler", "data.sampler"),
@@ -172,6 +174,8 @@ def wired():
             value = {
                 "kl": {"estimator": name, "coef": 0.1},
                 "selector": [name],
+                "token_selector": [name],
+                "auxiliary": [{"name": name, "coef": 0.1}],
                 "modifier": [name],
                 "reward": [name, f"{'verdict' if name != 'verdict' else 'length'}"],
                 "plan": {"name": name, "environment": "calculator"} if name == "turns" else name,

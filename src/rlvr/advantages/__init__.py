@@ -8,18 +8,23 @@ needs one per response), `reads_characters` (it reads `Rollout.char_ends`), `che
 memory `observe(metrics)`, `state_dict` and `load_state_dict`.
 """
 
+from rlvr.advantages.conditional import Conditional
+from rlvr.advantages.consistency import Consistency
 from rlvr.advantages.exploration import Confidence, Entropy, Surprise
 from rlvr.advantages.group import GroupAdvantage, group_advantage
 from rlvr.advantages.modifiers import Clip, Length, Outliers, Signs, Whiten, informative
 from rlvr.advantages.noise import Noise
 from rlvr.advantages.optimal_token import OptimalTokenBaseline
 from rlvr.advantages.pass_at_k import PassAtK
+from rlvr.advantages.prefix_tree import PrefixTree
 from rlvr.advantages.risk import MixedValueAtRisk
 from rlvr.advantages.spans import SpanAdvantage
 
 __all__ = [
     "Clip",
+    "Conditional",
     "Confidence",
+    "Consistency",
     "Entropy",
     "GroupAdvantage",
     "Length",
@@ -28,6 +33,7 @@ __all__ = [
     "OptimalTokenBaseline",
     "Outliers",
     "PassAtK",
+    "PrefixTree",
     "Signs",
     "SpanAdvantage",
     "Surprise",

@@ -8,6 +8,7 @@ from rlvr.data.arithmetic import arithmetic
 from rlvr.data.functions import functions
 from rlvr.data.history import History, TaskHistory
 from rlvr.data.pool import TaskPool
+from rlvr.data.preferences import preferences
 from rlvr.data.products import products
 from rlvr.data.prompts import Prompts
 from rlvr.data.samplers import Draw, Sampler, Sequential, Shuffle
@@ -29,6 +30,7 @@ __all__ = [
     "functions",
     "in_split",
     "load_tasks",
+    "preferences",
     "products",
     "render_demonstration",
     "render_prompt",

@@ -11,6 +11,7 @@ and number of ranks wrote it, so that any other can read it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import logging
@@ -43,6 +44,21 @@ class Seal:
     files: dict[str, str]
     """File -> checksum."""
     format: int = FORMAT
+    own: str = ""
+    """The checksum of all this."""
+
+    def text(self) -> str:
+        """As it is written, with its own checksum."""
+        return json.dumps({**dataclasses.asdict(self), "own": self._checksum()}, indent=1)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is as it was written."""
+        return self.own == self._checksum()
+
+    def _checksum(self) -> str:
+        rest = {**dataclasses.asdict(self), "own": ""}
+        return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:32]
 
 
 @dataclass
@@ -142,7 +158,7 @@ def _seal(path: Path) -> Seal:
         seal = json.loads((path / SEAL).read_text(encoding="utf-8"))
         if isinstance(seal, dict) and seal.get("format") == FORMAT:
             seal = Seal(**seal)
-            if {STATE, "tensors-0.safetensors"} <= seal.files.keys():
+            if seal.whole:
                 return seal
     except (OSError, ValueError, TypeError, AttributeError):
         pass

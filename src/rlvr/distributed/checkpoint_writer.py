@@ -162,7 +162,7 @@ class Writer:
                 raise CheckpointError(f"what rank {rank} wrote is not what is on disk")
             (aside / note).unlink()
         seal = Seal(contents.step, self.world.size, contents.metrics, versions(), sums)
-        (aside / SEAL).write_text(json.dumps(dataclasses.asdict(seal), indent=1), encoding="utf-8")
+        (aside / SEAL).write_text(seal.text(), encoding="utf-8")
         for path in [aside / SEAL, *(path for path in aside.rglob("*") if path.is_dir()), aside]:
             _sync(path)
         if target.exists():

@@ -20,18 +20,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers.utils import logging as transformers_logging
 
 from rlvr import registry
+from rlvr.distributed.models import merged_files, model_files
 from rlvr.distributed.plain import share_from_first
 from rlvr.distributed.shares import OPTIMIZER, WEIGHTS, check_weights, optimizer_keys, owners
-from rlvr.distributed.weights import Source, host_copies, sources, weight_buckets, whole_shape, whole_size
+from rlvr.distributed.weights import weight_buckets, whole_shape, whole_size
 from rlvr.distributed.world import World
 from rlvr.distributed.zero_config import Offload, zero_config
 from rlvr.distributed.zero_shards import Shards
 from rlvr.errors import ConfigError
 from rlvr.policy import Policy
-from rlvr.policy.adapters import is_adapter
 from rlvr.registry import register
 from rlvr.rollout.engine import Bucket
 
@@ -98,6 +97,8 @@ class DeepSpeedBackend:
         )
         self.optimizer = self.engine.optimizer
         self.shards = Shards(self.optimizer, self.parameters)
+        self._passes = 0
+        """Backward passes since `zero`."""
         for name, weight in before.items():  # the float32 weights start from what was loaded, not from its rounding
             self.shards.set_weight(name, weight)
         if self.stage == 3 and policy.head_is_enough:
@@ -138,10 +139,13 @@ class DeepSpeedBackend:
         """See the protocol."""
         self.engine.set_gradient_accumulation_boundary(False)
         self.shards.drop_gradients()
+        self._passes = 0
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradients of `loss`."""
+        self._passes += 1
         self.optimizer.clear_backward_seen_flag()
+        self.optimizer.backward_prologue()
         self.engine.backward(loss * self.world.size, scale_wrt_gas=False)
 
     def step(self, lr: float, max_norm: float) -> float:
@@ -151,7 +155,9 @@ class DeepSpeedBackend:
             group["lr"] = lr
         self.optimizer.clip_grad = max_norm
         self.engine.set_gradient_accumulation_boundary(True)
-        if self.stage == 1:
+        if not self._passes:
+            self.shards.no_gradients()
+        elif self.stage == 1:
             self.engine.allreduce_gradients()
         else:
             self.optimizer.finalize_gradient_accumulation_boundary()
@@ -166,26 +172,16 @@ class DeepSpeedBackend:
         return weight_buckets(self.policy)
 
     def save_model(self, folder: Path) -> None:
-        """Hugging Face files: the whole model, or the adapter where one is trained; tokenizer beside it.
-
-        Weights come together in rank 0's host memory, a bucket at a time.
-        """
-        model = self.policy.model
-        kept = self.parameters if is_adapter(model) else dict(model.named_parameters(remove_duplicate=False))
-        state = host_copies((Source(name, [p], p.detach) for name, p in kept.items()), self.world.leads)
-        self._save(model, folder, state)
+        """See the protocol. Weights come together in rank 0's host memory, a bucket at a time."""
+        write = model_files(self.policy, self.world.leads, {})
+        if self.world.leads:
+            write(folder)
 
     def save_merged(self, folder: Path) -> None:
-        """Hugging Face files of the plain model with the adapter merged into it."""
-        self._save(self.policy.causal_lm, folder, host_copies(sources(self.policy), self.world.leads))
-
-    def _save(self, model: Any, folder: Path, state: dict[str, torch.Tensor]) -> None:
-        if not self.world.leads:
-            return
-        transformers_logging.disable_progress_bar()
-        buffers = {name: t for name, t in model.state_dict().items() if name in dict(model.named_buffers())}
-        model.save_pretrained(folder, state_dict=state | buffers)
-        self.policy.tokenizer.save_pretrained(folder)
+        """See the protocol."""
+        write = merged_files(self.policy, self.world.leads)
+        if self.world.leads:
+            write(folder)
 
     # state
 
@@ -225,7 +221,9 @@ def _library() -> Any:
         ) from error
     if not logging.getLogger("rlvr").isEnabledFor(logging.DEBUG):
         logger.setLevel(logging.WARNING)
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # a CPU all-reduce that it would build with a compiler
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = (
+        False  # a CPU all-reduce that it would build with a compiler
+    )
     return deepspeed
 
 

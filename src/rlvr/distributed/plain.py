@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers.utils import logging as transformers_logging
 
 from rlvr import registry
+from rlvr.distributed.models import merged_files, model_files
 from rlvr.distributed.shares import OPTIMIZER, WEIGHTS, check_weights, optimizer_keys, owners
-from rlvr.distributed.weights import buckets, named_weights, weight_buckets
+from rlvr.distributed.versions import check_versions
+from rlvr.distributed.weights import buckets, weight_buckets
 from rlvr.distributed.world import World
 from rlvr.policy import Policy
 from rlvr.registry import register
@@ -32,11 +33,6 @@ REDUCE_BYTES = 64 << 20
 @dataclass(frozen=True)
 class PlainOptions:
     """Options of the plain backend: none."""
-
-    @property
-    def partitions(self) -> bool:
-        """Whether a rank alone has not all weights, so that no rank can compute or sample with them by itself."""
-        return False
 
     partitions = False
     """Every rank holds all weights."""
@@ -52,9 +48,7 @@ class PlainBackend:
     lockstep = False
     saves_copies = False
 
-    def __init__(
-        self, policy: Policy, optimizer: str | dict[str, Any] = "adamw", world: World | None = None
-    ) -> None:
+    def __init__(self, policy: Policy, optimizer: str | dict[str, Any] = "adamw", world: World | None = None) -> None:
         self.policy = policy
         self.world = world or World()
         self.parameters = policy.trainable()
@@ -97,19 +91,16 @@ class PlainBackend:
         return weight_buckets(self.policy)
 
     def save_model(self, folder: Path) -> None:
-        """Hugging Face files: the whole model, or the adapter where one is trained; tokenizer beside it."""
-        if not self.world.leads:
-            return
-        transformers_logging.disable_progress_bar()
-        self.policy.model.save_pretrained(folder)
-        self.policy.tokenizer.save_pretrained(folder)
+        """See the protocol."""
+        write = model_files(self.policy, self.world.leads, {})
+        if self.world.leads:
+            write(folder)
 
     def save_merged(self, folder: Path) -> None:
-        """Hugging Face files of the plain model with the adapter merged into it."""
-        if not self.world.leads:
-            return
-        self.policy.causal_lm.save_pretrained(folder, state_dict=dict(named_weights(self.policy)))
-        self.policy.tokenizer.save_pretrained(folder)
+        """See the protocol."""
+        write = merged_files(self.policy, self.world.leads)
+        if self.world.leads:
+            write(folder)
 
     def saved_tensors(self) -> dict[str, torch.Tensor]:
         """See the protocol. The tensors are those in use, not copies."""
@@ -138,23 +129,12 @@ class PlainBackend:
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": {i: s for i, s in state.items() if s}, "param_groups": groups})
 
-    # the form of before, until the run's saved state has switched
-
-    def state_dict(self) -> dict[str, Any]:
-        weights = {name: p.detach() for name, p in self.parameters.items()}
-        return {"weights": weights, "optimizer": self.optimizer.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back weights and optimizer. CheckpointError names tensors that differ."""
-        saved = {WEIGHTS + name: tensor for name, tensor in state["weights"].items()}
-        self.load_tensors(saved)
-        self.optimizer.load_state_dict(state["optimizer"])
-
 
 def share_from_first(model: torch.nn.Module, world: World) -> None:
-    """Give every rank rank 0's weights and buffers, in place."""
+    """Give every rank rank 0's weights and buffers, in place. ConfigError where ranks run different versions of packages."""
     if world.size == 1:
         return
+    check_versions(world)
     world.meet("rank 0's weights")
     with torch.no_grad():
         for part in _alike(t.detach() for t in [*model.parameters(), *model.buffers()]):

@@ -55,6 +55,9 @@ def saved_reference(snapshot: Snapshot, world: World) -> dict[str, torch.Tensor]
     """This rank's share of the reference, in host memory: `reference/PARAMETER`. To be called on every rank."""
     parameters = snapshot.policy.trainable()
     owner = owners({name: whole_size(p) for name, p in parameters.items()}, world.size)
+    if not _partitioned(snapshot):
+        own = {name: tensor for name, tensor in snapshot.weights.items() if owner[name] == world.rank}
+        return {REFERENCE + name: tensor.to("cpu", copy=True) for name, tensor in own.items()}
     found: dict[str, torch.Tensor] = {}
     with snapshot.in_place():
         for name, parameter in parameters.items():
@@ -68,7 +71,15 @@ def load_reference(snapshot: Snapshot, saved: Mapping[str, torch.Tensor]) -> Non
     """Take back what `saved_reference` gave on all ranks. CheckpointError names what does not fit."""
     parameters = snapshot.policy.trainable()
     check_weights(saved, {name: whole_shape(p) for name, p in parameters.items()}, REFERENCE)
+    if not _partitioned(snapshot):
+        for name, tensor in snapshot.weights.items():
+            tensor.copy_(saved[REFERENCE + name])
+        return
     with snapshot.in_place(), torch.no_grad():
         for name, parameter in parameters.items():
             with gathered([parameter], written=True):
                 parameter.copy_(saved[REFERENCE + name])
+
+
+def _partitioned(snapshot: Snapshot) -> bool:
+    return any(hasattr(parameter, "ds_id") for parameter in snapshot.policy.trainable().values())

@@ -65,9 +65,7 @@ def sources(policy: Policy) -> Iterator[Source]:
         # else lora_A, lora_B ... of an adapted module, which go into its merged weight
 
 
-def _merged(
-    module: Any, parameter: torch.nn.Parameter
-) -> tuple[list[torch.nn.Parameter], Callable[[], torch.Tensor]]:
+def _merged(module: Any, parameter: torch.nn.Parameter) -> tuple[list[torch.nn.Parameter], Callable[[], torch.Tensor]]:
     def make() -> torch.Tensor:
         with torch.no_grad():
             delta = sum(module.get_delta_weight(adapter) for adapter in module.active_adapters)
@@ -90,7 +88,9 @@ def weight_buckets(policy: Policy, size: int = BUCKET_BYTES) -> Iterator[Bucket]
 
 
 def buckets(
-    items: Iterable[T], size: int = BUCKET_BYTES, nbytes: Callable[[T], int] = lambda item: item[1].nbytes
+    items: Iterable[T],
+    size: int = BUCKET_BYTES,
+    nbytes: Callable[[T], int] = lambda item: item[1].nbytes,  # type: ignore[index]
 ) -> Iterator[list[T]]:
     """`items`, such as (name, tensor), in lists of at most `size` bytes (a larger item alone)."""
     bucket: list[T] = []

@@ -67,8 +67,10 @@ class Shards:
     def of(self, name: str) -> Iterator[tuple[str | None, torch.Tensor]]:
         """A parameter's whole float32 weights (under None) and whole optimizer state by key, on every rank."""
         stretch = self.stretch(name)
-        yield None, self._whole(name, stretch and stretch.flat.detach()[stretch.place], stretch)
-        some = next((self.inner.state[flat] for flat in self.flats() if self.inner.state.get(flat)), {})
+        yield None, self._whole(name, stretch.flat.detach()[stretch.place] if stretch else None, stretch)
+        some: Mapping[str, Any] = next(
+            (self.inner.state[flat] for flat in self.flats() if self.inner.state.get(flat)), {}
+        )
         for key in sorted(some):
             state = self.inner.state.get(stretch.flat, {}) if stretch else {}
             if not torch.is_tensor(some[key]) or some[key].ndim == 0:
@@ -145,3 +147,12 @@ class Shards:
             zero.norm_for_param_grads.clear()
         for gradient in stale:
             gradient.zero_()
+
+    def no_gradients(self) -> None:
+        """What a backward pass that reaches no parameter would leave, for a step that no pass came before."""
+        if hasattr(self.optimizer, "setup_buckets"):  # ZeRO-1 and 2
+            self.optimizer.setup_buckets()
+        if hasattr(self.optimizer, "fp32_groups_has_gradients"):  # ZeRO-1 in bfloat16
+            self.optimizer.fp32_groups_has_gradients = [[True] * len(g) for g in self.optimizer.bf16_groups]
+        else:
+            self.optimizer.overlapping_partition_gradients_reduce_epilogue()

@@ -44,7 +44,7 @@ def soft(gap: torch.Tensor, advantage: torch.Tensor, positive: float, negative: 
 
     The bounds act, softly, where the gradient is less than half of what it is at ratio 1.
     """
-    tau = torch.where(advantage > 0, positive, negative)
+    tau = torch.full_like(advantage, negative).masked_fill(advantage > 0, positive)
     # Beyond a ratio of e^30 the gate is flat in float32 as in float64.
     gate = torch.sigmoid(tau * (gap.clamp_max(30.0).exp() - 1))
     halved = (4 * gate * (1 - gate)).detach() < 0.5
@@ -85,8 +85,8 @@ def within_divergence(
     ratio = gap.detach().exp()
     if cap is not None:
         ratio = ratio.clamp_max(cap)
-    kept = ~(above | below)
-    return Surrogate(torch.where(kept, ratio * advantage, 0.0) * logprobs, below, above)
+    idle = above | below | (advantage == 0)
+    return Surrogate(ratio.masked_fill(idle, 0.0) * advantage * logprobs, below, above)
 
 
 def unclipped(gap: torch.Tensor, advantage: torch.Tensor) -> Surrogate:

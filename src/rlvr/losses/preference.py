@@ -91,8 +91,8 @@ class KTO:
         ratio = sequences.logprobs - sequences.reference
         zero = ratio.detach().mean().clamp_min(0.0)
         right = sequences.reward >= self.threshold
-        sign = torch.where(right, 1.0, -1.0).double()
-        weight = torch.where(right, float(self.right), float(self.wrong)).double()  # type: ignore[arg-type]
+        sign = torch.ones_like(ratio).masked_fill(~right, -1.0)
+        weight = torch.full_like(ratio, float(self.wrong)).masked_fill(right, float(self.right))  # type: ignore[arg-type]
         return weight * torch.sigmoid(-sign * float(self.beta) * (ratio - zero)) / max(1, len(ratio))  # type: ignore[arg-type]
 
 

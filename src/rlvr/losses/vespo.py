@@ -50,9 +50,9 @@ class GammaWeightedLoss:
             gap = gap + tokens.importance.log().clamp(LEAST, MOST)
         log_w = tokens.sum_by_sequence(gap)[tokens.sequence].clamp(LEAST, MOST)
         w, up = log_w.exp(), tokens.advantage >= 0
-        k = torch.where(up, float(self.power_positive), float(self.power_negative))  # type: ignore[arg-type]
-        decay = torch.where(up, float(self.decay_positive), float(self.decay_negative))  # type: ignore[arg-type]
-        phi = (decay.clamp_min(1e-4) * (1 - w) + k * log_w).exp().to(tokens.logprobs.dtype)
+        k = torch.full_like(w, float(self.power_negative)).masked_fill(up, float(self.power_positive))  # type: ignore[arg-type]
+        decay = torch.full_like(w, float(self.decay_negative)).masked_fill(up, float(self.decay_positive))  # type: ignore[arg-type]
+        phi = (decay.clamp_min(1e-4) * (1 - w) + k * log_w).exp()
         plain = dataclasses.replace(tokens, importance=None)
         metrics = {"ratio/mean": w, "ratio/max": w}
         return LossTerm(-plain.average(phi * tokens.advantage * tokens.logprobs, self.average, over), metrics)

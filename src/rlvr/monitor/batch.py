@@ -8,14 +8,17 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from rlvr.records import Batch, Rollout, VerdictStatus
+from rlvr.records import Batch, Rollout, StopReason, VerdictStatus
 
 SAME = 1e-8
 """Rewards of a group closer than this are the same: what is left is rounding."""
+REPEATED = 4
+"""Tokens of a run whose return within a completion is a repetition."""
 
 
 def batch_metrics(batch: Batch) -> dict[str, float | None]:
@@ -26,6 +29,7 @@ def batch_metrics(batch: Batch) -> dict[str, float | None]:
         **by_name,
         "reward/mean": _mean(reward),
         "reward/std": _std(reward),
+        **_explained(batch),
         **advantage_metrics(batch),
         **_verdicts(batch),
         **_groups(batch),
@@ -101,8 +105,55 @@ def _completions(batch: Batch) -> dict[str, float | None]:
         "completion/length_max": max(lengths, default=None),
         "completion/length_min": min(lengths, default=None),
         "completion/truncated": _share(sum(r.stop.truncated for r in batch.rollouts), len(batch)),
+        "completion/repetition": _repetition(batch.rollouts),
+        "completion/duplicates": _duplicates(batch.rollouts),
         "tokens/sampled": sum(int(r.sampled.sum()) for r in batch.rollouts),
     }
+
+
+def _repetition(rollouts: Sequence[Rollout]) -> float | None:
+    """Runs of `REPEATED` sampled tokens that their completion already holds, over all such runs."""
+    runs = repeats = 0
+    for rollout in rollouts:
+        ids = rollout.token_ids[rollout.sampled].tolist()
+        grams = list(zip(*(ids[shift:] for shift in range(REPEATED)), strict=False))
+        runs += len(grams)
+        repeats += len(grams) - len(set(grams))
+    return _share(repeats, runs)
+
+
+def _duplicates(rollouts: Sequence[Rollout]) -> float | None:
+    """Sampled completions that another of their group wrote before, word for word, over all."""
+    written = [(r.group, r.text) for r in rollouts if r.stop is not StopReason.GIVEN]
+    return _share(len(written) - len(set(written)), len(written))
+
+
+def _explained(batch: Batch) -> dict[str, float | None]:
+    """The squared correlation of each reward term with the reward within groups, where there is more than one term.
+
+    A term that does not vary within groups explains nothing; None where the reward does not vary.
+    """
+    terms = {name.removeprefix("reward/"): c for name, c in batch.columns.items() if name.startswith("reward/")}
+    if len(terms) < 2 or "reward" not in batch.columns:
+        return {}
+    group, reward = batch.group_index(), batch.columns["reward"]
+    return {f"explained/{name}": _squared_correlation(group, values, reward) for name, values in terms.items()}
+
+
+def _squared_correlation(group: np.ndarray, first: np.ndarray, second: np.ndarray) -> float | None:
+    """Of what is left of two columns when their means in each group are taken away, where both are finite."""
+    known = np.isfinite(first) & np.isfinite(second)
+    group, size = group[known], np.maximum(np.bincount(group[known]), 1) if known.any() else np.ones(1)
+
+    def within(values: np.ndarray) -> np.ndarray:
+        kept = values[known]
+        rest: np.ndarray = kept - (np.bincount(group, weights=kept) / size)[group] if len(kept) else kept
+        return np.where(np.abs(rest) > SAME * (1 + np.abs(kept)), rest, 0.0)
+
+    x, y = within(first), within(second)
+    if not y.any():
+        return None
+    return float((x @ y) ** 2 / ((x @ x) * (y @ y))) if x.any() else 0.0
 
 
 def staleness_metrics(batch: Batch, version: int) -> dict[str, float | None]:

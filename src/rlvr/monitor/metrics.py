@@ -65,6 +65,18 @@ _ALL = [
     Metric("completion/length_max", "tokens", "Longest completion.", "below rollout.max_new_tokens"),
     Metric("completion/length_min", "tokens", "Shortest completion.", "above a few tokens"),
     Metric("completion/truncated", "share", "Share of completions that were cut before they ended.", "below 0.1"),
+    Metric(
+        "completion/repetition",
+        "share",
+        "Share of sampled runs of 4 tokens that stood in their completion before.",
+        "low",
+    ),
+    Metric(
+        "completion/duplicates",
+        "share",
+        "Share of completions that are copies of an earlier one of their group.",
+        "low",
+    ),
     Metric("tokens/sampled", "tokens", "Tokens that the policy sampled in this step.", "-"),
     Metric("tokens/trained", "tokens", "Tokens that went through the backward pass, each counted once.", "-"),
     Metric("time/tokens_per_second", "tokens/s", "Sampled tokens over the seconds of the whole step.", "steady"),
@@ -117,6 +129,12 @@ FAMILIES: dict[str, Metric] = {
     metric.name.removesuffix("*"): metric
     for metric in (
         Metric("reward/*", "reward", "Mean of one reward column over the rollouts in which it is decided.", "-"),
+        Metric(
+            "explained/*",
+            "share",
+            "Share of the reward's variance within groups that goes with a term (squared correlation), of several terms.",
+            "most with the verdict",
+        ),
         Metric("loss/*", "loss", "A further component of the loss, named by the piece that adds it.", "finite"),
         Metric("schedule/*", "-", "The value of a scalar that is scheduled or driven by a metric.", "as scheduled"),
         Metric("eval/*", "-", "A result of an evaluation, at the steps that run one.", "rises"),

@@ -1,7 +1,9 @@
 """Rollouts on disk: what was sampled, judged and rewarded, as JSON lines that can be read back and trained on.
 
 Invariants:
-- `rollouts/step-000012.jsonl` holds one rollout per line, with its columns under `columns` (null where undecided).
+- `rollouts/step-000012.jsonl` holds one rollout per line, with its columns under `columns` (null where undecided) and, under
+  `tokens`, what was computed of each sampled token: `log_ratio` (log-prob at the update minus the behaviour log-prob) and
+  `advantage` where it differs between tokens. These are for looking at: rounded, in the order of the sampled tokens.
 - A file is written aside and renamed: it is whole or it is not there.
 - A disk that takes no more costs the file, not the run.
 """
@@ -18,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from rlvr.errors import DataError
-from rlvr.records import Batch, Rollout
+from rlvr.records import UPDATED, Batch, Rollout
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,8 @@ class RolloutLog:
         with aside.open("w", encoding="utf-8") as file:
             for i, rollout in enumerate(batch.rollouts):
                 columns = {name: _number(values[i]) for name, values in batch.columns.items()}
-                file.write(json.dumps({**rollout.to_json(), "columns": columns}, default=_plain) + "\n")
+                row = {**rollout.to_json(), "columns": columns, "tokens": _of_tokens(batch, i)}
+                file.write(json.dumps(row, default=_plain) + "\n")
         os.replace(aside, path)
         return path
 
@@ -60,6 +63,17 @@ class RolloutLog:
         for path in self.directory.glob("step-*.jsonl"):
             if int(path.stem.removeprefix("step-")) > step:
                 path.unlink()
+
+
+def _of_tokens(batch: Batch, i: int) -> dict[str, list[float | None]]:
+    """What the batch holds of the tokens that the policy sampled in its rollout `i`."""
+    rollout, found = batch.rollouts[i], {}
+    if UPDATED in batch.token_columns:
+        found["log_ratio"] = batch.token_columns[UPDATED][i] - rollout.behaviour_logprobs
+    if "advantage" in batch.token_columns:
+        found["advantage"] = batch.token_columns["advantage"][i]
+    rounded = {name: np.round(values[rollout.sampled].astype(np.float64), 4).tolist() for name, values in found.items()}
+    return {name: [_number(v) for v in values] for name, values in rounded.items() if any(map(math.isfinite, values))}
 
 
 def _number(value: float) -> float | None:
@@ -83,6 +97,7 @@ def read_rollouts(path: str | Path) -> tuple[list[Rollout], dict[str, np.ndarray
             try:
                 row = json.loads(line)
                 rows.append(row.pop("columns", {}))
+                row.pop("tokens", None)
                 rollouts.append(Rollout.from_json(row))
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise DataError(f"{path}, line {number}: not a rollout: {type(error).__name__}: {error}") from error

@@ -138,6 +138,13 @@ class WandbTracker:
                     return
 
 
+def wandb_trackers(asked: Any, name: str) -> list[WandbTracker]:
+    """The tracker that `logging.wandb` asks for: true, or the options of the section; none where it is false."""
+    if asked is False:
+        return []
+    return [WandbTracker(name=name, **({} if asked is True else asked.model_dump()))]
+
+
 def _run_id(directory: Path) -> str:
     """One id for the life of the run folder, so that a resumed run goes on in the same curves."""
     path = directory / "wandb" / "run-id.txt"

@@ -123,9 +123,10 @@ def rows_of(
     real = steps < tokens.lengths[:, None]
     ids = np.full(real.shape, pad_id, dtype=np.int64)
     ids[real] = tokens.ids
-    positions = np.repeat(steps[None], len(index), axis=0)
-    source = tokens.row * len(steps) + tokens.column - 1
-    return tokens.laid_out(batch, index, ids, positions, source, device)
+    width = int(tokens.column.max(initial=1))  # what comes after the last token that predicts one is seen by nothing
+    positions = np.repeat(steps[None, :width], len(index), axis=0)
+    source = tokens.row * width + tokens.column - 1
+    return tokens.laid_out(batch, index, np.ascontiguousarray(ids[:, :width]), positions, source, device)
 
 
 def cut(lengths: np.ndarray, size: int | None, tokens: int | None) -> list[np.ndarray]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlvr.recipes import loss_presets as loss_presets  # registers the presets of single losses
 from rlvr.registry import register
 
 

@@ -33,10 +33,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     search.add_argument("words", nargs="+")
     show = commands.add_parser("show", help="what a recipe is, and its configuration")
     show.add_argument("slug")
-    show.add_argument("--diff", choices=["grpo"], help="only what differs from plain GRPO, in the resolved configuration")
+    show.add_argument(
+        "--diff", choices=["grpo"], help="only what differs from plain GRPO, in the resolved configuration"
+    )
     smoke = commands.add_parser("smoke", help="a few steps at toy size")
     smoke.add_argument("slugs", nargs="+", metavar="SLUG")
-    smoke.add_argument("--against", choices=["grpo"], help="how far the gradient is from plain GRPO's on the same rollouts")
+    smoke.add_argument(
+        "--against", choices=["grpo"], help="how far the gradient is from plain GRPO's on the same rollouts"
+    )
     options = parser.parse_args(arguments)
     try:
         if options.command == "show":
@@ -74,7 +78,9 @@ def _diff(paper: Paper) -> str:
     sizes = ("engine", "prompts_per_step", "group_size", "max_new_tokens")
     plain["rollout"] = {name: own["rollout"][name] for name in sizes}
     base = make_config(plain).dump()
-    lines = difflib.unified_diff(_yaml(base).splitlines(), _yaml(own).splitlines(), "grpo", paper.slug, lineterm="", n=1)
+    lines = difflib.unified_diff(
+        _yaml(base).splitlines(), _yaml(own).splitlines(), "grpo", paper.slug, lineterm="", n=1
+    )
     return "\n".join(lines)
 
 

@@ -35,6 +35,8 @@ class Smoke(BaseModel):
     stands between their spaces becomes one token each."""
     set: dict[str, Any] = {}
     """Laid over the small configuration."""
+    stages: dict[str, dict[str, Any]] = {}
+    """Laid over stages, by name: tasks of their own, say."""
 
 
 class Recipe(BaseModel):

@@ -27,9 +27,9 @@ from rlvr.stages import Stage
 from rlvr.trainer import GRPOTrainer
 from rlvr.tree import merge
 
-SIZES = {"prompts_per_step": 3, "group_size": 6, "max_new_tokens": 12}
+SIZES = {"prompts_per_step": 3, "group_size": 6, "max_new_tokens": 16}
 """Largest sizes of a smoke run."""
-PRIMING = 40
+PRIMING = 100
 """Steps of imitation."""
 STEPS = 2
 """Steps of each of the recipe's stages."""
@@ -83,7 +83,8 @@ def _small_stage(stage: Mapping[str, Any], smoke: Smoke) -> dict[str, Any]:
             small[section] = _small({section: small[section]}, smoke)[section]
     if stage["kind"] == "sft":
         small["data"] = {**small.get("data", {}), "train": _demonstrations(smoke)}
-    return {**small, "steps": STEPS}
+    own: dict[str, Any] = merge({**small, "steps": STEPS}, smoke.stages.get(stage.get("name", stage["kind"]), {}))
+    return own
 
 
 def _priming(smoke: Smoke) -> dict[str, Any]:
@@ -109,10 +110,12 @@ def _demonstrations(smoke: Smoke) -> list[dict[str, Any]]:
 
 
 def smoke(paper: Paper) -> list[dict[str, Any]]:
-    """Train the recipe at toy size; the metrics of its own stages' steps. TrainingError where no step had a gradient."""
+    """Train the recipe at toy size; the metrics of its own stages' steps. TrainingError where no step of reinforcement (of a
+    recipe without any, no step) had a gradient."""
     with tempfile.TemporaryDirectory() as folder, GRPOTrainer(config=smoke_config(paper, folder)) as trainer:
         rows = [row for row in trainer.train() if row["run/stage"] != "priming"]
-    if not any(row["grad_norm"] for row in rows):
+    reinforced = [row for row in rows if row["reward/mean"] is not None]
+    if not any(row["grad_norm"] for row in reinforced or rows):
         raise TrainingError(f"{paper.slug}: no step had a gradient")
     return rows
 
@@ -143,27 +146,28 @@ class _Recording(PlainBackend):
 
     def step(self, lr: float, max_norm: float) -> float:
         self.gradients.append(
-            np.concatenate([p.grad.detach().double().flatten().numpy() for p in self.parameters.values() if p.grad is not None])
+            np.concatenate(
+                [p.grad.detach().double().flatten().numpy() for p in self.parameters.values() if p.grad is not None]
+            )
         )
         return float(np.linalg.norm(self.gradients[-1]))
 
 
 def against_grpo(paper: Paper) -> dict[str, Difference]:
-    """The recipe's gradient against plain GRPO's with the verdict as reward, on the same rollouts: `on-policy`, and
-    `moved`, after the weights were moved a little, where ratios are not 1 and clipping acts."""
+    """The recipe's gradient against plain GRPO's with the verdict as reward, on the same rollouts, those of the second step of its
+    first stage that samples: `on-policy`, and `moved`, after the weights were moved a little, where ratios are not 1 and
+    clipping acts."""
     with tempfile.TemporaryDirectory() as folder:
         config = smoke_config(paper, folder)
         tree = config.dump()
         plain = tree | {"run": {**tree["run"], "name": "grpo"}, "rewards": ["verdict"], "algorithm": {"preset": "grpo"}}
         plain["stages"] = [{k: v for k, v in s.items() if k not in ("rewards", "algorithm")} for s in tree["stages"]]
         with GRPOTrainer(config=config) as own, GRPOTrainer(config=make_config(plain)) as other:
-            own.train(PRIMING)
             number = next(n for n, stage in enumerate(own.stages) if n > 0 and stage.samples)
+            own.train(sum(stage.steps for stage in own.stages[:number]) + 1)
             stage, grpo = own.stages[number], other.stages[number]
-            own.enter(number)
-            own._ready(stage)
-            collected = stage.collect(0)
-            grpo.parts.policy.model.load_state_dict(own.policy.model.state_dict())
+            collected = stage.collect(1)
+            other.policy.model.load_state_dict(own.policy.model.state_dict())
             other.enter(number)
             both = [_gradients(stage, collected, own.policy), _gradients(grpo, collected, other.policy)]
             stage.give_back()

@@ -10,9 +10,11 @@
 | length_group | brevity |
 | length_target | length_target, adaptive_length_target |
 | repetition | repetition |
-| template | format |
+| template | format, no_thinking |
+| ranks | rank_overlap |
 | votes | majority_vote |
 | certainty | self_certainty, entropy, phase_entropy |
+| likelihood | answer_likelihood, self_aligned |
 """
 
 from rlvr.rewards.basic import constant, length, random, verdict
@@ -21,8 +23,10 @@ from rlvr.rewards.composition import Bounded, ByCondition, ByPassRate, Gate, Pro
 from rlvr.rewards.length_group import Brevity
 from rlvr.rewards.length_shape import CosineLength, SoftOverlong
 from rlvr.rewards.length_target import AdaptiveLengthTarget, LengthTarget
+from rlvr.rewards.likelihood import AnswerLikelihood, SelfAligned
+from rlvr.rewards.ranks import RankOverlap
 from rlvr.rewards.repetition import Repetition
-from rlvr.rewards.template import Format
+from rlvr.rewards.template import Format, NoThinking
 from rlvr.rewards.terms import (
     Setting,
     Term,
@@ -39,6 +43,7 @@ from rlvr.rewards.votes import MajorityVote
 
 __all__ = [
     "AdaptiveLengthTarget",
+    "AnswerLikelihood",
     "Bounded",
     "Brevity",
     "ByCondition",
@@ -49,9 +54,12 @@ __all__ = [
     "LengthTarget",
     "MajorityVote",
     "MeanEntropy",
+    "NoThinking",
     "PhaseEntropy",
     "Product",
+    "RankOverlap",
     "Repetition",
+    "SelfAligned",
     "SelfCertainty",
     "Setting",
     "SoftOverlong",

@@ -56,3 +56,24 @@ class Format:
             if place >= after and text.count(tag) == self._tags.count(tag) == 1:
                 found, after = found + 1, place + len(tag)
         return found / len(self._tags)
+
+
+@register("reward", "no_thinking")
+@dataclass(frozen=True)
+class NoThinking:
+    """1 where the response gives its thinking away: nothing but white space stands before `closing`; else 0.
+
+    A response without `closing` thinks to its end. The condition of adaptive thinking (`by_condition`).
+    """
+
+    opening: str = "<think>"
+    """What opens the thinking, in the response or in the prompt already."""
+    closing: str = "</think>"
+    """What ends it."""
+
+    def __call__(self, batch: Batch) -> np.ndarray:
+        return np.asarray([self._skips(r.text) for r in batch.rollouts], dtype=np.float64)
+
+    def _skips(self, text: str) -> bool:
+        before, closed, _ = text.partition(self.closing)
+        return bool(closed) and not before.strip().removeprefix(self.opening).strip()

@@ -7,7 +7,7 @@ weighted sum, undecided where a term is undecided.
 A term may be made of others: its class names the options that hold terms (`inner = ("term", "by")`), and it is called
 with their values, `piece(batch, term=[B], by=[B])` (a list of arrays where the option holds a list). So a piece sees the
 whole batch, its groups, and any other term. What a piece may declare besides, all optional: `needs` (statistics of the
-policy, found in the token columns `STATISTIC/current`), `reads_characters` (it reads `Rollout.char_ends`),
+policy, found in the token columns `STATISTIC/current`), `asks` (rlvr.rewards.likelihood), `reads_characters` (it reads `Rollout.char_ends`),
 `bind(setting) -> piece` (what it takes from the run, and ConfigError where it contradicts it), and for a piece with a
 memory `observe(metrics)`, which is called once per trained step with all metrics (the mean of a term is
 `reward/<name>`), `state_dict` and `load_state_dict`. Options that are Scalars may be schedules or follow a metric; a piece
@@ -184,7 +184,7 @@ def bind(terms: Sequence[Term], setting: Setting) -> list[Term]:
         return term if make is None else dataclasses.replace(term, function=make(setting))
 
     _check_sources(terms, setting)
-    needing = [t.name for t in walk(terms) if getattr(t.function, "needs", ())]
+    needing = [t.name for t in walk(terms) if getattr(t.function, "needs", ()) or hasattr(t.function, "asks")]
     if needing and setting.config.rollout.refill:
         raise ConfigError(
             f"rewards: {needing[0]!r} needs a forward pass of the policy over whole steps, and rollout.refill looks at "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from rlvr.data import History
 from rlvr.errors import ConfigError
 from rlvr.policy import Policy
 from rlvr.policy.columns import add_statistics
+from rlvr.policy.continuations import continuation_logprobs, encoded
 from rlvr.records import Batch, Rollout, Task
 from rlvr.rewards import Setting, Term, at_step, bind, build_terms, controllers_of, score, walk
 from rlvr.rewards import scheduled as scheduled_terms
@@ -62,8 +64,17 @@ class Scoring:
             [np.nan if rate is None else rate for rate in rates], dtype=np.float64
         )
         self._add_what_is_needed(batch, policy)
-        terms = at_step(self.terms, *when)
+        terms = [term.each(lambda one: self._given(one, batch, policy)) for term in at_step(self.terms, *when)]
         return score(batch, [term.each(_untouched) for term in terms] if peek else terms)
+
+    def _given(self, term: Term, batch: Batch, policy: Policy) -> Term:
+        """The term with the log-probs of what it asks for."""
+        if not hasattr(term.function, "asks"):
+            return term
+        asked = term.function.asks(batch, lambda text: encoded(policy, text))
+        found = continuation_logprobs(policy, [(one.context, one.target) for one in asked], self.config.optim)
+        scored = list(zip(asked, found, strict=True))
+        return dataclasses.replace(term, function=functools.partial(term.function, scored=scored))
 
     def _add_what_is_needed(self, batch: Batch, policy: Policy) -> None:
         pieces = [term.function for term in walk(self.terms)]

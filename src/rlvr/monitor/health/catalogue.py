@@ -190,9 +190,9 @@ _ALL: tuple[Monitor, ...] = (
     # The machine
     Sustained(
         name="stale_weights",
-        reads=("policy/staleness_mean",),
-        bad=lambda age: age >= 4,
-        message="tokens are sampled with weights that are {value:.1f} versions old",
+        reads=("policy/staleness_mean", "mismatch/mean"),
+        bad=lambda age, gap: age >= 2 and gap > 0.03,
+        message="tokens are sampled with weights that are {value:.1f} versions old, and the policy has moved on since",
         advice="less rollout.staleness, and algorithm.correction; or more of the machine for sampling",
     ),
     Drift(

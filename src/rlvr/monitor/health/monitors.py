@@ -89,7 +89,10 @@ class Jump(Monitor):
         if len(entries) < FIRST + 3:
             return None
         before, now = middle(entries[:FIRST]), middle(entries[FIRST:])
-        return Trouble(entries[FIRST].step, {"start": before, "value": now}) if now > self.factor * before > 0 else None
+        if not now > self.factor * before > 0:
+            return None
+        since = next(entry.step for entry in entries[FIRST:] if entry.values[0] > self.factor * before)
+        return Trouble(since, {"start": before, "value": now})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ the steps before are gone through again, in silence.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -69,9 +70,7 @@ class Watch:
                 self._open.remove((monitor, series))
                 message = monitor.message.format(**trouble.numbers)
                 mode = self._modes[monitor.name]
-                found.append(
-                    Finding(int(row["step"]), monitor.name, trouble.since, message, monitor.advice, mode)
-                )
+                found.append(Finding(int(row["step"]), monitor.name, trouble.since, message, monitor.advice, mode))
         return found
 
     def _enter(self, stage: Any) -> None:
@@ -94,11 +93,14 @@ def _examples(monitor: Monitor, batch: Batch | None) -> tuple[str, ...]:
     if monitor.examples is None or batch is None:
         return ()
     chosen: dict[tuple[str, int], str] = {}
+    seen: Counter[str] = Counter()
     for rollout in batch.rollouts:
         verdict = rollout.verdict
         if verdict is not None and str(verdict.status) == monitor.examples:
             text = " ".join(clean(shorten(rollout.text.strip(), 160)).split())
-            order = sum(key[0] == rollout.task.id for key in chosen)
-            chosen[rollout.task.id, order] = f"task {clean(rollout.task.id)}: {text or '(empty)'} -> {clean(verdict.reason)}"
+            seen[rollout.task.id] += 1
+            chosen[rollout.task.id, seen[rollout.task.id]] = (
+                f"task {clean(rollout.task.id)}: {text or '(empty)'} -> {clean(verdict.reason)}"
+            )
     by_turn = sorted(chosen.items(), key=lambda item: item[0][1])
     return tuple(text for _, text in by_turn[:EXAMPLES])

@@ -1,6 +1,6 @@
 """Worker processes by verifier: a template that loaded it, the workers forked from that, and what becomes of a job.
 
-Invariants: a worker has at most one job; one that was late, broke off or was cancelled in a job is ended, never used again;
+Invariants: a worker has at most one job, or one bundle of quick ones; one that was late, broke off or was cancelled in a job is ended, never used again;
 at most `most` workers are kept idle.
 """
 
@@ -22,6 +22,7 @@ from rlvr.verifiers.pool import process
 from rlvr.verifiers.pool.process import Background, Forker, Late, Server, Worker, WorkerError
 from rlvr.verifiers.pool.sandbox import readable, sandboxed
 from rlvr.verifiers.pool.sending import packed
+from rlvr.verifiers.pool.together import Together
 from rlvr.verifiers.pool.wire import Job, Load
 
 MAX_SENT = 1024
@@ -132,6 +133,7 @@ class Crew:
         self.idle: list[Worker] = []
         self.alive = 0
         self.busy = 0
+        self.together = Together(self)
         self._template: asyncio.Task[Template] | None = None
         self._failure: LoadError | None = None
         self._failed_at = 0.0
@@ -147,12 +149,22 @@ class Crew:
                 try:
                     worker = await self._take()
                     deaths += 1
-                    return await self._on(worker, body, limit, count)
+                    verdicts = await self._on(worker, body, limit, count)
+                    self.together.note(max(verdict.seconds for verdict in verdicts))
+                    return verdicts
                 except Late as late:
                     return [self._too_late(late, limit, job.group)] * count
                 except WorkerError as error:
                     broken = error
             return [self._broken(broken, job.group)] * count
+        finally:
+            self.busy -= 1
+
+    async def at_once(self, body: bytes, limit: float, count: int) -> list[Verdict]:
+        """The verdicts of one message to a worker, tried once. Late, WorkerError, LoadError."""
+        self.busy += 1
+        try:
+            return await self._on(await self._take(), body, limit, count)
         finally:
             self.busy -= 1
 

@@ -24,8 +24,9 @@ from rlvr.calling import sampled_ids
 from rlvr.records import Rollout, Task, Verdict, VerdictStatus
 from rlvr.verifiers.base import FunctionVerifier, Verifier, as_verdict, display_name, is_coroutine, timed
 from rlvr.verifiers.pool.cache import VerdictCache
+from rlvr.verifiers.pool.courier import Courier
 from rlvr.verifiers.pool.crews import Crew, Crews, LoadError
-from rlvr.verifiers.pool.threads import LoopThread, Threads
+from rlvr.verifiers.pool.threads import LoopThread, Threads, cores
 from rlvr.verifiers.pool.wire import Job
 
 T = TypeVar("T")
@@ -49,7 +50,7 @@ class VerifierPool:
     """
 
     def __init__(
-        self, workers: int = 32, time_limit: float | None = None, memory_mb: int = 2048, concurrent: int = 64
+        self, workers: int = 64, time_limit: float | None = None, memory_mb: int = 2048, concurrent: int = 64
     ) -> None:
         if workers < 1 or concurrent < 1:
             raise ValueError(f"a pool needs at least 1 worker and 1 slot, not {workers} and {concurrent}")
@@ -67,6 +68,7 @@ class VerifierPool:
         self._thread_slots = asyncio.Semaphore(workers)
         self._async_slots = asyncio.Semaphore(concurrent)
         self._loop = LoopThread("verifier-pool")
+        self._courier = Courier(self._loop.loop)
         self._guests = LoopThread("verifier-async")  # apart, so that a guest that blocks its loop stops no deadline
         atexit.register(self.close)
 
@@ -149,11 +151,9 @@ class VerifierPool:
         if asyncio.get_running_loop() is self._loop.loop:
             return await work
         try:
-            future = self._loop.submit(work)
+            return await self._courier.run(work)
         except RuntimeError:  # closed since we looked
             return None
-        try:
-            return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if self._closed and not (caller and caller.cancelling()):
@@ -187,8 +187,13 @@ class VerifierPool:
         waits = isinstance(verifier, FunctionVerifier) or verifier.needs.remote
         crew = self._crews.of(verifier)
         if isinstance(crew, Crew):
+            slots = self._waiting_slots if waits else self._computing_slots
             try:
-                async with self._waiting_slots if waits else self._computing_slots:
+                if crew.together.quick and not job.group:
+                    verdicts = await crew.together.verdicts(job, limit, slots)
+                    if verdicts is not None:
+                        return verdicts
+                async with slots:
                     return await crew.run(job, limit)
             except LoadError as error:
                 name, needs = display_name(verifier), verifier.needs
@@ -235,12 +240,6 @@ class VerifierPool:
             return task.result()
         except asyncio.CancelledError:
             return [Verdict.undecided("the verifier cancelled itself")] * count
-
-
-def cores() -> int:
-    """The cores for this process: those it may run on, shared with the other processes of its launcher."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, allowed // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
 
 
 def _is_async(verifier: Verifier, group: bool) -> bool:

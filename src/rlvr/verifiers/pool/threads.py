@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+def cores() -> int:
+    """The cores for this process: those it may run on, shared with the other processes of its launcher."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, allowed // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
 
 
 class LoopThread:

@@ -55,6 +55,13 @@ class Job:
         return [await judged(verifier, self.task, self.completions[0], self.token_ids[0], call)]
 
 
+@dataclass(frozen=True)
+class Several:
+    """Jobs for one worker, of one completion each."""
+
+    jobs: Sequence[Job]
+
+
 def verdicts_to_json(verdicts: Sequence[Verdict]) -> bytes:
     """The body of a reply. Raises for a verdict that holds something other than JSON types and numbers."""
     return json.dumps([verdict.to_json() for verdict in verdicts], default=float).encode()

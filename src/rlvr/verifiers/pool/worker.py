@@ -18,7 +18,7 @@ from typing import Any
 
 from rlvr.records import Verdict, VerdictStatus
 from rlvr.verifiers.base import Verifier
-from rlvr.verifiers.pool.wire import Job, receive, send, verdicts_to_json
+from rlvr.verifiers.pool.wire import Job, Several, receive, send, verdicts_to_json
 
 
 def work(sock: socket.socket, verifier: Verifier, memory_mb: int) -> None:
@@ -31,14 +31,25 @@ def work(sock: socket.socket, verifier: Verifier, memory_mb: int) -> None:
 
 
 def answer(body: bytes, verifier: Verifier, runner: asyncio.Runner) -> bytes:
-    """The reply to one job."""
-    count = 1
+    """The reply to one job, or to several."""
     try:
-        job: Job = pickle.loads(body)
-        count = len(job.completions)
+        job: Job | Several = pickle.loads(body)
+    except BaseException as error:
+        return _failed(error, 1)
+    if isinstance(job, Job):
+        return _verdicts(job, verifier, runner)
+    return b"[" + b", ".join(_verdicts(one, verifier, runner)[1:-1] for one in job.jobs) + b"]"
+
+
+def _verdicts(job: Job, verifier: Verifier, runner: asyncio.Runner) -> bytes:
+    try:
         return verdicts_to_json(runner.run(job.verdicts(verifier, bounded)))
     except BaseException as error:  # a verdict that is no JSON, KeyboardInterrupt raised by a verifier ...
-        return verdicts_to_json([Verdict.undecided(f"{type(error).__name__}: {error}")] * count)
+        return _failed(error, len(job.completions))
+
+
+def _failed(error: BaseException, count: int) -> bytes:
+    return verdicts_to_json([Verdict.undecided(f"{type(error).__name__}: {error}")] * count)
 
 
 async def bounded(verify: Callable[[], Any]) -> Any:

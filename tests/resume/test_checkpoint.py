@@ -1,22 +1,23 @@
 """Checkpoints: whole or passed over, whatever was damaged and whenever the process was killed."""
 
+import importlib.metadata
 import json
 import logging
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import textwrap
+import threading
+import time
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
 
 from rlvr.config import CheckpointConfig
 from rlvr.distributed import PlainBackend, World, checkpoint_writer
-from rlvr.distributed.checkpoint import SEAL, best, checkpoints, checksum_of, latest, load, why_unusable
+from rlvr.distributed.checkpoint import SEAL, Seal, best, checkpoints, checksum_of, latest, load, why_unusable
 from rlvr.distributed.checkpoint_writer import Contents, HostCopies, Writer
 from rlvr.distributed.models import model_files
 from rlvr.errors import CheckpointError
@@ -40,7 +41,10 @@ def write(folder, step, keep=9, state=STATE, tensors=TENSORS, save_model=a_model
     """A checkpoint that is on disk when this returns; raises what the write raised."""
     writer = Writer(folder, CheckpointConfig(keep=keep, **options), World())
     assert writer.open(step)
-    models = lambda aside: save_model(aside / "model")
+
+    def models(aside):
+        save_model(aside / "model")
+
     writer.write(Contents(step, tensors, {**state, "step": step}, metrics or {}, models))
     if (error := writer.wait()) is not None:
         raise error
@@ -62,7 +66,11 @@ def test_what_was_saved_is_loaded(tmp_path):
     for name, tensor in saved.tensors.items():
         assert torch.equal(tensor, TENSORS[name])
         assert tensor.dtype == TENSORS[name].dtype
-    assert (saved.seal.step, saved.seal.ranks, saved.seal.versions["torch"]) == (12, 1, torch.__version__.split("+")[0])
+    assert (saved.seal.step, saved.seal.ranks, saved.seal.versions["torch"]) == (
+        12,
+        1,
+        importlib.metadata.version("torch"),
+    )
     assert not list(path.parent.glob(".*"))
 
 
@@ -97,7 +105,7 @@ def test_the_newest_are_kept(tmp_path):
 def test_a_checkpoint_just_written_is_kept_beside_a_torn_one_of_a_higher_number(tmp_path):
     """step-10 was torn, the run resumed from step-5 and saves again."""
     write(tmp_path, 5)
-    (write(tmp_path, 10) / "tensors.pt").unlink()
+    (write(tmp_path, 10) / "tensors-0.safetensors").unlink()
     path = write(tmp_path, 6, keep=1)
     assert path.is_dir()
     assert latest(tmp_path) == path
@@ -119,7 +127,7 @@ def unseal(path):
 
 
 def cut(path):
-    file = path / "tensors.pt"
+    file = path / "tensors-0.safetensors"
     file.write_bytes(file.read_bytes()[:-7])
 
 
@@ -152,7 +160,7 @@ def no_model(path):
 
 TEARS = {
     unseal: "complete.json is missing",
-    cut: "tensors.pt is damaged",
+    cut: "tensors-0.safetensors is damaged",
     flip: "weights.bin is damaged",
     lose: "state.json is missing",
     half_a_seal: "not finished",
@@ -207,8 +215,14 @@ def test_a_path_that_is_no_checkpoint_is_refused(tmp_path):
 
 
 def seal_again(path):
+    seal = load_seal(path)
     files = sorted(p for p in path.rglob("*") if p.is_file() and p.name != SEAL)
-    (path / SEAL).write_text(json.dumps({str(p.relative_to(path)): _checksum(p) for p in files}))
+    seal.files = {str(p.relative_to(path)): checksum_of(p) for p in files}
+    (path / SEAL).write_text(seal.text())
+
+
+def load_seal(path):
+    return Seal(**json.loads((path / SEAL).read_text()))
 
 
 class Code:
@@ -224,8 +238,8 @@ class Code:
 def test_tensors_with_code_in_them_are_refused_and_not_run(tmp_path):
     path = write(tmp_path, 1)
     ran = tmp_path / "ran"
-    torch.save({"weights": Code(str(ran))}, path / "tensors.pt")
-    with pytest.raises(CheckpointError, match=r"tensors.pt is damaged"):
+    torch.save({"weights": Code(str(ran))}, path / "tensors-0.safetensors")
+    with pytest.raises(CheckpointError, match=r"tensors-0.safetensors is damaged"):
         load(path)
     seal_again(path)
     with pytest.raises(CheckpointError, match="cannot be read"):
@@ -234,60 +248,71 @@ def test_tensors_with_code_in_them_are_refused_and_not_run(tmp_path):
 
 
 @pytest.mark.parametrize("junk", [b"", b"junk", b"PK\x03\x04", b"\x80\x02."], ids=repr)
-def test_sealed_junk_is_refused_in_words(tmp_path, junk):
+@pytest.mark.parametrize("name", ["tensors-0.safetensors", "state.json"])
+def test_sealed_junk_is_refused_in_words(tmp_path, junk, name):
     path = write(tmp_path, 1)
-    (path / "tensors.pt").write_bytes(junk)
+    (path / name).write_bytes(junk)
     seal_again(path)
-    with pytest.raises(CheckpointError, match="step-1 cannot be read"):
+    with pytest.raises(CheckpointError, match="cannot be read"):
         load(path)
+
+
+def test_other_formats_are_refused_in_words_and_not_taken_for_nothing(tmp_path):
+    """As version 0.1 wrote them, and as a later one may."""
+    old = tmp_path / "step-3"
+    old.mkdir()
+    (old / SEAL).write_text(json.dumps({"state.json": "0" * 32, "tensors.pt": "0" * 32}))
+    later = write(tmp_path, 5)
+    seal = load_seal(later)
+    seal.format = 7
+    (later / SEAL).write_text(seal.text())
+    for path, number in ((old, 1), (later, 7)):
+        with pytest.raises(CheckpointError, match=f"format {number}, and this version of rlvr reads format 2"):
+            load(path)
+    with pytest.raises(CheckpointError, match="step-5 cannot be used"):
+        latest(tmp_path)
+    good = write(tmp_path, 4)
+    assert latest(tmp_path) == good
 
 
 # Dying while saving
 
 
-KILLED = """
-    import importlib.util, os, sys, time
-    from pathlib import Path
-    import torch
+def killed_in(folder, where):
+    """A process that is killed while it saves step 2; its exit status."""
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
 
-    folder, where = Path(sys.argv[1]), sys.argv[2]
-    spec = importlib.util.spec_from_file_location("checkpoint", sys.argv[3])  # alone: the room imports transformers
-    checkpoint = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(checkpoint)
+        def wait(*_):
+            os.write(writer, b"here")
+            time.sleep(600)
 
-    def model(sleep):
-        def save_model(path):
-            path.mkdir()
-            (path / "config.json").write_text("{}")
-            if sleep:
-                wait()
-        return save_model
+        def slow_model(path):
+            a_model(path)
+            wait()
 
-    def wait(*_):
-        print("here", flush=True)
-        time.sleep(600)
-
-    checkpoint.save(folder, 1, {"step": 1}, {"w": torch.ones(3)}, model(False), 5)
-    if where == "sync":
-        checkpoint._sync = wait
-    if where == "rename":
-        os.replace = wait
-    checkpoint.save(folder, 2, {"step": 2}, {"w": torch.ones(3)}, model(where == "model"), 5)
-"""
+        if where == "sync":
+            checkpoint_writer._sync = wait
+        if where == "rename":
+            os.replace = wait
+        write(folder, 2, save_model=slow_model if where == "model" else a_model, background=False)
+        os._exit(1)
+    os.close(writer)
+    try:
+        assert os.read(reader, 10) == b"here"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.close(reader)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.parametrize("where", ["model", "sync", "rename"])
 def test_a_process_killed_while_it_saves_leaves_no_checkpoint(tmp_path, where):
-    command = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path), where, checkpoint.__file__]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout.readline() == "here\n"
-        finally:
-            process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
+    write(tmp_path, 1)
+    assert killed_in(tmp_path, where) == -signal.SIGKILL
     assert names(tmp_path) == ["step-1"]
     assert latest(tmp_path).name == "step-1"
-    assert load(latest(tmp_path)).state == {"step": 1}
+    assert load(latest(tmp_path)).state["step"] == 1
 
     write(tmp_path, 2)  # the same step, after the resume
     assert latest(tmp_path).name == "step-2"
@@ -306,6 +331,134 @@ def test_an_error_while_saving_leaves_what_was_there(tmp_path):
         write(tmp_path, 1, save_model=full, keep=1)
     assert names(tmp_path) == ["step-1"]
     assert load(latest(tmp_path)).state["step"] == 1
+
+
+# The thread
+
+
+def test_a_write_goes_on_while_the_run_does_and_the_next_one_waits_for_it(tmp_path):
+    gate, writer = threading.Event(), Writer(tmp_path, CheckpointConfig(keep=9), World())
+
+    def slow_model(aside):
+        assert gate.wait(60)
+        a_model(aside / "model")
+
+    assert writer.open(1)
+    writer.write(Contents(1, TENSORS, models=slow_model))
+    assert names(tmp_path) == []
+    assert writer.state == "step 1 is being written"
+    threading.Timer(0.5, gate.set).start()
+    began = time.monotonic()
+    assert writer.open(2)
+    assert 0.2 < time.monotonic() - began < 30
+    assert names(tmp_path) == ["step-1"]
+    assert writer.state == "step 1 is on disk"
+
+
+def test_what_is_written_is_what_was_copied(tmp_path, make_policy):
+    """Weights that change after the copy are not in it, neither in the tensors nor in the model."""
+    policy, gate = make_policy(), threading.Event()
+    backend, copies = PlainBackend(policy), HostCopies()
+    live = backend.saved_tensors()
+    before = {name: tensor.clone() for name, tensor in live.items()}
+    held = copies(live)
+    files = model_files(policy, True, {tensor.data_ptr(): held[name] for name, tensor in live.items()})
+    writer = Writer(tmp_path, CheckpointConfig(), World())
+
+    def models(aside):
+        assert gate.wait(60)
+        files(aside / "model")
+
+    assert writer.open(1)
+    writer.write(Contents(1, held, models=models))
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.fill_(7.0)
+    gate.set()
+    assert writer.wait() is None
+    saved = load(tmp_path / "step-1").tensors
+    assert all(torch.equal(saved[name], tensor) for name, tensor in before.items())
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "step-1" / "model")
+    assert all(torch.equal(p, before[f"weights/{name}"]) for name, p in model.named_parameters())
+
+
+def test_buffers_of_copies_are_used_again():
+    copies, tensor = HostCopies(), torch.arange(4.0)
+    first = copies({"a": tensor})["a"]
+    tensor += 1
+    assert first.tolist() == [0, 1, 2, 3]
+    second = copies({"a": tensor})["a"]
+    assert second.data_ptr() == first.data_ptr()
+    assert second.tolist() == [1, 2, 3, 4]
+    assert copies({"a": torch.ones(2, 2)})["a"].shape == (2, 2)
+
+
+def test_a_write_that_fails_is_said_and_the_next_one_is_made(tmp_path, caplog):
+    writer = Writer(tmp_path, CheckpointConfig(keep=1), World())
+    write(tmp_path, 1)
+
+    def full(aside):
+        raise OSError(28, "No space left on device")
+
+    assert writer.open(2)
+    writer.write(Contents(2, TENSORS, models=full))
+    error = writer.wait()
+    assert "No space left" in str(error)
+    assert "the checkpoint of step 2 could not be written: [Errno 28] No space left on device" in caplog.text
+    assert names(tmp_path) == ["step-1"]
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+    assert writer.open(3)
+    writer.write(Contents(3, TENSORS, models=lambda aside: a_model(aside / "model")))
+    assert writer.wait() is None
+    assert names(tmp_path) == ["step-3"]
+
+
+def test_the_best_is_kept_beside_the_newest(tmp_path):
+    keeps = {"metric": "eval/greedy", "mode": "max"}
+    for step, value in enumerate([0.1, 0.7, 0.7, None, 0.3, 0.2], start=1):
+        write(tmp_path, step, keep=2, best=keeps, metrics={"eval/greedy": value})
+    assert names(tmp_path) == ["step-2", "step-5", "step-6"]
+    assert best(tmp_path, "eval/greedy", "max") == (tmp_path / "step-2", 0.7)
+    assert best(tmp_path, "eval/greedy", "min") == (tmp_path / "step-6", 0.2)
+    assert best(tmp_path, "eval/other", "max") is None
+    write(tmp_path, 7, keep=1, best={"metric": "eval/greedy", "mode": "min"}, metrics={"eval/greedy": 0.9})
+    assert names(tmp_path) == ["step-6", "step-7"]
+
+
+class Rank(World):
+    """A rank that hears itself only."""
+
+    def broadcast(self, value, what, deadline=0.0):
+        return value
+
+
+def test_every_rank_writes_its_own_tensors_and_rank_0_seals(tmp_path):
+    shares = [{"weights/a": torch.zeros(2)}, {"weights/b": torch.ones(3)}]
+    writers = [Writer(tmp_path, CheckpointConfig(), Rank(rank, 2)) for rank in range(2)]
+    assert [writer.open(4) for writer in writers] == [True, True]
+    writers[0].write(Contents(4, shares[0], {"step": 4}))
+    time.sleep(0.3)
+    assert names(tmp_path) == []
+    writers[1].write(Contents(4, shares[1]))
+    assert [writer.wait() for writer in writers] == [None, None]
+    saved = load(tmp_path / "step-4")
+    assert saved.seal.ranks == 2
+    assert {name: tensor.tolist() for name, tensor in saved.tensors.items()} == {
+        "weights/a": [0, 0],
+        "weights/b": [1, 1, 1],
+    }
+    assert sorted(p.name for p in (tmp_path / "step-4").iterdir()) == sorted(
+        ["tensors-0.safetensors", "tensors-1.safetensors", "state.json", SEAL]
+    )
+
+
+def test_a_rank_that_writes_nothing_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_writer, "WRITE_SECONDS", 0.4)
+    writer = Writer(tmp_path, CheckpointConfig(background=False), Rank(0, 3))
+    assert writer.open(4)
+    writer.write(Contents(4, {"weights/a": torch.zeros(2)}))
+    assert "rank 1, rank 2 wrote nothing: run.dir must be on storage that all ranks share" in str(writer.wait())
+    assert names(tmp_path) == []
 
 
 # With a backend
@@ -329,21 +482,21 @@ def go_on(backend, steps, seed=0):
 @pytest.mark.parametrize("adapter", [None, {"r": 2, "alpha": 4}], ids=["whole", "lora"])
 def test_a_backend_taken_up_again_goes_on_as_if_never_stopped(make_policy, tmp_path, optimizer, adapter):
     backend = trained(make_policy(adapter=adapter), optimizer, 3)
-    path = save(tmp_path, 3, {}, backend.state_dict(), backend.save_model, 1)
+    path = write(tmp_path, 3, tensors=HostCopies()(backend.saved_tensors()), save_model=backend.save_model)
     go_on(backend, 3, seed=1)
 
     other = PlainBackend(make_policy(adapter=adapter), optimizer)
-    other.load_state_dict(load(path)[1])
+    other.load_tensors(load(path).tensors)
     go_on(other, 3, seed=1)
     assert backend.parameters.keys() == other.parameters.keys()
     assert all(torch.equal(p, other.parameters[name]) for name, p in backend.parameters.items())
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_name(make_policy):
-    state = PlainBackend(make_policy()).state_dict()
+    saved = PlainBackend(make_policy()).saved_tensors()
     for other in (make_policy(layers=3), make_policy(intermediate_size=80), make_policy(adapter={"r": 2})):
         with pytest.raises(CheckpointError, match=r"of another model: .*(layers|lora)"):
-            PlainBackend(other).load_state_dict(state)
+            PlainBackend(other).load_tensors(saved)
 
 
 def test_a_step_without_a_finite_norm_changes_nothing(make_policy):

@@ -1,0 +1,60 @@
+"""Advantages within halves of a group, so that a property of responses is neither rewarded nor punished by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from rlvr.advantages.statistics import Tokens
+from rlvr.needs import CURRENT, Need
+from rlvr.records import Batch
+from rlvr.registry import register
+from rlvr.schedules import Scalar
+
+
+@register("advantage", "conditional")
+@dataclass(frozen=True)
+class Conditional:
+    """mix (r - mean of the other half) + (1 - mix) (r - mean of the own half), the halves by a metric of the response.
+
+    CANON (Chen et al. 2025, arXiv 2509.23962, from notes): which half is better is read off the rewards, no direction of the
+    metric is assumed. The decided members are sorted by the metric, ties by member; the lower half has the odd one less. With
+    halves of one size and mix 0.5 this is the reward minus the group's mean. A group with fewer than two decided members, or
+    with equal rewards, has 0.
+    """
+
+    metric: Literal["length", "entropy"] = "length"
+    """length: tokens that the policy wrote; entropy: their mean entropy under the policy before the update."""
+    mix: Scalar = 0.5
+    """Weight of the comparison between the halves, 0 to 1; the rest is that within."""
+    smallest_group: ClassVar = 2
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What it reads of a forward pass."""
+        return frozenset({Need("entropy")} if self.metric == "entropy" else ())
+
+    def __call__(self, batch: Batch) -> np.ndarray:
+        rewards, metric = batch.column("reward"), self._metric(batch)
+        member = np.asarray([r.member for r in batch.rollouts], dtype=np.int64)
+        result, mix = np.zeros(len(batch)), float(self.mix)  # type: ignore[arg-type]
+        for group in batch.groups():
+            index = group.index[np.isfinite(rewards[group.index])]
+            index = index[np.lexsort((member[index], metric[index]))]
+            r, half = rewards[index], len(index) // 2
+            if half == 0 or r.min() == r.max():
+                continue
+            low, high = r[:half].mean(), r[half:].mean()
+            upper = np.arange(len(index)) >= half
+            result[index] = r - np.where(upper, mix * low + (1 - mix) * high, mix * high + (1 - mix) * low)
+        return result
+
+    def _metric(self, batch: Batch) -> np.ndarray:
+        tokens = Tokens.of(batch)
+        if self.metric == "length":
+            return tokens.lengths
+        entropy = tokens.flat(batch.tokens(f"entropy/{CURRENT}"))
+        known = tokens.sampled & np.isfinite(entropy)
+        return tokens.sums(np.where(known, entropy, 0.0)) / np.maximum(tokens.sums(known.astype(np.float64)), 1.0)

@@ -1,0 +1,68 @@
+"""Groups that agree learn from how their prompt did beside the other prompts of the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from rlvr.advantages.group import group_advantage
+from rlvr.advantages.statistics import means, same, std
+from rlvr.records import Batch
+from rlvr.registry import register
+from rlvr.schedules import Scalar
+
+
+@register("advantage", "consistency")
+@dataclass(frozen=True)
+class Consistency:
+    """w local + (1 - w) global, w = sigmoid(sharpness (H - level)), H the entropy of the group's answers in bits.
+
+    COPO (Han et al. 2025, arXiv 2508.04138; confirmed in the authors' code, which blends the clipped losses of the two
+    advantages: the same until they are clipped). local is GRPO's advantage; global is the prompt's mean reward times
+    1 - (1 - 1 / n) H / log2 n for n responses, centred and scaled over the batch's prompts, the same for all its responses. So a
+    group whose answers all agree, right or wrong, has an advantage still. Deviations are with n - 1. Answers are those that
+    the verifier extracted, compared as text; a response without one is an answer of its own. A large negative level and
+    `forced: false` are local alone.
+    """
+
+    sharpness: Scalar = 5.0
+    """How sharply it changes over from global to local; chosen here."""
+    level: Scalar = 0.5
+    """The entropy at which both weigh the same; chosen here."""
+    agreement: bool = True
+    """Multiply the prompt's mean reward by how far its answers agree."""
+    forced: bool = True
+    """Groups of equal rewards, which have no local advantage, take the global one whole."""
+    epsilon: float = 1e-6
+    """Added to standard deviations."""
+    smallest_group: ClassVar = 2
+
+    def __call__(self, batch: Batch) -> np.ndarray:
+        rewards, groups = batch.column("reward"), batch.group_index()
+        local = group_advantage(rewards, groups, epsilon=self.epsilon, unbiased=True)
+        result, on = np.zeros(len(batch)), np.isfinite(rewards)
+        if not on.any():
+            return result
+        present, g = np.unique(groups[on], return_inverse=True)
+        answers = [None if r.verdict is None else r.verdict.answer for r in batch.rollouts]
+        entropy = np.asarray([_entropy([answers[i] for i in np.flatnonzero(on & (groups == p))]) for p in present])
+        rates, size = means(rewards[on], g), np.bincount(g)
+        if self.agreement:
+            rates = rates * (1 - (1 - 1 / size) * entropy / np.log2(np.maximum(size, 2)))
+        spread = std(rates, unbiased=True)
+        over_batch = (rates - rates.mean()) / (spread + self.epsilon) if spread > 0 else np.zeros(len(rates))
+        odds = float(self.sharpness) * (entropy - float(self.level))  # type: ignore[arg-type]
+        weight = 0.5 * (1 + np.tanh(odds / 2))
+        if self.forced:
+            weight = np.where(same(rewards[on], g), 0.0, weight)
+        result[on] = weight[g] * local[on] + (1 - weight[g]) * over_batch[g]
+        return result
+
+
+def _entropy(answers: list[str | None]) -> float:
+    kinds = [f"={a.strip()}" if a is not None else f"?{i}" for i, a in enumerate(answers)]
+    _, counts = np.unique(kinds, return_counts=True)
+    share = counts / counts.sum()
+    return float(-(share * np.log2(share)).sum())

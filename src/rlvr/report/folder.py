@@ -1,0 +1,131 @@
+"""A run folder as data, read leniently: every part may be missing, torn, or written by another version."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlvr.errors import DataError
+from rlvr.monitor.health import MONITORS, Finding, findings_of
+
+PARTS = ("config.yaml", "metrics.jsonl", "evaluations.jsonl", "rollouts")
+
+
+@dataclass
+class RunData:
+    """What is known of a run."""
+
+    name: str
+    path: Path
+    config: dict[str, Any] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """One per step, in order."""
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What could not be read, in words."""
+
+    @property
+    def rollout_files(self) -> list[tuple[int, Path]]:
+        """Step and file of the recorded rollouts, in order of steps."""
+        found = []
+        for path in (self.path / "rollouts").glob("step-*.jsonl"):
+            number = path.stem.removeprefix("step-")
+            if number.isdigit():
+                found.append((int(number), path))
+        return sorted(found)
+
+
+def read_run(path: str | Path) -> RunData:
+    """The run in a folder. DataError where it holds nothing of a run."""
+    path = Path(path)
+    if not any((path / part).exists() for part in PARTS):
+        raise DataError(f"{path} is not a run folder: it holds none of {', '.join(PARTS)}")
+    run = RunData(path.resolve().name, path)
+    run.config = _config(run)
+    run.rows = _by_step(read_lines(path / "metrics.jsonl", run.notes))
+    if not run.rows:
+        run.notes.append("no finished step: metrics.jsonl is missing or empty")
+    run.evaluations = [row for row in read_lines(path / "evaluations.jsonl", run.notes) if _is_step(row.get("step"))]
+    if not run.evaluations:
+        run.evaluations = [row for row in run.rows if any(k.startswith("eval/") and row[k] is not None for k in row)]
+    run.findings = _findings(run)
+    if not run.rollout_files:
+        run.notes.append("no recorded rollouts: rollouts/ is missing or empty (logging.rollouts says how often they are)")
+    return run
+
+
+def read_lines(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
+    """The objects of a file of JSON lines; lines that are none are counted in a note."""
+    if not path.is_file():
+        return
+    bad = 0
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                bad += 1
+                continue
+            if isinstance(row, dict):
+                yield row
+            else:
+                bad += 1
+    if bad:
+        notes.append(f"{path.name}: {bad} {'line' if bad == 1 else 'lines'} could not be read and are left out")
+
+
+def _config(run: RunData) -> dict[str, Any]:
+    file = run.path / "config.yaml"
+    if not file.is_file():
+        run.notes.append("config.yaml is missing")
+        return {}
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8", errors="replace"))
+    except yaml.YAMLError:
+        tree = None
+    if not isinstance(tree, dict):
+        run.notes.append("config.yaml could not be read")
+        return {}
+    return tree
+
+
+def _is_step(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _by_step(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows in order of their steps; of a step written twice, the last."""
+    by_step = {row["step"]: row for row in rows if _is_step(row.get("step"))}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _findings(run: RunData) -> list[Finding]:
+    """What the run's monitors said; for a run from before there were monitors, what they would have said."""
+    file = run.path / "health.jsonl"
+    if file.is_file():
+        found = []
+        for row in read_lines(file, run.notes):
+            try:
+                found.append(Finding.from_json(row))
+            except TypeError:
+                run.notes.append("health.jsonl: a line of another version is left out")
+        return found
+    modes = run.config.get("health", "warn")
+    if modes == "off" or modes is False:
+        return []
+    try:
+        return findings_of(run.rows)
+    except (TypeError, ValueError, KeyError):  # rows of another version, whose values are of other types
+        run.notes.append("the monitors could not read metrics.jsonl")
+        return []
+
+
+def reads(finding: Finding) -> list[str]:
+    """The metrics whose curves a finding concerns."""
+    return list(MONITORS[finding.monitor].reads) if finding.monitor in MONITORS else []

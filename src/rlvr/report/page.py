@@ -1,0 +1,161 @@
+"""The page: data of runs, packed, with the style and the script that show it."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import importlib.resources
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlvr.errors import ConfigError
+from rlvr.monitor.metrics import FAMILIES, METRICS
+from rlvr.report.compare import differences, experiment_of, flat
+from rlvr.report.folder import RunData, read_run, reads
+from rlvr.report.sampling import BYTES, histogram, read_rollouts
+
+SHOWN = 2500
+"""Rollouts that a page shows, over all runs."""
+POINTS = 1500
+"""Points of a curve; of more steps, neighbours are averaged."""
+LARGEST = 15_000_000
+"""Bytes of packed data. Where there are more, half of the rollouts are left out, and again."""
+SCRIPTS = ("core.js", "charts.js", "curves.js", "rollouts.js", "main.js")
+
+
+def write_report(
+    folders: Sequence[str | Path], output: str | Path | None = None, rollouts: int = SHOWN
+) -> Path:
+    """Write the page of the runs in `folders`, by default as report.html of the first; its path.
+
+    DataError where one is no run folder; ConfigError where the page cannot be written.
+    """
+    runs = [read_run(folder) for folder in folders]
+    _name_apart(runs)
+    page = render(runs, rollouts)
+    path = Path(output) if output is not None else runs[0].path / "report.html"
+    aside = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(page, encoding="utf-8")
+        os.replace(aside, path)
+    except OSError as error:
+        raise ConfigError(f"the report {path} cannot be written: {error}") from error
+    return path
+
+
+def render(runs: Sequence[RunData], rollouts: int = SHOWN) -> str:
+    """The page as text."""
+    read = [read_rollouts(run, max(1, rollouts // len(runs)), BYTES // len(runs)) for run in runs]
+    shown = [{**row, "run": number} for number, of_run in enumerate(read) for row in of_run.shown]
+    data: dict[str, Any] = {
+        "made": time.strftime("%Y-%m-%d %H:%M"),
+        "runs": [
+            {**_run(run), "lengths": histogram(of_run.lengths), "rewards": histogram(of_run.rewards)}
+            for run, of_run in zip(runs, read, strict=True)
+        ],
+        "differences": differences([run.config for run in runs]) if len(runs) > 1 else [],
+        "metrics": {name: [m.unit, m.description, m.healthy] for name, m in {**METRICS, **FAMILIES}.items()},
+        "notes": [of_run.note for of_run in read if of_run.note],
+    }
+    packed = _packed(data, shown)
+    while len(packed) > LARGEST and len(shown) > 1:
+        shown = shown[::2]
+        data["notes"] = [*data["notes"][: len(runs)], f"of these, {len(shown):,} are shown: the page would be too large"]
+        packed = _packed(data, shown)
+    static = importlib.resources.files("rlvr.report") / "static"
+    page = (static / "report.html").read_text(encoding="utf-8")
+    script = "\n".join((static / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    parts = {"STYLE": (static / "report.css").read_text(encoding="utf-8"), "SCRIPT": script, "DATA": packed}
+    for name, text in parts.items():
+        page = page.replace(f"/*{name}*/", text)
+    return page
+
+
+def _name_apart(runs: Sequence[RunData]) -> None:
+    """Give runs of one name numbers."""
+    names = [run.name for run in runs]
+    for number, run in enumerate(runs):
+        if names.count(run.name) > 1:
+            run.name = f"{run.name} ({names[: number + 1].count(run.name)})"
+
+
+def _packed(data: Mapping[str, Any], shown: Sequence[Mapping[str, Any]]) -> str:
+    """The data with the rollouts, whose prompts are kept once: gzip, then base64, which no text can break out of."""
+    prompts: dict[str, int] = {}
+    rows = [{**row, "prompt": prompts.setdefault(str(row["prompt"]), len(prompts))} for row in shown]
+    whole = _finite({**data, "rollouts": rows, "prompts": list(prompts)})
+    text = json.dumps(whole, separators=(",", ":"), default=str, allow_nan=False)
+    return base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), 6)).decode("ascii")
+
+
+def _finite(value: Any) -> Any:
+    """The value with null for what JSON lacks."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _finite(v) for k, v in value.items()}
+    return [_finite(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _run(run: RunData) -> dict[str, Any]:
+    rows, every = _thinned(run.rows)
+    names = dict.fromkeys(name for row in rows for name in row if name not in ("step", "run/stage"))
+    columns = {name: [_short(row.get(name)) for row in rows] for name in names}
+    notes = [*run.notes, *([f"curves: each point is the mean of {every} steps"] if every > 1 else [])]
+    return {
+        "name": run.name,
+        "seed": (run.config.get("run") or {}).get("seed") if isinstance(run.config.get("run"), dict) else None,
+        "experiment": experiment_of(run.config) if run.config else run.name,
+        "config": [[key, _text(value)] for key, value in flat(run.config)] if run.config else [],
+        "finished": len(run.rows),
+        "last_step": run.rows[-1]["step"] if run.rows else 0,
+        "seconds": sum(row["time/step"] for row in run.rows if isinstance(row.get("time/step"), (int, float))),
+        "steps": [row["step"] for row in rows],
+        "columns": {name: values for name, values in columns.items() if any(v is not None for v in values)},
+        "stages": _stages(run.rows),
+        "evaluations": [{k: _short(v) if k != "stage" else v for k, v in row.items()} for row in run.evaluations],
+        "health": [{**finding.to_json(), "reads": reads(finding)} for finding in run.findings],
+        "notes": notes,
+    }
+
+
+def _thinned(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+    """At most `POINTS` rows, each of so many steps, with the means of their numbers; an evaluated step keeps its results."""
+    every = math.ceil(len(rows) / POINTS)
+    if every <= 1:
+        return rows, 1
+    thinned = []
+    for begin in range(0, len(rows), every):
+        part = rows[begin : begin + every]
+        merged: dict[str, Any] = {"step": part[-1]["step"], "run/stage": part[-1].get("run/stage")}
+        for name in dict.fromkeys(name for row in part for name in row):
+            values = [row[name] for row in part if isinstance(row.get(name), (int, float))]
+            if name != "step" and values:
+                merged[name] = sum(values) / len(values)
+        thinned.append(merged)
+    return thinned, every
+
+
+def _short(value: Any) -> Any:
+    """A number to six digits."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value if isinstance(value, (int, str)) else None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _stages(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    """Name and first step of each stage."""
+    stages: list[list[Any]] = []
+    for row in rows:
+        name = str(row.get("run/stage") or "")
+        if not stages or stages[-1][0] != name:
+            stages.append([name, row["step"]])
+    return stages

@@ -1,0 +1,150 @@
+"""How likely the policy finds a given text: the reference answer after its own reasoning, or its response without the prompt.
+
+No verifier is read. What a term wants scored it asks for (`asks`): token ids after other token ids; the stage computes their
+log-probs under the policy as it is before the update, in the micro-batches of the update, and hands them to the term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from rlvr.errors import ConfigError
+from rlvr.records import Batch, Rollout
+from rlvr.registry import register
+from rlvr.rewards.terms import Setting
+
+Encode = Callable[[str], list[int]]
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What is to be scored: `target` after `context`, both token ids and not empty."""
+
+    rollout: int
+    """The position in the batch of the rollout that it is for."""
+    context: Sequence[int]
+    target: Sequence[int]
+    temperature: float = 1.0
+
+
+@register("reward", "answer_likelihood")
+@dataclass(frozen=True)
+class AnswerLikelihood:
+    """How likely the policy finds the task's reference answer where its own answer begins.
+
+    The response is cut after the last token that ends within `opening`, and the answer's tokens are put there.
+
+    - mean_prob: the mean of the tokens' probabilities (RLPR, Yu et al. 2025, arXiv 2506.18254, from notes).
+    - product: the probability of the whole answer (VeriFree, Zhou et al. 2025, arXiv 2505.21493, from notes).
+    - reactive: the mean log-prob, each token weighted by its standard deviation over the group's responses, so that tokens
+      count which react to the reasoning (the R3 of DRO, Xu et al. 2025, arXiv 2506.13351, from notes; evenly where none does).
+
+    A response without `opening` is worth `without`. Undecided where the task has no answer.
+    """
+
+    reduce: Literal["mean_prob", "product", "reactive"] = "mean_prob"
+    """How the tokens' log-probs make one number."""
+    opening: str = "<answer>"
+    """The text after which the answer stands."""
+    debias: bool = False
+    """Subtract the same number without reasoning, where `opening` follows the prompt at once, and cut to [0, 1] (RLPR)."""
+    without: float = 0.0
+    """What a response is worth in which `opening` does not stand."""
+    reads_characters: ClassVar = True
+
+    def __post_init__(self) -> None:
+        if not self.opening:
+            raise ValueError("opening is empty: it says where an answer begins")
+        if self.debias and self.reduce == "reactive":
+            raise ValueError("debias is of probabilities, and reduce reactive is a log-prob")
+
+    def bind(self, setting: Setting) -> AnswerLikelihood:
+        """Checks that the tasks have answers."""
+        bare = [task.id for task in setting.tasks if task.answer is None or not str(task.answer)]
+        if bare:
+            raise ConfigError(
+                f"rewards: answer_likelihood scores a task's answer, and {len(bare)} of {len(setting.tasks)} tasks have none, "
+                f"{bare[0]!r} first"
+            )
+        return self
+
+    def asks(self, batch: Batch, encode: Encode) -> list[Continuation]:
+        """The answer after each response's reasoning; with debias after the prompt too, once for each group."""
+        wanted, seen = [], set()
+        for i, rollout in enumerate(batch.rollouts):
+            answer = [] if rollout.task.answer is None else encode(str(rollout.task.answer))
+            prompt = rollout.token_ids[rollout.origin == 0].tolist()
+            if not answer:
+                continue
+            if (cut := self._cut(rollout)) is not None:
+                wanted.append(Continuation(i, rollout.token_ids[:cut].tolist(), answer))
+            if self.debias and rollout.group not in seen:
+                seen.add(rollout.group)
+                wanted.append(Continuation(-1 - i, [*prompt, *encode(self.opening)], answer))
+        return wanted
+
+    def _cut(self, rollout: Rollout) -> int | None:
+        """Tokens up to the last one that ends within the opening; None where the opening does not stand."""
+        found = rollout.text.find(self.opening)
+        if found < 0 or rollout.char_ends is None:
+            return None
+        within = np.flatnonzero(rollout.sampled & (rollout.char_ends <= found + len(self.opening)))
+        return int(within[-1]) + 1 if len(within) else int(np.flatnonzero(rollout.sampled)[0])
+
+    def __call__(self, batch: Batch, scored: Sequence[tuple[Continuation, np.ndarray]] = ()) -> np.ndarray:
+        result = np.asarray(
+            [np.nan if r.task.answer is None else self.without for r in batch.rollouts], dtype=np.float64
+        )
+        groups = batch.group_index()
+        own = {c.rollout: logprobs for c, logprobs in scored if c.rollout >= 0}
+        bare = {groups[-1 - c.rollout]: self._value(logprobs) for c, logprobs in scored if c.rollout < 0}
+        if self.reduce == "reactive":
+            for group in batch.groups():
+                members = [i for i in group.index.tolist() if i in own]
+                if members:
+                    result[members] = _reactive(np.stack([own[i] for i in members]))
+            return result
+        for i, logprobs in own.items():
+            value = self._value(logprobs)
+            result[i] = np.clip(value - bare[groups[i]], 0.0, 1.0) if self.debias else value
+        return result
+
+    def _value(self, logprobs: np.ndarray) -> float:
+        return float(np.exp(logprobs.sum()) if self.reduce == "product" else np.exp(logprobs).mean())
+
+
+def _reactive(logprobs: np.ndarray) -> np.ndarray:
+    """[members, tokens] -> [members]."""
+    weights = logprobs.std(axis=0)
+    return np.average(logprobs, axis=1, weights=weights if weights.sum() > 0 else None)
+
+
+@register("reward", "self_aligned")
+@dataclass(frozen=True)
+class SelfAligned:
+    """The share by which the prompt makes the response less perplexing: (ppl(a) - ppl(a | q)) / ppl(a), within [-1, 1].
+
+    SAR (Han et al. 2025, arXiv 2509.05489, from notes), to be added to the verdict: concise responses to this very question
+    score high. Without the prompt the response follows the end-of-text token alone. Undecided for a response without tokens.
+    """
+
+    def asks(self, batch: Batch, encode: Encode) -> list[Continuation]:
+        """Each response after the prompt, and after the end-of-text token."""
+        wanted, start = [], encode("")
+        for i, rollout in enumerate(batch.rollouts):
+            written = np.flatnonzero(rollout.sampled)
+            if len(written):
+                target = rollout.token_ids[written].tolist()
+                context = rollout.token_ids[: written[0]].tolist()
+                wanted += [Continuation(i, context, target), Continuation(-1 - i, start, target)]
+        return wanted
+
+    def __call__(self, batch: Batch, scored: Sequence[tuple[Continuation, np.ndarray]] = ()) -> np.ndarray:
+        nats = {c.rollout: -float(logprobs.mean()) for c, logprobs in scored}
+        gaps = [nats[i] - nats[-1 - i] if i in nats else np.nan for i in range(len(batch))]
+        # ppl(a | q) / ppl(a) = exp(nats with the prompt - nats without it)
+        return np.clip(1 - np.exp(np.minimum(gaps, 50.0)), -1.0, 1.0)

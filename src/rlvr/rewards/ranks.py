@@ -1,0 +1,65 @@
+"""How far a ranking agrees with a given one, the top counting most."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlvr.records import Batch, Rollout
+from rlvr.registry import register
+
+_ID = re.compile(r"[\w.-]+")
+
+
+@register("reward", "rank_overlap")
+@dataclass(frozen=True)
+class RankOverlap:
+    """Rank-biased overlap of the extracted ranking with a given one (Webber et al. 2010, eq. 4, of finite lists): the mean over
+    depths d of their first d places' overlap, weighted by p^(d - 1), over the same of a perfect agreement.
+
+    A part of ReasonRank's reward (Liu et al. 2025, arXiv 2508.07050, from notes; its p is not confirmed). The given ranking is a
+    list in the task's info, best first; without it the ids of the task's answer by grade. 0 where nothing was extracted,
+    undecided where the verdict is. An id that is repeated counts where it stands first.
+    """
+
+    given: str = "ranking"
+    """The field of the task's info with the given ranking."""
+    p: float = 0.9
+    """How slowly the weight falls with depth, above 0 and below 1."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.p < 1:
+            raise ValueError(f"p is {self.p}: it must be above 0 and below 1")
+
+    def __call__(self, batch: Batch) -> np.ndarray:
+        return np.asarray([self._score(r) for r in batch.rollouts], dtype=np.float64)
+
+    def _score(self, rollout: Rollout) -> float:
+        if rollout.verdict is None or not rollout.verdict.decided:
+            return float("nan")
+        found = list(dict.fromkeys(_ID.findall(rollout.verdict.answer or "")))
+        return _overlap(found, self._given(rollout), self.p)
+
+    def _given(self, rollout: Rollout) -> list[str]:
+        ranking = rollout.task.info.get(self.given)
+        if ranking is None and isinstance(rollout.task.answer, dict):
+            ranking = sorted(rollout.task.answer, key=lambda one: -rollout.task.answer[one])
+        return [str(one) for one in ranking or ()]
+
+
+def _overlap(found: Sequence[str], given: Sequence[str], p: float) -> float:
+    seen: set[str] = set()
+    wanted: set[str] = set()
+    shared = total = weights = 0.0
+    for d, name in enumerate(given):
+        wanted.add(name)
+        shared += name in seen
+        if d < len(found):
+            seen.add(found[d])
+            shared += found[d] in wanted
+        weights += p**d
+        total += p**d * shared / (d + 1)
+    return total / weights if weights else 0.0

@@ -1,0 +1,163 @@
+"""Every published recipe: its file is whole, dry-runs, and trains at toy size; the command that lists and compares them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from rlvr.dry_run import plan_lines
+from rlvr.errors import ConfigError, TrainingError
+from rlvr.recipes.__main__ import main
+from rlvr.recipes.page import papers_page
+from rlvr.recipes.papers import find_paper, read_paper, read_papers, without_file
+from rlvr.recipes.smoke import against_grpo, smoke
+from rlvr.stage_plan import stage_plans
+from rlvr.train import main as train
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "configs/papers"
+SLUGS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+SAMPLE = ("autothink", "canon", "chord", "co-reward", "grpo-lambda", "pacs", "reasonrank", "rlpr", "tempo", "toolrl")
+"""Run in the default set: one of each kind of task, loss, reward, stages."""
+NO_POLICY_STAGE = ("openchat", "one-shot-cft")
+"""Recipes of supervised learning alone."""
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_a_recipe_is_whole_and_says_what_it_is(slug):
+    paper = find_paper(slug, FOLDER)
+    plans = stage_plans(paper.config)
+    assert plan_lines(paper.config, plans, paper.config.folder)
+    assert paper.config.run.name == slug
+    assert paper.recipe.tests
+    for test in paper.recipe.tests:
+        assert (ROOT / test).is_file(), test
+    first, second = (FOLDER / f"{slug}.yaml").read_text().splitlines()[:2]
+    assert paper.recipe.title in first
+    assert second == f"#   python -m rlvr.train --config configs/papers/{slug}.yaml"
+    assert paper.config.rollout.engine == "vllm"
+    assert paper.config.distributed.backend == "deepspeed"
+    if slug not in NO_POLICY_STAGE:
+        assert paper.pieces()
+        assert any(plan.kind == "grpo" for plan in plans)
+
+
+def test_a_recipe_is_a_config_for_the_train_command(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert train(["--config", "configs/papers/psr.yaml", "--dry-run", "run.steps=2"]) == 0
+    said = capsys.readouterr().out
+    assert "baseline: 0.5" in said and "2 steps, each of 1024 prompts x 8" in said
+    assert "smoke" not in said
+
+
+@pytest.mark.parametrize(
+    "slug", [pytest.param(slug, marks=[] if slug in SAMPLE else [pytest.mark.slow]) for slug in SLUGS]
+)
+def test_a_recipe_trains_at_toy_size(slug):
+    paper = find_paper(slug, FOLDER)
+    rows = smoke(paper)
+    assert len(rows) == 2 * len(stage_plans(paper.config))
+    for row in rows:
+        assert row["skipped/nonfinite"] in (0.0, None)
+        assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
+        assert row["verdict/error"] in (None, 0.0)
+
+
+@pytest.mark.parametrize(
+    "slug",
+    [
+        pytest.param(slug, marks=[] if slug in SAMPLE[::3] else [pytest.mark.slow])
+        for slug in SLUGS
+        if slug not in NO_POLICY_STAGE
+    ],
+)
+def test_a_recipe_is_not_plain_grpo(slug):
+    """Its gradient differs on the same rollouts, unless what it changes is data, stages or sizes."""
+    apart = against_grpo(find_paper(slug, FOLDER))
+    changed = max(one.relative for one in apart.values())
+    if slug in PLAIN:
+        assert changed < 0.05
+    else:
+        assert changed > 1e-3
+
+
+PLAIN = (
+    "simplerl-zoo",
+    "warm-up-before-you-train",
+    "vmr",
+    "j1-7b",
+    "rm-r1",
+    "spct",
+    "acereason-nemotron-1-1",
+    "light-if",
+)
+"""GRPO's own loss, reward up to a scale, and advantage: the paper is about data, stages or judges."""
+
+
+def test_the_list_the_search_and_the_difference(folder, capsys):
+    def said(*arguments):
+        assert main(["--folder", str(folder), *arguments]) == 0
+        return capsys.readouterr().out
+
+    assert len(said().splitlines()) == len(SLUGS)
+    assert said("list") == said()
+    found = said("search", "Length", "PENALTY")
+    assert "grpo-lambda" in found and "pacs " not in found
+    shown = said("show", "psr")
+    assert shown.startswith("The Surprising Effectiveness") and "status: faithful" in shown and "positive: 0.1" in shown
+    diff = said("show", "psr", "--diff", "grpo")
+    assert "+    positive: 0.1" in diff and "-    baseline: mean" in diff and "Qwen" not in diff
+
+
+def test_a_smoke_run_by_the_command(folder, capsys):
+    assert main(["--folder", str(folder), "smoke", "psr", "--against", "grpo"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        "psr",
+        "psr",
+        "psr against grpo, on-policy",
+        "psr against grpo, moved",
+    ]
+    assert "grad_norm" in lines[0] and "cosine" in lines[2]
+
+
+def test_what_is_wrong_is_named(folder, tmp_path, capsys):
+    assert main(["--folder", str(folder), "show", "grpo-lamda"]) == 2
+    assert "did you mean 'grpo-lambda'" in capsys.readouterr().err
+    assert main(["--folder", str(tmp_path / "no")]) == 2
+    assert "--folder" in capsys.readouterr().err
+    text = (folder / "psr.yaml").read_text()
+    for change, message in (
+        (("status: faithful", "status: part"), "says what is `missing`"),
+        (("  effect:", "  efect:"), "psr.yaml is no recipe"),
+        (("recipe:", "recipes:"), "psr.yaml is no recipe"),
+    ):
+        (tmp_path / "psr.yaml").write_text(text.replace(*change, 1))
+        with pytest.raises(ConfigError, match=message):
+            read_paper(tmp_path / "psr.yaml")
+    (tmp_path / "psr.yaml").write_text(text.replace("positive: 0.1", "positive: -1"))
+    with pytest.raises(ConfigError, match="the weights must be at least 0"):
+        smoke(read_paper(tmp_path / "psr.yaml"))
+
+
+def test_a_run_without_a_gradient_fails(folder, tmp_path):
+    text = (folder / "psr.yaml").read_text().replace("signs, positive: 0.1", "signs, positive: 0, negative: 0")
+    (tmp_path / "psr.yaml").write_text(text)
+    with pytest.raises(TrainingError, match="no step had a gradient"):
+        smoke(read_paper(tmp_path / "psr.yaml"))
+
+
+def test_the_page_has_every_recipe_and_every_paper_without_one(folder):
+    page, papers, others = papers_page(folder), read_papers(folder), without_file(folder)
+    for paper in papers:
+        assert (
+            f"| [{paper.slug}](../configs/papers/{paper.slug}.yaml) | {paper.recipe.title} | {paper.recipe.status} |"
+            in page
+        )
+    assert len(others["out"]) == 22
+    assert all(f"| {row['slug']} |" in page for rows in others.values() for row in rows)
+    assert not {row["slug"] for rows in others.values() for row in rows} & set(SLUGS)
+    assert json.dumps(others)

@@ -1,0 +1,232 @@
+"""Losses, KL forms, auxiliary terms and token selection through the real trainer; what contradicts itself is refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from trainer_helpers import changed, overlaid, task_rows, timeless, weights
+
+from rlvr import registry
+from rlvr.errors import ConfigError, DataError
+from rlvr.records import Origin
+
+
+def algorithm(**options):
+    return {"algorithm": options}
+
+
+def trained(make_trainer, over, name="run", steps=2, **more):
+    trainer = make_trainer(over, name, **more)
+    before = weights(trainer)
+    trainer.train(steps)
+    assert changed(before, weights(trainer))
+    for row in trainer.metrics:
+        assert row["skipped/nonfinite"] == 0.0
+        assert all(math.isfinite(v) for v in row.values() if isinstance(v, float))
+    return trainer
+
+
+@pytest.mark.parametrize("name", [n for n in registry.names("loss") if n != "clip"])
+def test_later_optimizer_steps_of_a_batch(make_trainer, name):
+    """Where ratios differ from 1."""
+    trainer = trained(make_trainer, {**algorithm(loss=name), "optim": {"epochs_per_batch": 2, "lr": 3e-2}}, steps=1)
+    ratio = trainer.metrics[0]["ratio/mean"]
+    if name not in ("reinforce", "weighted_likelihood", "pacs", "copg"):
+        assert ratio is not None and ratio != 1.0
+    assert trainer.metrics[0]["loss/policy"] is not None
+
+
+@pytest.mark.parametrize(
+    "kl",
+    [
+        {"estimator": "k1", "gradient": "k2"},
+        {"estimator": "k3", "weighted": True, "bound": 10.0},
+        {"estimator": "k1", "where": "reward"},
+        {"estimator": "k2", "where": "advantage"},
+    ],
+    ids=str,
+)
+def test_forms_of_the_kl_term(make_trainer, kl):
+    plain = trained(make_trainer, algorithm(), steps=3)
+    trainer = trained(make_trainer, algorithm(kl={"coef": 0.5, **kl}), "kl", steps=3)
+    assert trainer.metrics[0]["kl/ref"] == pytest.approx(0, abs=1e-5)
+    assert abs(trainer.metrics[2]["kl/ref"]) > 1e-6
+    assert changed(weights(plain), weights(trainer))
+    in_reward = kl.get("where", "loss") != "loss"
+    assert ("reward/kl" in trainer.metrics[0]) == in_reward
+    assert ("loss/kl" in trainer.metrics[0]) == (not in_reward)
+
+
+def test_the_penalty_is_what_a_response_earns_less(make_trainer):
+    """In the reward: its sum before the baseline. In the advantage: from each token on, before the modifiers."""
+    batches = {}
+    for where in ("reward", "advantage"):
+        kl = {"estimator": "k1", "coef": 0.5, "where": where}
+        over = algorithm(kl=kl, advantage={"name": "group", "baseline": "mean", "scale": "none"})
+        batches[where] = trained(make_trainer, over, where, steps=2).batch
+        batch = batches[where]
+        for rollout, now, then, penalty in zip(
+            batch.rollouts,
+            batch.token_columns["logprobs/current"],
+            batch.token_columns["logprobs/reference"],
+            batch.token_columns["penalty"],
+            strict=True,
+        ):
+            on = rollout.sampled
+            np.testing.assert_allclose(penalty[on], 0.5 * (now[on] - then[on]), atol=1e-6)
+            assert not penalty[~on].any()
+        assert any(p.any() for p in batch.token_columns["penalty"])
+    batch = batches["reward"]
+    sums = np.asarray([p.sum() for p in batch.token_columns["penalty"]])
+    np.testing.assert_allclose(batch.columns["reward"], batch.columns["reward/verdict"] - sums, atol=1e-9)
+    for group in batch.groups():
+        rewards = batch.columns["reward"][group.index]
+        np.testing.assert_allclose(batch.columns["advantage"][group.index], rewards - rewards.mean(), atol=1e-9)
+    batch = batches["advantage"]
+    np.testing.assert_array_equal(batch.columns["reward"], batch.columns["reward/verdict"])
+    for group in batch.groups():
+        rewards = batch.columns["reward"][group.index]
+        for i, own in zip(group.index, rewards - rewards.mean(), strict=True):
+            on, penalty = batch.rollouts[i].sampled, batch.token_columns["penalty"][i]
+            to_go = [penalty[t:].sum() for t in np.flatnonzero(on)]
+            np.testing.assert_allclose(batch.token_columns["advantage"][i][on], own - np.asarray(to_go), atol=1e-9)
+
+
+@pytest.mark.parametrize("renew", [{"renew_every": 2}, {"renew_every": 1, "renew_mix": 0.5}], ids=str)
+def test_the_reference_is_renewed(make_trainer, renew):
+    fixed = trained(make_trainer, algorithm(kl={"coef": 0.1}), steps=3)
+    trainer = trained(make_trainer, algorithm(kl={"coef": 0.1, **renew}), "renewed", steps=3)
+    assert trainer.metrics[1]["kl/ref"] != 0
+    if renew["renew_every"] == 2:
+        assert trainer.metrics[2]["kl/ref"] == pytest.approx(0, abs=1e-6)
+        assert fixed.metrics[2]["kl/ref"] > 1e-6
+    else:
+        assert 0 < trainer.metrics[2]["kl/ref"] < fixed.metrics[2]["kl/ref"]
+
+
+def test_a_run_with_a_penalty_in_the_reward_resumes_where_it_was(make_trainer):
+    kl = {"coef": {"metric": "kl/ref", "target": 0.01, "initial": 0.5}, "where": "reward", "renew_every": 3}
+    over = {**algorithm(kl=kl), "run": {"steps": 4}, "checkpoint": {"every": 2}}
+    whole = make_trainer(over, "whole")
+    whole.train()
+    cut = make_trainer(over, "cut")
+    cut.train(2)
+    cut.save()
+    cut.close()
+    again = make_trainer(over, "cut")
+    again.train(resume="auto")
+    assert timeless(again.metrics) == timeless(whole.metrics)
+    assert changed(weights(whole), weights(again)) == []
+    assert whole.metrics[3]["schedule/kl.coef"] != 0.5
+
+
+def test_an_adaptive_entropy_bonus(make_trainer):
+    """The coefficient falls while the entropy is above its target, and rises below it."""
+    for target, up in ((0.01, False), (50.0, True)):
+        bonus = {"metric": "entropy", "target": target, "initial": 0.1, "gain": -1.0, "maximum": 1.0}
+        trainer = trained(make_trainer, algorithm(entropy=bonus), f"to-{target}", steps=3)
+        coefs = [row["schedule/entropy.coef"] for row in trainer.metrics]
+        assert coefs[0] == 0.1
+        assert (coefs[2] > coefs[1] > coefs[0]) if up else (coefs[2] < coefs[1] < coefs[0])
+
+
+def test_learning_from_the_tokens_that_were_least_sure(make_trainer):
+    selector = {"name": "top_entropy", "share": {"schedule": "linear", "start": 0.25, "end": 1.0, "over": 2}}
+    trainer = trained(make_trainer, algorithm(token_select=[selector]), steps=3)
+    kept = [row["tokens/kept"] for row in trainer.metrics]
+    assert 0.1 < kept[0] < 0.5 < kept[1] < kept[2] == 1.0
+    assert [row["schedule/TopEntropy.share"] for row in trainer.metrics] == [0.25, 0.625, 1.0]
+
+
+def test_demonstrations_in_the_same_step(make_trainer):
+    """One per group, learned from beside the policy loss with a falling weight; no reward, no advantage, no ratio."""
+    term = {"name": "likelihood", "on": "demonstrations", "coef": {"schedule": "linear", "start": 1.0, "end": 0.0}}
+    over = {"algorithm": {"auxiliary": [term]}, "optim": {"updates_per_batch": 2}}
+    trainer = trained(make_trainer, over, steps=2)
+    plain = trained(make_trainer, {"optim": {"updates_per_batch": 2}}, "plain", steps=1)
+    batch = trainer.batch
+    shown = [i for i, r in enumerate(batch.rollouts) if r.role == "demonstrator"]
+    assert len(shown) == 2 and len(batch) == 10
+    for i in shown:
+        on = batch.token_columns["weight/likelihood"][i] > 0
+        assert on.any() and (on == (batch.rollouts[i].origin == Origin.DEMONSTRATION)).all()
+        assert math.isnan(batch.columns["reward"][i])
+        assert not batch.token_columns["weight/policy"][i].any()
+    first = trainer.metrics[0]
+    assert first["loss/likelihood"] > 0
+    for key in ("reward/mean", "reward/std", "group/mixed", "completion/length_mean", "advantage/std"):
+        assert first[key] == plain.metrics[0][key]
+    assert [row["schedule/likelihood.coef"] for row in trainer.metrics] == [1.0, pytest.approx(2 / 3)]
+
+
+def test_demonstrations_raise_their_own_likelihood(make_trainer):
+    term = {"name": "likelihood", "on": "demonstrations", "coef": 1.0}
+    losses = [row["loss/likelihood"] for row in trained(make_trainer, algorithm(auxiliary=[term]), steps=3).metrics]
+    assert losses[-1] < losses[0]
+
+
+def test_two_terms_of_the_same_kind(make_trainer):
+    terms = [{"name": "dpo", "coef": 0.1}, {"name": "dpo", "pairs": "extremes"}, "kto"]
+    row = trained(make_trainer, algorithm(auxiliary=terms), steps=1).metrics[0]
+    assert {"loss/dpo", "loss/dpo#2", "loss/kto"} <= set(row)
+    assert row["loss/dpo"] == pytest.approx(math.log(2), rel=1e-4)  # the policy is the reference
+
+
+@pytest.mark.parametrize(
+    ("over", "problem"),
+    [
+        ({"loss": "pacs", "token_select": ["top_entropy"]}, "token_select leaves out single tokens"),
+        ({"loss": "topr", "correction": "truncate"}, "set correction to null"),
+        ({"loss": "copg", "correction": "mask"}, "set correction to null"),
+        ({"kl": {"coef": 0.1, "where": "reward", "weighted": True}}, "algorithm.kl.weighted is about the gradient"),
+        ({"kl": {"coef": 0.1, "where": "advantage", "gradient": "k2"}}, "algorithm.kl.gradient is about the gradient"),
+        ({"loss": "pacs", "kl": {"coef": 0.1, "where": "reward"}}, "set algorithm.kl.where to loss"),
+        ({"kl": {"renew_every": 5}}, "nothing is compared with it"),
+        ({"loss": {"name": "clip", "clip": "tv", "ratio": "geometric"}}, "masks single tokens"),
+        ({"auxiliary": [{"name": "dpo", "coef": "much"}]}, "coef='much'"),
+        ({"auxiliary": [{"name": "dpo", "beat": 1}]}, "no option 'beat'.*beta"),
+        ({"auxiliary": ["dop"]}, "no auxiliary 'dop'.*dpo"),
+        ({"token_select": ["top"]}, "no token_selector 'top'"),
+        ({"kl": {"coef": 0.1, "where": "advantage"}, "modifiers": ["signs", "informative"]}, None),
+    ],
+    ids=str,
+)
+def test_contradictions_are_refused_at_start(make_trainer, over, problem):
+    if problem is None:
+        make_trainer(algorithm(**over))
+        return
+    with pytest.raises(ConfigError, match=problem):
+        make_trainer(algorithm(**over))
+
+
+@pytest.mark.parametrize("over", [{"loss": "pacs"}, {"loss": "copg"}, {"auxiliary": ["dpo"]}], ids=str)
+def test_a_group_of_one_compares_nothing(make_trainer, over):
+    one = {"rollout": {"group_size": 1}, "algorithm": {"advantage": {"baseline": "none", "scale": "none"}, **over}}
+    with pytest.raises(ConfigError, match="compares the members of a group"):
+        make_trainer(one)
+
+
+def test_demonstrations_have_to_be_there_and_fit(make_trainer):
+    over = algorithm(auxiliary=[{"name": "likelihood", "on": "demonstrations"}])
+    bare = [{k: v for k, v in row.items() if k != "demonstration"} for row in task_rows()]
+    with pytest.raises(DataError, match="no task has one"):
+        make_trainer(over, tasks=bare)
+    long = [{**row, "demonstration": "1" * 80} for row in task_rows()]
+    with pytest.raises(DataError, match="prompt and demonstration have"):
+        make_trainer(overlaid(over, {"run": {"overwrite": True}}), tasks=long)
+    trained(make_trainer, overlaid(over, {"run": {"overwrite": True}}), tasks=[*task_rows()[:1], *bare[1:]])
+
+
+def test_the_preset_of_a_loss_is_its_loss(make_trainer):
+    """`algorithm.preset: luspo` is what its options write out."""
+    preset = make_trainer(algorithm(preset="luspo"))
+    written = {"ratio": "geometric", "clip_low": 3e-4, "clip_high": 4e-4, "average": "constant", "constant": 1}
+    spelled = make_trainer(algorithm(loss={"name": "clip", **written}), "spelled")
+    for trainer in (preset, spelled):
+        trainer.train(2)
+    assert timeless(preset.metrics) == timeless(spelled.metrics)
+    for name, value in weights(preset).items():
+        assert torch.equal(value, weights(spelled)[name])
