@@ -315,6 +315,8 @@ class AlgorithmConfig(Section):
     """What is done to the advantages then, in order: whitening, clipping, weights by sign, length or surprise ..."""
     loss: _piece("loss") = "clip"  # type: ignore[valid-type]
     """The policy loss and what it averages over."""
+    loss_coef: Scalar = 1.0
+    """Weight of the policy loss beside the other terms; CHORD's 1 - mu."""
     kl: KLConfig | None = None
     """Penalty on the divergence from the reference; null: none, and no reference is kept."""
     entropy: Scalar = 0.0

@@ -34,6 +34,7 @@ FREE_ON_RESUME = (
     "evaluation.at_end",
     "verification.workers",
     "verification.concurrent",
+    "distributed",
 )
 """Keys of the configuration that may change when a run goes on; none of them changes what is learned."""
 

@@ -152,7 +152,7 @@ class Saver:
         elif wait:
             problem = OSError("see above")
         if problem is not None:
-            last: Any = (checkpoint.checkpoints(trainer.folder.checkpoints) or [None])[-1]
+            last = next(reversed(checkpoint.checkpoints(trainer.folder.checkpoints)), None)
             raise TrainingError(
                 f"the checkpoint of step {trainer.step} could not be written: {problem}. The last one is {last or 'none'}"
             ) from problem
@@ -224,7 +224,8 @@ class Saver:
             trainer.folder.cut(state["step"], state["owes_evaluation"])
             trainer.rollout_log.truncate_after(state["step"])
             rows = list(trainer.folder.metrics.rows()), list(trainer.folder.evaluations.rows())
-            if len(rows[0]) < state["logged"]:
+            here = saved.path.resolve().parent == trainer.folder.checkpoints.resolve()
+            if here and len(rows[0]) < state["logged"]:
                 lost = state["logged"] - len(rows[0])
                 log.warning("%s lacks %d of the steps before the checkpoint", trainer.folder.metrics.path, lost)
         trainer.metrics, trainer.evaluations = trainer.world.broadcast(rows, "the metrics so far")

@@ -18,6 +18,8 @@ from rlvr.config_loading import load_config
 from rlvr.errors import RlvrError, TrainingError, WaitTimeout
 from rlvr.stage_plan import stage_plans
 
+log = logging.getLogger(__name__)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
@@ -62,10 +64,22 @@ def _train(config: Config, resume: str | None) -> int:
 
     with GRPOTrainer(config=config) as trainer:
         trainer.train(resume=resume)
+        if trainer.world.leads:
+            _report(trainer)
         if trainer.stop.signal is not None:
             return 128 + int(trainer.stop.signal)
         _summary(trainer)
     return 0
+
+
+def _report(trainer: Any) -> None:
+    """report.html of the run folder; what keeps it from being written is said, and costs nothing else."""
+    from rlvr.report import write_report
+
+    try:
+        write_report([trainer.folder.path])
+    except Exception as error:  # the run is done and saved; no fault of its report may make it look failed
+        log.warning("the report could not be written: %s: %s", type(error).__name__, error)
 
 
 def _summary(trainer: Any) -> None:
@@ -83,6 +97,7 @@ def _summary(trainer: Any) -> None:
     trainer.console.message(
         f"run folder: {folder} (metrics.jsonl, evaluations.jsonl, rollouts/, checkpoints/step-{trainer.step}/model)"
     )
+    trainer.console.message(f"report: {folder / 'report.html'} (open it in a browser)")
     trainer.console.message(
         "next: read a few rollouts/*.jsonl; change a setting with key.path=value (try algorithm.preset=dr_grpo);"
     )

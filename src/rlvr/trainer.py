@@ -325,8 +325,7 @@ class GRPOTrainer:
             raise DataError("there are no tasks to evaluate on: set data.eval or evaluation.data")
         prompts, start = Prompts(self.policy.tokenizer, plan.config.data.template), time.perf_counter()
 
-        def collect(of: Sequence[Task], sampling: Sampling, samples: int) -> list[Rollout]:
-            draws = [Draw(number, task) for number, task in enumerate(of)]
+        def collect(draws: Sequence[Draw], sampling: Sampling, samples: int) -> list[Rollout]:
             means = self._means(verification, prompts, sampling, samples, "evaluation")
             samples_with = evaluation_plan(plan.config.rollout.plan)
             return self.collector.collect(draws, samples_with, means, plan.config.rollout.deadline)

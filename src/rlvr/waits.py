@@ -43,7 +43,7 @@ class Wait:
 
     def __str__(self) -> str:
         now = time.monotonic()
-        return f"{self.what} for {now - self.began:.0f} s (deadline in {self.deadline - now:.0f} s)"
+        return f"{self.what} for {now - self.began:.0f} s (deadline in {max(0.0, self.deadline - now):.0f} s)"
 
     def check(self) -> None:
         """Warn when half of the time has passed; WaitTimeout, after the stacks of all threads, when all of it has."""

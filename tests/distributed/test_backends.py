@@ -46,12 +46,17 @@ TROUBLES = {f"troubles {stage}": {"run": "troubles", "backend": ZERO[stage], **A
 BEFORE = {f"bfloat16 {stage}": {"backend": ZERO[stage], **BFLOAT16} for stage in ZERO}
 
 
-def launch(tmp_path_factory, settings, ranks=2, deadline=240):
+TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node={ranks}"]
+ACCELERATE = ["accelerate", "launch", "--config_file", "configs/accelerate/one-machine.yaml", "--num_processes={ranks}"]
+DEEPSPEED = ["deepspeed", "--num_accelerators={ranks}", "--no_local_rank", "--master_port=29641"]
+
+
+def launch(tmp_path_factory, settings, ranks=2, deadline=240, launcher=TORCHRUN):
     """What zero_ranks.py found for each setting."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "settings.json").write_text(json.dumps(list(settings.values())))
-    # Under two launchers at once, torchrun's own rendezvous finds a free port.
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [word.format(ranks=ranks) for word in launcher]
+    command[0] = str(Path(sys.executable).with_name(command[0]))
     command += [str(HERE / "zero_ranks.py"), str(folder / "settings.json"), str(folder / "out.pt")]
     done = subprocess.run(
         command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=deadline
@@ -255,6 +260,31 @@ def test_the_files_of_the_model_are_the_model(found, folders, name):
     policy = load_policy(zero_ranks.ModelConfig(path=str(folders / name), dtype="float32", device="cpu"))
     assert all(torch.equal(published[key], weight) for key, weight in policy.model.state_dict().items())
     assert recorded(policy)  # its tokenizer is beside it
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [ACCELERATE, DEEPSPEED], ids=["accelerate", "deepspeed"])
+def test_the_other_launchers(tmp_path_factory, launcher):
+    got = launch(tmp_path_factory, {"zero2": STEPS["zero2"]}, launcher=launcher)["zero2"]
+    assert got["ranks"] == 2
+    check_steps(got, alone(STEPS["zero2"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_checkpoint_of_deepspeeds_is_converted(tmp_path_factory, tmp_path, stage):
+    setting = {"run": "deepspeeds_own", "backend": ZERO[stage], "folder": str(tmp_path), **ADAM}
+    want = launch(tmp_path_factory, {"own": setting})["own"]
+    convert = [sys.executable, "scripts/convert_zero_checkpoint.py", str(tmp_path / "zero"), "--base"]
+    convert += [str(tmp_path / "base"), "--out", str(tmp_path / "out")]
+    done = subprocess.run(convert, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    got = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    assert got.keys() == want.keys()
+    assert all(torch.equal(got[name], want[name]) for name in want)
+    missing = subprocess.run([*convert, "--tag", "never"], capture_output=True, text=True, timeout=120)
+    assert missing.returncode == 2
+    assert "never is missing" in missing.stderr
 
 
 def test_one_bucket_of_partitioned_weights_is_whole_at_a_time(found):

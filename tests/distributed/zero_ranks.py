@@ -130,6 +130,7 @@ def steps(setting, world):
     after = everything(policy)
     found["tensors"].insert(0, begin)
     found["moved"] = sorted(name for name in after if not torch.equal(before[name], after[name]))
+    found["ranks"] = world.size
     found["published"] = {name: t.clone() for bucket in backend.named_weights() for name, t in bucket}
     if "folder" in setting:
         backend.save_model(Path(setting["folder"]))
@@ -218,6 +219,15 @@ def buckets(setting, world):
         most = max(most, sum(p.ds_numel * p.element_size() for p in here))
         largest = max(largest, *(t.nbytes for _, t in bucket))
     return {"most": most, "largest": largest, "all": sum(p.ds_numel * p.element_size() for p in partitioned)}
+
+
+def deepspeeds_own(setting, world):
+    """A checkpoint in DeepSpeed's own format, and the model's files beside it."""
+    policy, backend, config = start(setting, world)
+    backend.save_model(Path(setting["folder"]) / "base")
+    updates(setting, world, policy, backend, config)
+    backend.engine.save_checkpoint(str(Path(setting["folder"]) / "zero"))
+    return {name: t.clone() for bucket in backend.named_weights() for name, t in bucket}
 
 
 def main(settings, out):

@@ -20,7 +20,7 @@ from rlvr.train import main as train
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "configs/papers"
 SLUGS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
-SAMPLE = ("autothink", "canon", "chord", "co-reward", "grpo-lambda", "pacs", "reasonrank", "rlpr", "tempo", "toolrl")
+SAMPLE = ("chord", "co-reward", "pacs", "reasonrank", "toolrl")
 """Run in the default set: one of each kind of task, loss, reward, stages."""
 NO_POLICY_STAGE = ("openchat", "one-shot-cft")
 """Recipes of supervised learning alone."""
@@ -69,7 +69,7 @@ def test_a_recipe_trains_at_toy_size(slug):
 @pytest.mark.parametrize(
     "slug",
     [
-        pytest.param(slug, marks=[] if slug in SAMPLE[::3] else [pytest.mark.slow])
+        pytest.param(slug, marks=[] if slug in SAMPLE[1:3] else [pytest.mark.slow])
         for slug in SLUGS
         if slug not in NO_POLICY_STAGE
     ],
@@ -113,7 +113,7 @@ def test_the_list_the_search_and_the_difference(folder, capsys):
 
 
 def test_a_smoke_run_by_the_command(folder, capsys):
-    assert main(["--folder", str(folder), "smoke", "psr", "--against", "grpo"]) == 0
+    assert main(["--folder", str(folder), "smoke", "copg", "--against", "grpo"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == [
         "psr",

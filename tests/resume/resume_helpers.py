@@ -42,7 +42,7 @@ class Reinforce:
 
     def __call__(self, tokens, over):
         mark("updating")
-        time.sleep({pause} / 4)
+        time.sleep(min({pause}, 0.02) / 4)
         return LossTerm(-tokens.average(tokens.advantage * tokens.logprobs, self.average, over))
 '''
 
@@ -199,11 +199,15 @@ def kill_at(run: Run, phase: str, count: int, delay: float) -> None:
 
 
 def timeless(path: Path) -> list[dict]:
-    """The records of a file without what the clock says."""
-    return [
-        {key: value for key, value in json.loads(line).items() if not key.startswith("time/")}
-        for line in path.read_text().splitlines()
-    ]
+    """The records of a file, if there is one, without what the clock says."""
+    return (
+        []
+        if not path.exists()
+        else [
+            {key: value for key, value in json.loads(line).items() if not key.startswith("time/")}
+            for line in path.read_text().splitlines()
+        ]
+    )
 
 
 def sampled(folder: Path) -> dict[str, list]:

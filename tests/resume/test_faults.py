@@ -119,14 +119,14 @@ def test_a_wait_warns_at_half_and_leaves_all_stacks_at_its_end(caplog):
     held = threading.Event()
     thread = threading.Thread(target=held.wait, args=(30,), name="a-thread-that-hangs")
     thread.start()
-    with caplog.at_level(logging.WARNING), pytest.raises(WaitTimeout, match="waited 1 s for a letter"):
+    with caplog.at_level(logging.WARNING), pytest.raises(WaitTimeout, match=r"waited \d s for a letter"):
         finished(Future(), "a letter", time.monotonic() + 0.6)
     held.set()
     thread.join()
     first, last = [record.getMessage() for record in caplog.records]
-    assert re.match(r"still waiting for a letter for 0 s \(deadline in 0 s\)", first)
+    assert re.match(r"still waiting for a letter for \d s \(deadline in \d s\)", first)
     assert "a-thread-that-hangs" in last
-    assert "held.wait" in last or "wait(self" in last or "threading.py" in last
+    assert "threading.py" in last
     assert Wait.under_way == {}
 
 
@@ -294,8 +294,10 @@ def test_a_verifier_pool_that_is_killed_costs_no_step(tmp_path, whole):
                 os.kill(process, signal.SIGKILL)
         assert run.end() == 0, run.said()
         assert run.lines() == 4
-    undecided = sum(row["verdict/undecided"] or 0 for row in timeless(run.folder / "metrics.jsonl"))
-    if undecided == 0:
+    rows = timeless(run.folder / "metrics.jsonl")
+    assert rows[-1]["verdict/error"] == 0  # a verdict that lost its process twice is undecided, and no other
+    assert all(row["verdict/error"] < 1 for row in rows)
+    if all(row["verdict/error"] == 0 for row in rows):
         assert_same(run.folder, whole)
 
 
@@ -411,6 +413,6 @@ def test_the_best_step_is_saved_and_kept(tmp_path):
 
 def test_an_unknown_metric_to_keep_the_best_of_is_refused_by_name(tmp_path):
     tree = short(tmp_path, "run")
-    tree["checkpoint"] = {"best": {"metric": "eval/gredy"}}
-    with pytest.raises(ConfigError, match=r"no metric is called 'eval/gredy'; did you mean 'eval/greedy'"):
+    tree["checkpoint"] = {"best": {"metric": "grad_nrom"}}
+    with pytest.raises(ConfigError, match=r"no metric is called 'grad_nrom'; did you mean 'grad_norm'"):
         GRPOTrainer(config=tree)

@@ -19,7 +19,7 @@ VARIANTS = [
     {"name": "brevity", "form": "kimi"},
     {"name": "brevity", "form": "range"},
     {"name": "length_target", "form": "exact", "target": 4},
-    {"name": "length_target", "relative": True, "target": 0.8},
+    {"name": "length_target", "relative": "right", "target": 0.8},
     {"name": "length_target", "target": "budget"},
     {"name": "bounded", "centre": "peers", "term": "length"},
     {"name": "majority_vote", "of": "share"},

@@ -86,9 +86,10 @@ def test_length_targets(shaped, nan):
 
 
 def test_a_relative_target_is_of_the_groups_right_answers(shaped):
-    spec = {"name": "length_target", "target": 0.75, "relative": True}
+    spec = {"name": "length_target", "target": 0.75, "relative": "right"}
     close(shaped(spec, [1.0, 1.0, 0.0], [2, 6, 100]), [0.5, 0, 0])  # 0.75 x 4
-    nothing_right = {"name": "length_target", "form": "exact", "target": 1.0, "alpha": 1, "relative": True}
+    close(shaped({**spec, "relative": "all"}, [1.0, 1.0, 0.0, None], [2, 6, 10, 99]), [0.5, 0, 0, np.nan])  # 0.75 x 6
+    nothing_right = {"name": "length_target", "form": "exact", "target": 1.0, "alpha": 1, "relative": "right"}
     close(shaped(nothing_right, [0.0, 0.0], [2, 4]), [-1, -1])  # of all members, where none is right
 
 

@@ -29,6 +29,7 @@ def trained(make_trainer, over, name="run", steps=2, **more):
     return trainer
 
 
+@pytest.mark.slow  # tests/numbers/test_whole_step_losses.py takes every loss through two optimizer steps of the learner
 @pytest.mark.parametrize("name", [n for n in registry.names("loss") if n != "clip"])
 def test_later_optimizer_steps_of_a_batch(make_trainer, name):
     """Where ratios differ from 1."""
@@ -50,11 +51,9 @@ def test_later_optimizer_steps_of_a_batch(make_trainer, name):
     ids=str,
 )
 def test_forms_of_the_kl_term(make_trainer, kl):
-    plain = trained(make_trainer, algorithm(), steps=3)
-    trainer = trained(make_trainer, algorithm(kl={"coef": 0.5, **kl}), "kl", steps=3)
+    trainer = trained(make_trainer, algorithm(kl={"coef": 0.5, **kl}), steps=2)
     assert trainer.metrics[0]["kl/ref"] == pytest.approx(0, abs=1e-5)
-    assert abs(trainer.metrics[2]["kl/ref"]) > 1e-6
-    assert changed(weights(plain), weights(trainer))
+    assert abs(trainer.metrics[1]["kl/ref"]) > 1e-6
     in_reward = kl.get("where", "loss") != "loss"
     assert ("reward/kl" in trainer.metrics[0]) == in_reward
     assert ("loss/kl" in trainer.metrics[0]) == (not in_reward)
@@ -95,18 +94,14 @@ def test_the_penalty_is_what_a_response_earns_less(make_trainer):
             np.testing.assert_allclose(batch.token_columns["advantage"][i][on], own - np.asarray(to_go), atol=1e-9)
 
 
-@pytest.mark.parametrize("renew", [{"renew_every": 2}, {"renew_every": 1, "renew_mix": 0.5}], ids=str)
-def test_the_reference_is_renewed(make_trainer, renew):
-    fixed = trained(make_trainer, algorithm(kl={"coef": 0.1}), steps=3)
-    trainer = trained(make_trainer, algorithm(kl={"coef": 0.1, **renew}), "renewed", steps=3)
-    assert trainer.metrics[1]["kl/ref"] != 0
-    if renew["renew_every"] == 2:
-        assert trainer.metrics[2]["kl/ref"] == pytest.approx(0, abs=1e-6)
-        assert fixed.metrics[2]["kl/ref"] > 1e-6
-    else:
-        assert 0 < trainer.metrics[2]["kl/ref"] < fixed.metrics[2]["kl/ref"]
+def test_the_reference_is_renewed(make_trainer):
+    """After the second step it is the policy, so the third begins at a divergence of 0."""
+    row = trained(make_trainer, algorithm(kl={"coef": 0.1, "renew_every": 2}), steps=3).metrics
+    assert row[1]["kl/ref"] > 1e-6
+    assert row[2]["kl/ref"] == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_with_a_penalty_in_the_reward_resumes_where_it_was(make_trainer):
     kl = {"coef": {"metric": "kl/ref", "target": 0.01, "initial": 0.5}, "where": "reward", "renew_every": 3}
     over = {**algorithm(kl=kl), "run": {"steps": 4}, "checkpoint": {"every": 2}}
@@ -127,10 +122,10 @@ def test_an_adaptive_entropy_bonus(make_trainer):
     """The coefficient falls while the entropy is above its target, and rises below it."""
     for target, up in ((0.01, False), (50.0, True)):
         bonus = {"metric": "entropy", "target": target, "initial": 0.1, "gain": -1.0, "maximum": 1.0}
-        trainer = trained(make_trainer, algorithm(entropy=bonus), f"to-{target}", steps=3)
+        trainer = trained(make_trainer, algorithm(entropy=bonus), f"to-{target}")
         coefs = [row["schedule/entropy.coef"] for row in trainer.metrics]
         assert coefs[0] == 0.1
-        assert (coefs[2] > coefs[1] > coefs[0]) if up else (coefs[2] < coefs[1] < coefs[0])
+        assert (coefs[1] > coefs[0]) == up
 
 
 def test_learning_from_the_tokens_that_were_least_sure(make_trainer):
@@ -144,7 +139,8 @@ def test_learning_from_the_tokens_that_were_least_sure(make_trainer):
 def test_demonstrations_in_the_same_step(make_trainer):
     """One per group, learned from beside the policy loss with a falling weight; no reward, no advantage, no ratio."""
     term = {"name": "likelihood", "on": "demonstrations", "coef": {"schedule": "linear", "start": 1.0, "end": 0.0}}
-    over = {"algorithm": {"auxiliary": [term]}, "optim": {"updates_per_batch": 2}}
+    mixed = {"loss_coef": {"schedule": "linear", "start": 0.0, "end": 1.0}, "auxiliary": [term]}
+    over = {"algorithm": mixed, "optim": {"updates_per_batch": 2}}
     trainer = trained(make_trainer, over, steps=2)
     plain = trained(make_trainer, {"optim": {"updates_per_batch": 2}}, "plain", steps=1)
     batch = trainer.batch
@@ -160,12 +156,9 @@ def test_demonstrations_in_the_same_step(make_trainer):
     for key in ("reward/mean", "reward/std", "group/mixed", "completion/length_mean", "advantage/std"):
         assert first[key] == plain.metrics[0][key]
     assert [row["schedule/likelihood.coef"] for row in trainer.metrics] == [1.0, pytest.approx(2 / 3)]
-
-
-def test_demonstrations_raise_their_own_likelihood(make_trainer):
-    term = {"name": "likelihood", "on": "demonstrations", "coef": 1.0}
-    losses = [row["loss/likelihood"] for row in trained(make_trainer, algorithm(auxiliary=[term]), steps=3).metrics]
-    assert losses[-1] < losses[0]
+    assert [row["schedule/policy.coef"] for row in trainer.metrics] == [0.0, pytest.approx(1 / 3)]
+    assert first["loss/policy"] is None and first["loss/total"] == first["loss/likelihood"]
+    assert trainer.metrics[1]["loss/likelihood"] < first["loss/likelihood"]
 
 
 def test_two_terms_of_the_same_kind(make_trainer):

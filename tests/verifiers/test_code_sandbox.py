@@ -310,11 +310,11 @@ def test_a_killed_zygote_costs_no_verdict_and_nothing_is_left():
     async def scene():
         runner = LocalRunner(FULL, workers=1)
         assert (await runner.run(Job("print(1)"))).ended is Ended.DONE
-        until(lambda: len(below(os.getpid()) - before) == 2)  # bubblewrap and what it holds
-        zygotes = below(os.getpid()) - before
+        until(lambda: len(below(os.getpid()) - before) == 3)  # bubblewrap, the zygote, the supervisor that waits
+        _, zygote, _ = sorted(below(os.getpid()) - before)
         running = asyncio.ensure_future(runner.run(Job("import time; time.sleep(0.5); print(2)")))
         await asyncio.sleep(0.25)
-        os.kill(max(zygotes), signal.SIGKILL)
+        os.kill(zygote, signal.SIGKILL)
         assert (await running).stdout == b"2\n"
         cancelled = asyncio.ensure_future(runner.run(Job("while True: pass", limits=Limits(seconds=60))))
         await asyncio.sleep(0.25)
@@ -328,6 +328,24 @@ def test_a_killed_zygote_costs_no_verdict_and_nothing_is_left():
     asyncio.run(scene())
     until(lambda: below(os.getpid()) <= before)
     assert set(os.listdir("/proc/self/fd")) <= descriptors
+
+
+def test_a_waiting_supervisor_that_dies_is_replaced():
+    if problem_of(FULL) is not None:
+        pytest.skip("no full sandbox here")
+    before = below(os.getpid())
+
+    async def scene():
+        runner = LocalRunner(FULL, workers=1)
+        for _ in range(3):
+            assert (await runner.run(Job("print(1)"))).stdout == b"1\n"
+            until(lambda: len(below(os.getpid()) - before) == 3)
+            *_, waiting = sorted(below(os.getpid()) - before)
+            os.kill(waiting, signal.SIGKILL)
+            until(lambda gone=waiting: gone not in below(os.getpid()))
+        await runner.close()
+
+    asyncio.run(scene())
 
 
 def test_everything_ends_with_the_trainer():
@@ -346,7 +364,7 @@ asyncio.run(main())
 """
     trainer = subprocess.Popen([sys.executable, "-c", code])
     try:
-        until(lambda: len(below(trainer.pid)) >= 8, 60)  # twice bubblewrap, zygote, supervisor, program
+        until(lambda: len(below(trainer.pid)) >= 10, 60)  # twice bubblewrap, zygote, program and two supervisors
         started = below(trainer.pid)
     finally:
         trainer.kill()
@@ -363,7 +381,7 @@ def test_after_5000_runs_nothing_is_left():
         for _ in range(50):
             outcomes = await asyncio.gather(*(runner.run(Job(f"print({i})")) for i in range(100)))
             assert [o.stdout for o in outcomes] == [b"%d\n" % i for i in range(100)]
-        until(lambda: len(below(os.getpid()) - before) == 4)
+        until(lambda: len(below(os.getpid()) - before) == 6)
         await runner.close()
 
     asyncio.run(scene())

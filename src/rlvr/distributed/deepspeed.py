@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -92,7 +93,14 @@ class DeepSpeedBackend:
         self.engine, *_ = deepspeed.initialize(
             model=policy.model,
             optimizer=registry.build("optimizer", optimizer)(self.parameters.values()),
-            config=zero_config(options.zero_stage, options.offload, bfloat16, self.world.size, options.deepspeed),
+            config=zero_config(
+                options.zero_stage,
+                options.offload,
+                bfloat16,
+                self.world.size,
+                options.deepspeed,
+                sum(p.numel() for p in self.parameters.values()),
+            ),
             dist_init_required=False,
         )
         self.optimizer = self.engine.optimizer
@@ -238,6 +246,7 @@ def _unrounded(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.
 
 def _join_alone() -> None:
     """A process group of one, where no launcher made one."""
+    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed asks for it, whoever made the process group
     if not dist.is_initialized():
         store = dist.HashStore()
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"

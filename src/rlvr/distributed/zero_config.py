@@ -36,16 +36,19 @@ OWN_SECTIONS = {
 
 
 def zero_config(
-    zero_stage: int, offload: Offload, bfloat16: bool, ranks: int, user_file: str | None = None
+    zero_stage: int, offload: Offload, bfloat16: bool, ranks: int, user_file: str | None = None, weights: int = 1 << 30
 ) -> dict[str, Any]:
-    """DeepSpeed's configuration. ConfigError names each key of `user_file` that contradicts it."""
+    """DeepSpeed's configuration for a model of so many `weights` that train.
+
+    ConfigError names each key of `user_file` that contradicts it.
+    """
     ours = _ours(zero_stage, offload, bfloat16, ranks)
     if user_file is None:
-        return _over(_defaults(zero_stage), ours)
+        return _over(_defaults(zero_stage, weights), ours)
     theirs = _read(user_file)
     if wrong := list(_conflicts(theirs, ours)):
         raise ConfigError(f"distributed.deepspeed: {user_file} contradicts the run's configuration: {'; '.join(wrong)}")
-    return _over(_over(_defaults(zero_stage), _without_auto(theirs)), ours)
+    return _over(_over(_defaults(zero_stage, weights), _without_auto(theirs)), ours)
 
 
 def _ours(zero_stage: int, offload: Offload, bfloat16: bool, ranks: int) -> dict[str, Any]:
@@ -70,9 +73,15 @@ def _ours(zero_stage: int, offload: Offload, bfloat16: bool, ranks: int) -> dict
     }
 
 
-def _defaults(zero_stage: int) -> dict[str, Any]:
+def _defaults(zero_stage: int, weights: int) -> dict[str, Any]:
     """What a user's file may change."""
-    zero: dict[str, Any] = {"round_robin_gradients": False}
+    # DeepSpeed's own bucket is half a billion elements, whatever the model, and it is allocated at once.
+    bucket = min(50_000_000, max(1 << 16, weights // 16))
+    zero: dict[str, Any] = {
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket,
+        "round_robin_gradients": False,
+    }
     if zero_stage == 3:
         # DeepSpeed's own values keep a billion weights whole; these keep a few layers of a 7B model.
         zero |= {

@@ -35,6 +35,18 @@ class Shards:
     def __init__(self, optimizer: Any, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         self.optimizer = optimizer
         self.parameters = parameters
+        self._keep_one_copy()
+
+    def _keep_one_copy(self) -> None:
+        """Under ZeRO-3 in float32, make the optimizer's weights those computed with, which DeepSpeed means to do and misses
+        (it compares a torch.device with a string); an eighth of what a rank holds."""
+        if getattr(self.optimizer, "offload_optimizer", True) or not hasattr(
+            self.optimizer, "fp16_partitioned_groups_flat"
+        ):
+            return
+        for wide, computed in zip(self.flats(), self.optimizer.fp16_partitioned_groups_flat, strict=True):
+            if computed is not None and (computed.dtype, computed.device) == (wide.dtype, wide.device):
+                wide.data = computed.data
 
     @property
     def inner(self) -> torch.optim.Optimizer:

@@ -38,7 +38,7 @@ def majority_at_k(
     """
     if not 1 <= k <= len(answers):
         raise ValueError(f"maj@{k} cannot be estimated from {len(answers)} samples")
-    label = _clusters(answers, same)
+    label = clusters(answers, same)
     right = {c for c, ok in zip(label, correct, strict=True) if ok and c is not None}
     if k == len(answers):
         return _vote(label, right)
@@ -47,7 +47,7 @@ def majority_at_k(
     return float(np.mean([_vote([label[i] for i in subset], right) for subset in subsets]))
 
 
-def _clusters(answers: Sequence[str | None], same: Callable[[str, str], bool]) -> list[int | None]:
+def clusters(answers: Sequence[str | None], same: Callable[[str, str], bool]) -> list[int | None]:
     """A number for each answer, equal for answers that are the same."""
     kinds: list[str] = []
     labels: list[int | None] = []

@@ -26,7 +26,7 @@ class Surrogate:
 def hard(gap: torch.Tensor, advantage: torch.Tensor, low: float, high: float, cap: float | None) -> Surrogate:
     """min(rho A, clip(rho, low, high) A) (PPO, Schulman et al. 2017, eq. 7); where A < 0, rho is at most `cap`.
 
-    The cap is the constant c of dual-clip PPO (Ye et al. 2020, eq. 5), and the delta of two-sided clipping.
+    The cap is the constant c of dual-clip PPO (Ye et al. 2020, arXiv 1912.09729), and the delta of two-sided clipping.
     """
     ratio = gap.detach().exp()
     below, above = (ratio < low) & (advantage < 0), (ratio > high) & (advantage > 0)
@@ -40,7 +40,7 @@ def hard(gap: torch.Tensor, advantage: torch.Tensor, low: float, high: float, ca
 
 
 def soft(gap: torch.Tensor, advantage: torch.Tensor, positive: float, negative: float) -> Surrogate:
-    """4 / tau sigmoid(tau (rho - 1)) A (SAPO, Gao et al. 2025, eq. 6), tau by the sign of the advantage.
+    """4 / tau sigmoid(tau (rho - 1)) A (SAPO, arXiv 2511.20347), tau by the sign of the advantage.
 
     The bounds act, softly, where the gradient is less than half of what it is at ratio 1.
     """
@@ -52,7 +52,7 @@ def soft(gap: torch.Tensor, advantage: torch.Tensor, positive: float, negative: 
 
 
 def detached(gap: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor, low: float, high: float) -> Surrogate:
-    """sg[clip(rho, low, high)] A log pi (CISPO, MiniMax 2025, eq. 4-5): a clipped token still has a gradient."""
+    """sg[clip(rho, low, high)] A log pi (CISPO, MiniMax-M1 2025, arXiv 2506.13585): a clipped token still has a gradient."""
     ratio = gap.detach().exp()
     return Surrogate(ratio.clamp(low, high) * advantage * logprobs, ratio < low, ratio > high)
 

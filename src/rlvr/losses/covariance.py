@@ -20,7 +20,7 @@ from rlvr.schedules import Scalar
 
 
 def covariances(tokens: TokenBatch) -> torch.Tensor:
-    """(log pi - its mean) (A - its mean) [T], over the tokens given (eq. 9)."""
+    """(log pi - its mean) (A - its mean) [T], over the tokens given."""
     logprobs = tokens.logprobs.detach()
     return (logprobs - logprobs.mean()) * (tokens.advantage - tokens.advantage.mean())
 
@@ -28,7 +28,7 @@ def covariances(tokens: TokenBatch) -> torch.Tensor:
 @register("loss", "clip_cov")
 @dataclass(frozen=True)
 class ClipCovLoss:
-    """The clipped policy loss without the gradient of some tokens of high covariance (eq. 10-11).
+    """The clipped policy loss without the gradient of some tokens of high covariance.
 
     Chosen are `share` of the step's tokens (at least one), at random among those whose covariance is between the bounds and
     which the clip does not bind already. The draw depends only on the numbers of tokens and candidates, so it is the same
@@ -86,7 +86,7 @@ class ClipCovLoss:
 @register("loss", "kl_cov")
 @dataclass(frozen=True)
 class KLCovLoss:
-    """-rho A, plus coef |log rho| at the `share` of the step's tokens with the highest covariance (eq. 12-13).
+    """-rho A, plus coef |log rho| at the `share` of the step's tokens with the highest covariance.
 
     There is no clip: the penalty alone holds the chosen tokens where they were.
     """

@@ -75,7 +75,7 @@ class KLPenalty:
     average: Average
     weighted: bool = False
     """Times pi / pi_proximal with its gradient, which makes the gradient of k3 that of the KL also off-policy (DeepSeek-V3.2,
-    2025, eq. 7)."""
+    2025)."""
 
     @property
     def needs(self) -> frozenset[Need]:

@@ -31,7 +31,7 @@ class ChosenLikelihood:
     """-log pi of chosen responses, or of the tasks' demonstrations, beside the policy loss.
 
     With demonstrations: supervised learning mixed into the same step, each task's worked response once per group, its
-    weight as the component's `coef`, which may be scheduled or driven (CHORD, Zhang et al. 2025, arXiv 2508.11408, eq. 6).
+    weight as the component's `coef`, which may be scheduled or driven (CHORD, Zhang et al. 2025, arXiv 2508.11408).
     With right or best: imitation of the policy's own successes.
     """
 
@@ -42,7 +42,7 @@ class ChosenLikelihood:
     """A reward of at least this is right."""
     weigh: Literal["evenly", "by_doubt"] = "evenly"
     """evenly: every token weighs 1; by_doubt: p (1 - p), p the token's probability as a constant, so that neither certain nor
-    impossible tokens are pushed (CHORD's phi, eq. 8)."""
+    impossible tokens are pushed (CHORD's phi)."""
     average: Average = "tokens"
     """tokens: every token weighs the same; sequences: every response; constant: divide by a fixed length."""
 

@@ -20,7 +20,7 @@ from rlvr.schedules import Scalar
 class RewardClassification:
     """Cross-entropy of the reward (0 to 1) against psi_i = s_i - mean of the group's other s_j, s = beta log pi / pi_proximal.
 
-    Implicit actor-critic coupling (Li et al. 2025, arXiv 2509.02522, eq. 6 and 11; checked against the authors' code, where
+    Implicit actor-critic coupling (Li et al. 2025, arXiv 2509.02522; checked against the authors' code, where
     the ratio is to the policy that sampled). The log-ratio is that of the whole response. A mean over responses; those of
     groups with one member have no psi and count with none.
     """

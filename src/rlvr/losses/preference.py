@@ -69,8 +69,8 @@ class IPO(PairLoss):
 class KTO:
     """Weight (1 - sigmoid(beta (r - z))) for right responses and weight (1 - sigmoid(beta (z - r))) for wrong ones.
 
-    Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv 2402.01306, eq. 8): r is log pi / pi_reference of the
-    response, z the mean r of the step as a constant, at least 0. Right are rewards of at least `threshold`. A mean over
+    Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv 2402.01306): r is log pi / pi_reference of the
+    response, z the mean r of the step as a constant, at least 0 (the paper estimates z on mismatched pairs). Right are rewards of at least `threshold`. A mean over
     responses; no pairs are needed.
     """
 

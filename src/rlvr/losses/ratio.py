@@ -16,7 +16,7 @@ def log_ratio(tokens: TokenBatch, level: Ratio = "token", bound: float | None = 
 
     token: of the token itself. sequence: summed over its response, the ratio of the whole response. geometric: the mean
     over its response (GSPO, Zheng et al. 2025, eq. 7). geometric_token: the value of geometric with each token's own
-    gradient (GSPO-token, eq. 14), which advantages that differ within a response need.
+    gradient (GSPO-token), which advantages that differ within a response need.
 
     `bound` clamps each token's log-ratio to [-bound, bound] first; beyond it there is no gradient.
     """

@@ -12,7 +12,7 @@ from rlvr.registry import register
 @register("loss", "reinforce")
 @dataclass(frozen=True)
 class Reinforce:
-    """-A log pi (Williams 1992); the policy loss of GPG (Chu et al. 2025, eq. 5).
+    """-A log pi (Williams 1992); the policy loss of GPG (Chu et al. 2025, arXiv 2504.02546).
 
     At ratio 1 it has the gradient of every clipped loss. On later optimizer steps of a batch nothing holds it near the
     policy that sampled.

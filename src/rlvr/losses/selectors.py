@@ -36,7 +36,7 @@ class TokenSelector(Protocol):
 class TopEntropy:
     """The tokens at which the policy was least sure: entropy at or above the quantile 1 - share of the step's tokens.
 
-    Wang et al. 2025, "Beyond the 80/20 rule" (arXiv 2506.01939, eq. 7): the fifth of the tokens with the highest entropy
+    Wang et al. 2025, "Beyond the 80/20 rule" (arXiv 2506.01939): the fifth of the tokens with the highest entropy
     carries the learning. With share 1 every token is kept.
     """
 

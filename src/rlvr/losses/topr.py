@@ -17,7 +17,7 @@ from rlvr.schedules import Scalar
 class TaperedLoss:
     """-clip(rho, low, high) A log pi, rho = pi / mu of the whole response as a constant, the clip by the advantage's sign.
 
-    Tapered off-policy REINFORCE (Le Roux et al. 2025, arXiv 2503.14286, eq. 8): positive responses weigh 1, like
+    Tapered off-policy REINFORCE (Le Roux et al. 2025, arXiv 2503.14286): positive responses weigh 1, like
     supervised learning; negative ones the ratio truncated to [0, 1], so that they stop pushing once they have become
     unlikely. mu is the policy that sampled, so log-probs must be known and no correction is applied on top. All clips at
     [1, 1] give `reinforce`.

@@ -23,7 +23,7 @@ LEAST, MOST = math.log(1e-8), 20.0
 class GammaWeightedLoss:
     """-phi(w) A log pi, phi(w) = w^k exp(lambda (1 - w)) a constant, w the product of the response's ratios.
 
-    VESPO, variational sequence-level soft policy optimization (Shen et al. 2026; checked against TRL 1.16's loss_type
+    VESPO, variational sequence-level soft policy optimization (Shen et al. 2026, arXiv 2602.10693; checked against TRL 1.16's loss_type
     vespo). phi is 1 at w = 1 and falls to 0 on both sides; k and lambda go by the sign of the advantage. A correction is
     taken into w, where it belongs, and not multiplied on top.
     """

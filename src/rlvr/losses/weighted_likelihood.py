@@ -15,7 +15,7 @@ from rlvr.schedules import Scalar
 class WeightedLikelihood:
     """-min(exp(A / temperature), most) log pi.
 
-    Advantage-weighted regression (Peng et al. 2019, arXiv 1910.00177, eq. 9). It never pushes a response down, and needs no
+    Advantage-weighted regression (Peng et al. 2019, arXiv 1910.00177). It never pushes a response down, and needs no
     behaviour log-probs. A very high temperature makes it the plain likelihood of everything that was sampled.
     """
 

@@ -72,8 +72,8 @@ def _of_tokens(batch: Batch, i: int) -> dict[str, list[float | None]]:
         found["log_ratio"] = batch.token_columns[UPDATED][i] - rollout.behaviour_logprobs
     if "advantage" in batch.token_columns:
         found["advantage"] = batch.token_columns["advantage"][i]
-    rounded = {name: np.round(values[rollout.sampled].astype(np.float64), 4).tolist() for name, values in found.items()}
-    return {name: [_number(v) for v in values] for name, values in rounded.items() if any(map(math.isfinite, values))}
+    rounded = {name: np.round(values[rollout.sampled].astype(np.float64), 4) + 0.0 for name, values in found.items()}
+    return {name: [_number(v) for v in values] for name, values in rounded.items() if np.isfinite(values).any()}
 
 
 def _number(value: float) -> float | None:

@@ -29,13 +29,13 @@ def bnpo() -> dict[str, Any]:
 
 @register("preset", "gspo")
 def gspo() -> dict[str, Any]:
-    """GSPO (Zheng et al. 2025, eq. 5-7 and section 5.1): the geometric mean of a response's ratios, clipped tightly."""
+    """GSPO (Zheng et al. 2025, arXiv 2507.18071): the geometric mean of a response's ratios, clipped tightly."""
     return _preset({"name": "clip", "ratio": "geometric", "clip_low": 3e-4, "clip_high": 4e-4, "average": "sequences"})
 
 
 @register("preset", "gspo_token")
 def gspo_token() -> dict[str, Any]:
-    """GSPO-token (Zheng et al. 2025, eq. 13-14): GSPO for advantages that differ within a response."""
+    """GSPO-token (Zheng et al. 2025, arXiv 2507.18071): GSPO for advantages that differ within a response."""
     return _preset(
         {"name": "clip", "ratio": "geometric_token", "clip_low": 3e-4, "clip_high": 4e-4, "average": "sequences"}
     )
@@ -58,14 +58,14 @@ def luspo() -> dict[str, Any]:
 
 @register("preset", "cispo")
 def cispo() -> dict[str, Any]:
-    """CISPO (MiniMax 2025, eq. 4-5): the clipped ratio as a constant weight, without a lower bound; the upper one is
+    """CISPO (MiniMax-M1 2025, arXiv 2506.13585): the clipped ratio as a constant weight, without a lower bound; the upper one is
     ScaleRL's (Khatri et al. 2025, arXiv 2510.13786): ratios up to 5."""
     return _preset({"name": "clip", "clip": "detach", "clip_low": 1.0, "clip_high": 4.0, "average": "tokens"})
 
 
 @register("preset", "sapo")
 def sapo() -> dict[str, Any]:
-    """SAPO (Gao et al. 2025, arXiv 2511.20347): a sigmoid gate in the place of the clip."""
+    """SAPO (arXiv 2511.20347): a sigmoid gate in the place of the clip."""
     return _preset(
         {"name": "clip", "clip": "soft", "soft_positive": 1.0, "soft_negative": 1.05, "average": "sequences"}
     )
@@ -91,13 +91,13 @@ def dppo_kl() -> dict[str, Any]:
 
 @register("preset", "gmpo")
 def gmpo() -> dict[str, Any]:
-    """GMPO (Zhao et al. 2025, arXiv 2507.20673, eq. 4): the geometric mean of ratios clipped to (e^-0.4, e^0.4)."""
+    """GMPO (Zhao et al. 2025, arXiv 2507.20673): the geometric mean of ratios clipped to (e^-0.4, e^0.4)."""
     return _preset({"name": "gmpo", "clip_low": 0.4, "clip_high": 0.4})
 
 
 @register("preset", "vespo")
 def vespo() -> dict[str, Any]:
-    """VESPO, with TRL's defaults: a gamma-shaped weight of the response's ratio."""
+    """VESPO (Shen et al. 2026, arXiv 2602.10693), with TRL's defaults: a gamma-shaped weight of the response's ratio."""
     return _preset({"name": "vespo"})
 
 
@@ -159,7 +159,7 @@ def copg() -> dict[str, Any]:
 @register("preset", "stable_reinforce")
 def stable_reinforce() -> dict[str, Any]:
     """StableReinforce (Zhang et al. 2025, R1-Reward, arXiv 2505.02835): log-ratios clamped before the exponential, advantages
-    normalised over the batch and left out beyond 3 standard deviations."""
+    normalised over the batch and left out beyond 3 standard deviations. The bound of a factor 1000 is not confirmed."""
     return _preset(
         {"name": "clip", "clip_low": 0.2, "clip_high": 0.2, "bound": 6.9, "average": "tokens"},
         {"name": "group", "baseline": "none", "scale": "none"},

@@ -56,7 +56,9 @@ def read_run(path: str | Path) -> RunData:
         run.evaluations = [row for row in run.rows if any(k.startswith("eval/") and row[k] is not None for k in row)]
     run.findings = _findings(run)
     if not run.rollout_files:
-        run.notes.append("no recorded rollouts: rollouts/ is missing or empty (logging.rollouts says how often they are)")
+        run.notes.append(
+            "no recorded rollouts: rollouts/ is missing or empty (logging.rollouts says how often they are)"
+        )
     return run
 
 

@@ -28,9 +28,7 @@ LARGEST = 15_000_000
 SCRIPTS = ("core.js", "charts.js", "curves.js", "rollouts.js", "main.js")
 
 
-def write_report(
-    folders: Sequence[str | Path], output: str | Path | None = None, rollouts: int = SHOWN
-) -> Path:
+def write_report(folders: Sequence[str | Path], output: str | Path | None = None, rollouts: int = SHOWN) -> Path:
     """Write the page of the runs in `folders`, by default as report.html of the first; its path.
 
     DataError where one is no run folder; ConfigError where the page cannot be written.
@@ -66,7 +64,10 @@ def render(runs: Sequence[RunData], rollouts: int = SHOWN) -> str:
     packed = _packed(data, shown)
     while len(packed) > LARGEST and len(shown) > 1:
         shown = shown[::2]
-        data["notes"] = [*data["notes"][: len(runs)], f"of these, {len(shown):,} are shown: the page would be too large"]
+        data["notes"] = [
+            *data["notes"][: len(runs)],
+            f"of these, {len(shown):,} are shown: the page would be too large",
+        ]
         packed = _packed(data, shown)
     static = importlib.resources.files("rlvr.report") / "static"
     page = (static / "report.html").read_text(encoding="utf-8")
@@ -105,7 +106,8 @@ def _finite(value: Any) -> Any:
 
 def _run(run: RunData) -> dict[str, Any]:
     rows, every = _thinned(run.rows)
-    names = dict.fromkeys(name for row in rows for name in row if name not in ("step", "run/stage"))
+    rows = [*({**row, "run/stage": row.get("stage")} for row in run.evaluations if row["step"] == 0), *rows]
+    names = dict.fromkeys(name for row in rows for name in row if name not in ("step", "run/stage", "stage"))
     columns = {name: [_short(row.get(name)) for row in rows] for name in names}
     notes = [*run.notes, *([f"curves: each point is the mean of {every} steps"] if every > 1 else [])]
     return {

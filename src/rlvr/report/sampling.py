@@ -99,7 +99,7 @@ def _length(row: Mapping[str, Any]) -> int:
 def _shown(row: Mapping[str, Any], step: int, decode: Any) -> dict[str, Any]:
     """What the page holds of a rollout. Numbers of tokens are in thousandths, None where unknown."""
     task, columns, tokens = row["task"], row.get("columns", {}), row.get("tokens", {})
-    verdict = next(iter(row.get("verdicts", {}).values()), {})
+    verdict: Mapping[str, Any] = next(iter(row.get("verdicts", {}).values()), {})
     text = str(row.get("text", ""))
     sampled = [place for place, origin in enumerate(row["origin"]) if origin == 1]
     if row.get("char_ends"):
@@ -125,7 +125,9 @@ def _shown(row: Mapping[str, Any], step: int, decode: Any) -> dict[str, Any]:
         "columns": {k: v for k, v in columns.items() if k.startswith("reward/")},
     }
     if len(row.get("verdicts", {})) > 1:
-        shown["verdicts"] = {name: [v.get("status"), v.get("score"), v.get("reason")] for name, v in row["verdicts"].items()}
+        shown["verdicts"] = {
+            name: [v.get("status"), v.get("score"), v.get("reason")] for name, v in row["verdicts"].items()
+        }
     if ends and len(text) <= TEXT:
         shown["ends"] = ends
         shown["logprob"] = _thousandths([row["behaviour_logprobs"][place] for place in sampled])
@@ -175,7 +177,5 @@ def histogram(by_step: Mapping[int, Sequence[float]]) -> dict[str, Any] | None:
     high = high if high > low else low + 1.0
     edges = np.linspace(low, high, BINS + 1)
     parts = [part for part in np.array_split(np.asarray(steps), min(COLUMNS, len(steps))) if len(part)]
-    counts = [
-        np.histogram(np.concatenate([by_step[int(step)] for step in part]), edges)[0].tolist() for part in parts
-    ]
+    counts = [np.histogram(np.concatenate([by_step[int(step)] for step in part]), edges)[0].tolist() for part in parts]
     return {"edges": edges.tolist(), "steps": [[int(p[0]), int(p[-1])] for p in parts], "counts": counts}

@@ -40,8 +40,9 @@ class LengthTarget:
     """Which."""
     alpha: Scalar = 0.5
     """Strength: the bonus of step, the slope of the others."""
-    relative: bool = False
-    """The target is a factor of the mean length of the group's right answers (of all its decided members where none is)."""
+    relative: Literal["right", "all"] | None = None
+    """The target is a factor of the mean length of the group's right answers (of its decided members where none is right), or
+    of all its decided members; null: it is in tokens."""
     of: TermSpec = "verdict"
     """What says right (at least 1) or wrong."""
     inner: ClassVar = ("of",)
@@ -61,8 +62,8 @@ class LengthTarget:
     def __call__(self, batch: Batch, of: np.ndarray) -> np.ndarray:
         used, right, alpha = lengths(batch), of >= 1.0, float(self.alpha)  # type: ignore[arg-type]
         target = self._targets(batch)
-        if self.relative:
-            target = target * typical_lengths(used, of, batch)
+        if self.relative is not None:
+            target = target * typical_lengths(used, of, batch, self.relative == "right")
         if self.form == "step":
             values = np.where(right & (used <= target), alpha, 0.0)
         elif self.form == "exact":
@@ -77,13 +78,15 @@ class LengthTarget:
         return np.full(len(batch), float(self.target))  # type: ignore[arg-type]
 
 
-def typical_lengths(used: np.ndarray, of: np.ndarray, batch: Batch) -> np.ndarray:
-    """float64 [B]: the mean length of the group's right answers, where there are none of its decided members; else NaN."""
+def typical_lengths(used: np.ndarray, of: np.ndarray, batch: Batch, right_first: bool) -> np.ndarray:
+    """float64 [B]: the mean length of the group's right answers if asked and there are any, else of its decided members; else
+    NaN."""
     groups = batch.group_index()
     if not len(groups):
         return np.zeros(0)
+    everyone = pass_rates(np.where(np.isnan(of), np.nan, used), groups)
     right = pass_rates(np.where(of >= 1.0, used, np.nan), groups)
-    return np.where(np.isnan(right), pass_rates(np.where(np.isnan(of), np.nan, used), groups), right)[groups]
+    return np.where(np.isnan(right), everyone, right)[groups] if right_first else everyone[groups]
 
 
 @register("reward", "adaptive_length_target")

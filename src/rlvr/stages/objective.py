@@ -34,7 +34,7 @@ def build_objective(plan: StagePlan, shares_weights: bool) -> Objective:
         )
     keep = tuple(registry.build("token_selector", spec) for spec in algorithm.token_select)
     skips = getattr(loss, "zero_without_advantage", False)
-    components = [Component("policy", loss, "policy", 1.0, skips, not corrects_itself, keep)]
+    components = [Component("policy", loss, "policy", algorithm.loss_coef, skips, not corrects_itself, keep)]
     components += _kl(algorithm, loss, of_responses)
     if algorithm.entropy != 0.0:
         components.append(Component("entropy", EntropyBonus(loss.average), "policy", algorithm.entropy, keep=keep))

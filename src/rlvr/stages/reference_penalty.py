@@ -1,9 +1,9 @@
 """The divergence from the reference as part of the reward: what a response earns less for having drifted.
 
 It is measured before the update, once per step: a pass of the policy and one of the reference. With `where: reward` its sum
-over a response is taken from the response's reward before the baseline (RLOO, Ahmadian et al. 2024, eq. 3); with
+over a response is taken from the response's reward before the baseline (RLOO, Ahmadian et al. 2024); with
 `where: advantage` each token's advantage loses the sum from that token on, after the estimator and before the modifiers,
-whose `whiten` then normalises both (PPO's per-token penalty, and REINFORCE++, Hu 2025, eq. 8, with discount 1).
+whose `whiten` then normalises both (PPO's per-token penalty, and REINFORCE++, Hu 2025, with discount 1).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlvr.errors import DataError
+from rlvr.errors import ConfigError, DataError, nearest
 from rlvr.losses import Component, LikelihoodLoss, Objective
 from rlvr.losses.tokens import Average
 from rlvr.monitor.batch import batch_metrics
@@ -26,8 +26,29 @@ class SFTStage(Stage):
     samples = False
 
     def __init__(
-        self, plan: StagePlan, parts: Parts, tasks: Sequence[Task], seed: int, *, average: Average = "tokens"
+        self,
+        plan: StagePlan,
+        parts: Parts,
+        tasks: Sequence[Task],
+        seed: int,
+        *,
+        average: Average = "tokens",
+        source_weights: dict[str, float] | None = None,
     ) -> None:
+        """`source_weights`: the weight of the demonstrations of each source of tasks, above 0, and 1 for sources that it does not
+        name (OpenChat, Wang et al. 2023, arXiv 2309.11235: exp(r / beta) for a source of reward r)."""
+        self.source_weights = source_weights or {}
+        known = {task.source for task in tasks}
+        for source, weight in self.source_weights.items():
+            if source not in known:
+                named = sorted(s for s in known if s is not None)
+                raise DataError(
+                    f"stage {plan.name!r}: no task is of the source {source!r} of source_weights{nearest(source, named)}"
+                )
+            if not weight > 0:
+                raise ConfigError(
+                    f"stage {plan.name!r}: the weight of the source {source!r} is {weight}: it must be above 0"
+                )
         self._objective = Objective((Component("likelihood", LikelihoodLoss(average), "likelihood"),))
         super().__init__(plan, parts, tasks, seed)
 
@@ -54,10 +75,12 @@ class SFTStage(Stage):
         self.sampler.load_state_dict(self._before)
 
     def score(self, collected: Collected) -> tuple[Batch, dict[str, Any]]:
-        """Weight 1 on every token of a demonstration."""
+        """Weight 1, or that of its source, on every token of a demonstration."""
         batch = Batch(collected.rollouts)
         everyone = np.ones(len(batch), dtype=bool)
-        batch.token_columns["weight/likelihood"] = token_weights(batch.rollouts, Origin.DEMONSTRATION, everyone)
+        weights = token_weights(batch.rollouts, Origin.DEMONSTRATION, everyone)
+        factors = [np.float32(self.source_weights.get(str(r.task.source), 1.0)) for r in batch.rollouts]
+        batch.token_columns["weight/likelihood"] = [f * w for f, w in zip(factors, weights, strict=True)]
         return batch, batch_metrics(batch)
 
     def objective(self) -> Objective:

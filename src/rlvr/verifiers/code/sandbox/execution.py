@@ -7,7 +7,7 @@ import contextlib
 import json
 import signal
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from rlvr.verifiers.code import values
@@ -71,7 +71,7 @@ class Execution:
     async def tell(self) -> None:
         """Send the program. What its process does not read any more is no matter: its outcome says why."""
         program = self._program
-        head = {**asdict(program.limits), "address_space": program.address_space}
+        head = {**vars(program.limits), "address_space": program.address_space}
         with contextlib.suppress(OSError):
             await self._job.send(json.dumps(head).encode() + b"\n" + program.stdin)
             await self._channel.send(json.dumps(program.order).encode(), program.source)

@@ -82,8 +82,11 @@ def no_new_privileges() -> None:
 def memory(proc: int, process: str = "self") -> tuple[int, int]:
     """Bytes that a process has mapped and has in memory, by a descriptor of /proc; zeros when there is no such process."""
     try:
-        with open(os.open(f"{process}/statm", os.O_RDONLY, dir_fd=proc)) as file:
-            mapped, resident = file.read().split()[:2]
+        fd = os.open(f"{process}/statm", os.O_RDONLY, dir_fd=proc)
+        try:
+            mapped, resident = os.read(fd, 256).split()[:2]
+        finally:
+            os.close(fd)
     except (OSError, ValueError):
         return 0, 0
     return int(mapped) * _PAGE, int(resident) * _PAGE

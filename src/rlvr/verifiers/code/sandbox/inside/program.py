@@ -153,7 +153,7 @@ def _python(channel: socket.socket, what: dict[str, Any], source: bytes) -> int:
     sys.stderr = text(2, "w", errors="backslashreplace", buffering=1)
     vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
     sys.argv = [_FILE]
-    reserve = bytearray(2**20)
+    reserve = bytes(2**20)  # mapped and not touched, so that it costs no memory
     code = 0
     try:
         _KINDS[what["kind"]](channel, what, source.decode("utf-8", "surrogatepass"))

@@ -1,6 +1,6 @@
-"""Process 1 of a job's namespaces: makes them, forks the program, watches it, and says how it ended.
+"""Process 1 of a job's namespaces: waits for the job, forks the program, watches it, and says how it ended.
 
-Invariants: it reads no more than the limits say and runs nothing of the program; when it ends the kernel kills whatever is
+Invariants: it is for one job; it reads no more than the limits say and runs nothing of the program; when it ends the kernel kills whatever is
 left in its process namespace. It does so when the trainer closes its socket, too. What it says may be forged by a program that
 breaks out of its own lock, and is a claim like any other.
 """
@@ -65,27 +65,47 @@ def cpu_seconds(order: Order) -> int:
     return math.ceil(order.seconds) + 1
 
 
-def supervise(job: socket.socket, channel: socket.socket, setting: Setting) -> NoReturn:
-    """Run the job of a socket and send its outcome."""
+def supervise(control: socket.socket, waiting: int, setting: Setting) -> NoReturn:
+    """Take the next job of a zygote's socket, run it and send its outcome. `waiting` is closed when the job was taken."""
+    job = None
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         kernel.die_with_parent(signal.SIGKILL)
         kernel.be_subreaper()
-        body = frames.receive(job)
-        if body is not None:
-            head, _, stdin = body.partition(b"\n")
-            _run(job, channel, setting, Order(**json.loads(head)), stdin)
+        trouble = _prepared(setting)
+        fds = socket.recv_fds(control, 1, 2)[1]
+        control.close()
+        os.close(waiting)
+        if len(fds) == 2:
+            job, channel = (socket.socket(fileno=fd) for fd in fds)
+            body = frames.receive(job)
+            if trouble is not None:
+                raise trouble
+            if body is not None:
+                head, _, stdin = body.partition(b"\n")
+                _run(job, channel, setting, Order(**json.loads(head)), stdin)
     except BaseException as error:
-        with contextlib.suppress(OSError):
-            _say(job, "broken", f"{type(error).__name__}: {error}", 0.0, b"", b"")
+        if job is not None:
+            with contextlib.suppress(OSError):
+                _say(job, "broken", f"{type(error).__name__}: {error}", 0.0, b"", b"")
     finally:
         os._exit(0)
+
+
+def _prepared(setting: Setting) -> OSError | None:
+    """What can be done before there is a job; what went wrong is kept for it."""
+    try:
+        if setting.namespaces:
+            _own_user()
+    except OSError as error:
+        return error
+    return None
 
 
 def _run(job: socket.socket, channel: socket.socket, setting: Setting, order: Order, stdin: bytes) -> None:
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     if setting.namespaces:
-        _own_world(order)
+        _own_folders(order)
     given = _file_of(stdin)
     ends = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
     pid = os.fork()
@@ -105,12 +125,17 @@ def _run(job: socket.socket, channel: socket.socket, setting: Setting, order: Or
     _say(job, how, why, time.monotonic() - start, *outputs)
 
 
-def _own_world(order: Order) -> None:
-    """Inside of new namespaces: a user map, an empty writable folder, and no /proc."""
+def _own_user() -> None:
+    """Inside of new namespaces: a user map."""
     user, group = os.geteuid(), os.getegid()
     for name, text in (("setgroups", "deny"), ("gid_map", f"{group} {group} 1"), ("uid_map", f"{user} {user} 1")):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
+        fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
+        os.write(fd, text.encode())
+        os.close(fd)
+
+
+def _own_folders(order: Order) -> None:
+    """Inside of new namespaces: an empty writable folder, and no /proc."""
     files = order.file_mb * 256
     kernel.mount_memory(TMP, f"size={order.file_mb}m,nr_inodes={files},mode=0700")
     kernel.mount_memory("/proc", "size=4k,nr_inodes=2,mode=0555", kernel.READ_ONLY | kernel.NO_EXEC)

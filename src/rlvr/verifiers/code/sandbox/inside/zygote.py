@@ -1,7 +1,7 @@
-"""A warmed interpreter that forks a supervisor for each job.
+"""A warmed interpreter that forks a supervisor for each job, one ahead, so that no job waits for its namespaces.
 
-Invariants: it has one thread, reads nothing of a job (only two descriptors, which it hands to the fork), and ends, and with it
-everything below it, when its control socket closes or the trainer dies, however it dies.
+Invariants: it has one thread, receives nothing of a job (the waiting supervisor takes the job's descriptors itself), and ends,
+and with it everything below it, when its control socket closes or the trainer dies, however it dies.
 """
 
 from __future__ import annotations
@@ -72,23 +72,28 @@ def main() -> None:
 
 
 def _serve(control: socket.socket, lifeline: int, setting: Setting) -> None:
-    poll = select.poll()
-    poll.register(control, select.POLLIN)
-    poll.register(lifeline, select.POLLIN)
+    """Keep one supervisor waiting, until the trainer is gone."""
     while True:
-        if any(fd == lifeline for fd, _ in poll.poll()):
-            return
-        message, fds, _, _ = socket.recv_fds(control, 1, 2)
-        if not message:
-            return
-        job, channel = (socket.socket(fileno=fd) for fd in fds)
+        taken, ours = os.pipe2(os.O_CLOEXEC)
         try:
             pid = kernel.clone(kernel.NAMESPACES if setting.namespaces else 0)
         except OSError:
-            pid = -1  # both sockets close unheard: the trainer asks elsewhere
+            pid = -1
         if pid == 0:
-            control.close()
             os.close(lifeline)
-            supervise(job, channel, setting)
-        job.close()
-        channel.close()
+            os.close(taken)
+            supervise(control, ours, setting)
+        if pid > 0:
+            os.close(ours)  # so that the pipe ends where the supervisor takes a job, or ends
+        poll = select.poll()
+        poll.register(lifeline, select.POLLIN)
+        poll.register(control, 0 if pid > 0 else select.POLLIN)
+        poll.register(taken, 0)
+        ready = dict(poll.poll())
+        os.close(taken)
+        if lifeline in ready or ready.get(control.fileno(), 0) & select.POLLHUP:
+            return
+        if pid < 0:
+            os.close(ours)
+            for fd in socket.recv_fds(control, 1, 2)[1]:
+                os.close(fd)  # unheard: the trainer asks elsewhere

@@ -1,0 +1,53 @@
+"""Whether evaluation tasks stand in the training tasks: overlap of runs of words.
+
+Brown et al. 2020, "Language models are few-shot learners", appendix C: runs of 13 words, lower case, without punctuation. A
+prompt of fewer words is compared whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from rlvr.monitor.batch import prompt_text
+from rlvr.records import Task
+
+WORDS = 13
+LISTED = 100
+_WORD = re.compile(r"\w+")
+
+
+def contamination(train: Iterable[Task], held_out: Sequence[Task], words: int = WORDS) -> dict[str, Any]:
+    """The evaluation tasks whose prompt shares a run of `words` words with a training prompt.
+
+    `share` of the tasks; `found` lists the first of them with the part of their runs that is shared. Short prompts are equal
+    only as a whole.
+    """
+    seen = {run for task in train for run in _runs(task, words)}
+    found: list[dict[str, Any]] = []
+    for task in held_out:
+        runs = list(_runs(task, words))
+        shared = sum(run in seen for run in runs)
+        if shared:
+            found.append({"id": task.id, "overlap": shared / len(runs)})
+    found.sort(key=lambda row: row["overlap"], reverse=True)
+    return {
+        "words": words,
+        "tasks": len(held_out),
+        "contaminated": len(found),
+        "share": len(found) / len(held_out) if held_out else None,
+        "found": found[:LISTED],
+    }
+
+
+def _runs(task: Task, words: int) -> Iterator[int]:
+    """The hashes of the prompt's runs of words; of a prompt of fewer words, of the whole."""
+    text = prompt_text(task.prompt).lower()
+    found = _WORD.findall(text)
+    if len(found) < words:
+        if text.strip():
+            yield hash((len(found), re.sub(r"\s+", "", text)))  # signs count here: 2+2 is not 2-2
+        return
+    for begin in range(len(found) - words + 1):
+        yield hash(tuple(found[begin : begin + words]))

@@ -1,0 +1,63 @@
+"""How sure a mean over tasks is: bootstrap intervals, and the interquartile mean.
+
+Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (rliable): intervals by resampling,
+the interquartile mean in place of the median, paired comparison. Resampled are tasks; several runs (seeds) of the same tasks
+are resampled run by run within each task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from rlvr.seeding import seed_of
+
+RESAMPLES = 2000
+CHUNK = 2_000_000
+"""Numbers drawn at a time."""
+
+Statistic = Callable[[np.ndarray], np.ndarray]
+"""[.., T] -> [..]"""
+
+
+def interquartile_mean(values: np.ndarray) -> np.ndarray:
+    """The mean of the middle half along the last axis: a quarter of the values, rounded down, is cut off at each end."""
+    count = values.shape[-1]
+    cut = count // 4
+    return np.sort(values, axis=-1)[..., cut : count - cut].mean(axis=-1)
+
+
+def plain_mean(values: np.ndarray) -> np.ndarray:
+    """The mean along the last axis."""
+    return values.mean(axis=-1)
+
+
+def interval(
+    values: np.ndarray,
+    statistic: Statistic = plain_mean,
+    level: float = 0.95,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> tuple[float, float] | None:
+    """The percentile bootstrap interval of `statistic` over tasks; None of no task.
+
+    `values` is [T], or [R, T] for R runs on the same tasks; NaN (of a [T]) is left out.
+    """
+    values = values[~np.isnan(values)] if values.ndim == 1 else values
+    runs, count = (1, len(values)) if values.ndim == 1 else values.shape
+    if count == 0:
+        return None
+    random = np.random.default_rng(seed_of("bootstrap", seed, count, runs))
+    found = []
+    size = max(1, CHUNK // (count * runs))
+    for begin in range(0, resamples, size):
+        number = min(size, resamples - begin)
+        if values.ndim == 1:
+            chosen = values[random.integers(count, size=(number, count))]
+        else:
+            which = random.integers(runs, size=(number, runs, count))
+            chosen = np.take_along_axis(values[None], which, axis=1).reshape(number, runs * count)
+        found.append(statistic(chosen))
+    low, high = np.quantile(np.concatenate(found), [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)

@@ -1,0 +1,129 @@
+"""What is kept of a task once its responses are judged, and what a set of such tasks amounts to.
+
+Invariants:
+- A `Tally` is small and does not grow with the number of samples: rollouts are let go as soon as they are tallied.
+- An undecided verdict (our own trouble) is no sample; it is counted. A task with none decided is left out of the means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlvr.evaluation.estimators import clusters, majority_at_k, pass_at_k
+from rlvr.records import Rollout, Task, VerdictStatus
+
+Same = Callable[[str, str], bool]
+
+
+@dataclass
+class Tally:
+    """The results of one task."""
+
+    id: str
+    source: str | None = None
+    samples: int = 0
+    """Decided samples, the greedy response apart."""
+    correct: int = 0
+    """Of those, the ones of score 1."""
+    score: float | None = None
+    """Mean score of the samples."""
+    greedy: float | None = None
+    """Score of the greedy response."""
+    majority: dict[int, float] = field(default_factory=dict)
+    """maj@k by k."""
+    answer_entropy: float | None = None
+    """Entropy of the answers among the samples, in nats."""
+    responses: int = 0
+    truncated: int = 0
+    unparsable: int = 0
+    undecided: int = 0
+    tokens: int = 0
+    """Of all responses."""
+
+    def add_greedy(self, rollouts: Sequence[Rollout]) -> None:
+        """Take in the greedy response (its contexts, where a plan gives several)."""
+        self._count(rollouts)
+        scores = [r.verdict.score for r in rollouts if r.verdict is not None and r.verdict.score is not None]
+        self.greedy = float(np.mean(scores)) if scores else None
+
+    def add_samples(self, rollouts: Sequence[Rollout], ks: Sequence[int], same: Same = str.__eq__) -> None:
+        """Take in all samples of the task."""
+        self._count(rollouts)
+        verdicts = [r.verdict for r in rollouts if r.verdict is not None and r.verdict.decided]
+        if not verdicts:
+            return
+        right, answers = [v.score == 1.0 for v in verdicts], [v.answer for v in verdicts]
+        self.samples, self.correct = len(verdicts), sum(right)
+        self.score = float(np.mean([v.score for v in verdicts]))
+        self.majority = {k: majority_at_k(answers, right, k, same) for k in ks if 1 < k <= len(verdicts)}
+        counts = Counter(label for label in clusters(answers, same) if label is not None)
+        shares = [count / counts.total() for count in counts.values()]
+        self.answer_entropy = -sum(p * math.log(p) for p in shares) + 0.0 if shares else None
+
+    def _count(self, rollouts: Sequence[Rollout]) -> None:
+        self.responses += len(rollouts)
+        self.truncated += sum(r.stop.truncated for r in rollouts)
+        self.unparsable += sum(r.verdict is not None and r.verdict.status is VerdictStatus.UNPARSABLE for r in rollouts)
+        self.undecided += sum(r.verdict is None or not r.verdict.decided for r in rollouts)
+        self.tokens += sum(r.completion_length for r in rollouts)
+
+    def pass_at(self, k: int) -> float | None:
+        """The unbiased pass@k; None where fewer than k samples are decided."""
+        return pass_at_k(self.samples, self.correct, k) if self.samples >= k else None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Tally:
+        return cls(**{**row, "majority": {int(k): v for k, v in row["majority"].items()}})
+
+
+def tally_of(task: Task) -> Tally:
+    """The empty tally of a task."""
+    return Tally(task.id, task.source)
+
+
+def values_of(tallies: Sequence[Tally], ks: Sequence[int]) -> dict[str, np.ndarray]:
+    """Result -> its value for each task, NaN where it has none: greedy, mean, pass@k, maj@k."""
+
+    def column(values: Sequence[float | None]) -> np.ndarray:
+        return np.asarray([math.nan if v is None else v for v in values], dtype=np.float64)
+
+    found = {"greedy": column([t.greedy for t in tallies]), "mean": column([t.score for t in tallies])}
+    for k in ks:
+        found[f"pass@{k}"] = column([t.pass_at(k) for t in tallies])
+        if k > 1:  # a majority of one is a single sample
+            found[f"maj@{k}"] = column([t.majority.get(k) for t in tallies])
+    return found
+
+
+def summary(tallies: Sequence[Tally], ks: Sequence[int], greedy: bool, samples: bool) -> dict[str, float | None]:
+    """Means over tasks, shares of responses and mean length; None where nothing is decided."""
+    means = {name: mean(values) for name, values in values_of(tallies, ks).items()}
+    asked = {name: value for name, value in means.items() if (greedy if name == "greedy" else samples)}
+    responses = sum(t.responses for t in tallies)
+
+    def share(count: int) -> float | None:
+        return count / responses if responses else None
+
+    return {
+        "tasks": len(tallies),
+        **asked,
+        "truncated": share(sum(t.truncated for t in tallies)),
+        "unparsable": share(sum(t.unparsable for t in tallies)),
+        "undecided": share(sum(t.undecided for t in tallies)),
+        "length_mean": share(sum(t.tokens for t in tallies)),
+    }
+
+
+def mean(values: np.ndarray) -> float | None:
+    """The mean of what is not NaN; None of nothing."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None

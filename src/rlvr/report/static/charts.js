@@ -1,0 +1,163 @@
+// Charts as SVG: lines with bands, stacked areas, histograms over time. Each is a card with a title.
+
+const WIDE = 420, HIGH = 210, LEFT = 52, RIGHT = 12, TOP = 10, BOTTOM = 26;
+
+function frame(title, about, label) {
+  const svg = draw("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", "aria-label": label || title });
+  const heading = make("h3", { title: about || "" }, title);
+  return { svg, card: make("div", { class: "card chart" }, heading, svg) };
+}
+
+function axes(svg, [x0, x1], [y0, y1], ticksOfY = ticks(y0, y1)) {
+  const px = (x) => LEFT + ((x - x0) / (x1 - x0 || 1)) * (WIDE - LEFT - RIGHT);
+  const py = (y) => HIGH - BOTTOM - ((y - y0) / (y1 - y0 || 1)) * (HIGH - TOP - BOTTOM);
+  for (const y of ticksOfY) {
+    svg.append(draw("line", { class: "gridline", x1: LEFT, x2: WIDE - RIGHT, y1: py(y), y2: py(y) }));
+    svg.append(draw("text", { x: LEFT - 6, y: py(y) + 4, "text-anchor": "end" }, show(y)));
+  }
+  const marks = ticks(x0, x1, 6).filter((x) => Number.isInteger(x) && x >= x0 && x <= x1);
+  for (const x of marks) svg.append(draw("text", { x: px(x), y: HIGH - 9, "text-anchor": "middle" }, show(x)));
+  svg.append(draw("line", { class: "axis", x1: LEFT, x2: WIDE - RIGHT, y1: py(y0), y2: py(y0) }));
+  return { px, py };
+}
+
+function hover(svg, x0, x1, texts) {
+  const cursor = draw("line", { class: "cursor", y1: TOP, y2: HIGH - BOTTOM, visibility: "hidden" });
+  svg.append(cursor);
+  svg.addEventListener("pointermove", (event) => {
+    const box = svg.getBoundingClientRect();
+    const inside = ((event.clientX - box.left) / box.width) * WIDE;
+    const found = texts(x0 + ((inside - LEFT) / (WIDE - LEFT - RIGHT)) * (x1 - x0));
+    if (!found) return;
+    const place = LEFT + ((found.x - x0) / (x1 - x0 || 1)) * (WIDE - LEFT - RIGHT);
+    for (const side of ["x1", "x2"]) cursor.setAttribute(side, place);
+    cursor.setAttribute("visibility", "visible");
+    tip.show(event, found.text);
+  });
+  svg.addEventListener("pointerleave", () => { cursor.setAttribute("visibility", "hidden"); tip.hide(); });
+}
+
+function nearest(xs, x) {
+  let low = 0, high = xs.length - 1;
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (xs[middle] < x) low = middle; else high = middle;
+  }
+  return Math.abs(xs[low] - x) <= Math.abs(xs[high] - x) ? low : high;
+}
+
+function smoothed(values, weight) {
+  let kept = null;
+  return values.map((value) => {
+    if (!known(value)) return null;
+    kept = kept === null ? value : weight * kept + (1 - weight) * value;
+    return kept;
+  });
+}
+
+function path(xs, ys, px, py) {
+  let text = "", pen = false;
+  for (let i = 0; i < xs.length; i++) {
+    if (!known(ys[i])) continue;  // a metric that is not there at a step (an evaluation) does not break its line
+    text += `${pen ? "L" : "M"}${px(xs[i]).toFixed(1)} ${py(ys[i]).toFixed(1)}`;
+    pen = true;
+  }
+  return text;
+}
+
+// series: [{label, color, x, y, low?, high?, faint?}]
+function lineChart(title, about, series, { stages = [], marks = [], smooth = 0, share = false } = {}) {
+  const { svg, card } = frame(title, about);
+  const all = series.flatMap((s) => [...s.y, ...(s.low || []), ...(s.high || [])]).filter(known);
+  const steps = series.flatMap((s) => s.x.filter((_, i) => known(s.y[i])));
+  if (!all.length) { card.append(make("p", { class: "soft small" }, "nothing was measured")); return card; }
+  let [low, high] = [all.reduce((a, b) => Math.min(a, b)), all.reduce((a, b) => Math.max(a, b))];
+  if (low >= 0 && low < 0.5 * high) low = 0;
+  const pad = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
+  [low, high] = [low === 0 ? 0 : low - pad, share ? Math.min(high + pad, Math.max(1, high)) : high + pad];
+  const x0 = steps.reduce((a, b) => Math.min(a, b)), x1 = Math.max(steps.reduce((a, b) => Math.max(a, b)), x0 + 1);
+  const { px, py } = axes(svg, [x0, x1], [low, high]);
+  for (const [name, step] of stages) {
+    if (step <= x0 || step > x1) continue;
+    svg.append(draw("line", { class: "stage", x1: px(step), x2: px(step), y1: TOP, y2: HIGH - BOTTOM }));
+    svg.append(draw("text", { x: px(step) + 4, y: TOP + 9 }, name));
+  }
+  for (const one of series) {
+    if (one.low) {
+      const there = one.x.map((_, i) => i).filter((i) => known(one.low[i]));
+      const up = there.map((i) => `${px(one.x[i]).toFixed(1)} ${py(one.high[i]).toFixed(1)}`);
+      const down = there.map((i) => `${px(one.x[i]).toFixed(1)} ${py(one.low[i]).toFixed(1)}`).reverse();
+      if (there.length) svg.append(draw("path", { d: `M${[...up, ...down].join("L")}Z`, fill: one.color, opacity: 0.16 }));
+    }
+    const few = one.y.filter(known).length <= 40;
+    const line = { fill: "none", stroke: one.color, "stroke-linejoin": "round" };
+    if (smooth > 0 && !few) svg.append(draw("path", { ...line, d: path(one.x, one.y, px, py), opacity: 0.25, "stroke-width": 1 }));
+    const shown = smooth > 0 && !few ? smoothed(one.y, smooth) : one.y;
+    svg.append(draw("path", { ...line, d: path(one.x, shown, px, py), "stroke-width": 1.7 }));
+    if (few) one.x.forEach((x, i) => known(one.y[i]) && svg.append(draw("circle", { cx: px(x), cy: py(one.y[i]), r: 2.6, fill: one.color })));
+  }
+  for (const mark of marks) {
+    const sign = draw("path", { class: "mark", d: `M${px(mark.step)} ${TOP + 12}l-5 -9h10z` });
+    sign.append(draw("title", {}, mark.text));
+    if (mark.step >= x0 && mark.step <= x1) svg.append(sign);
+  }
+  const usable = series.map((s) => { const at = s.x.map((_, i) => i).filter((i) => known(s.y[i])); return { ...s, at, xs: at.map((i) => s.x[i]) }; }).filter((s) => s.at.length);
+  hover(svg, x0, x1, (x) => {
+    const points = usable.map((s) => { const k = nearest(s.xs, x); return { s, i: s.at[k], x: s.xs[k] }; });
+    const near = points.reduce((a, b) => (Math.abs(b.x - x) < Math.abs(a.x - x) ? b : a));
+    const lines = points.filter((p) => p.x === near.x).map(({ s, i }) =>
+      `${s.label}: ${show(s.y[i])}${s.low && known(s.low[i]) ? ` (${show(s.low[i])} to ${show(s.high[i])})` : ""}`);
+    return { x: near.x, text: [`step ${near.x}`, ...lines].join("\n") };
+  });
+  if (series.length > 1 || series.some((s) => s.low)) card.append(legend(series));
+  return card;
+}
+
+// parts: [{label, color, y}] over one x
+function stackChart(title, about, x, parts, { whole = false } = {}) {
+  const { svg, card } = frame(title, about);
+  const at = x.map((_, i) => i).filter((i) => parts.some((p) => known(p.y[i])));
+  if (!at.length) { card.append(make("p", { class: "soft small" }, "nothing was measured")); return card; }
+  const sums = at.map((i) => parts.reduce((sum, p) => sum + (known(p.y[i]) ? p.y[i] : 0), 0));
+  const sorted = [...sums].sort((a, b) => a - b);
+  const top = whole ? 1 : 1.1 * sorted[Math.floor(0.98 * (sorted.length - 1))] || 1;  // a few slow steps are cut off
+  const x0 = x[at[0]], x1 = Math.max(x[at[at.length - 1]], x0 + 1);
+  const { px, py } = axes(svg, [x0, x1], [0, top]);
+  const base = at.map(() => 0);
+  for (const part of parts) {
+    const under = base.map((y, k) => `${px(x[at[k]]).toFixed(1)} ${py(Math.min(y, top)).toFixed(1)}`);
+    at.forEach((i, k) => { base[k] += known(part.y[i]) ? part.y[i] : 0; });
+    const over = base.map((y, k) => `${px(x[at[k]]).toFixed(1)} ${py(Math.min(y, top)).toFixed(1)}`);
+    svg.append(draw("path", { d: `M${[...over, ...under.reverse()].join("L")}Z`, fill: part.color, opacity: 0.82 }));
+  }
+  const xs = at.map((i) => x[i]);
+  hover(svg, x0, x1, (value) => {
+    const k = nearest(xs, value), i = at[k];
+    const lines = parts.filter((p) => known(p.y[i]) && p.y[i] !== 0).reverse().map((p) => `${p.label}: ${show(p.y[i])}`);
+    return { x: xs[k], text: [`step ${xs[k]}`, ...lines].join("\n") };
+  });
+  card.append(legend(parts));
+  return card;
+}
+
+function histogramChart(title, about, data, hue) {
+  const { svg, card } = frame(title, about);
+  if (!data) { card.append(make("p", { class: "soft small" }, "no recorded rollouts")); return card; }
+  const { edges, steps, counts } = data, bins = edges.length - 1;
+  const x0 = steps[0][0], x1 = Math.max(steps[steps.length - 1][1], x0 + 1);
+  const { py } = axes(svg, [x0, x1], [edges[0], edges[bins]]);
+  const width = (WIDE - LEFT - RIGHT) / steps.length;
+  counts.forEach((column, c) => {
+    const total = column.reduce((a, b) => a + b, 0), most = Math.max(...column, 1);
+    column.forEach((count, b) => {
+      if (!count) return;
+      const y = py(edges[b + 1]);
+      const cell = draw("rect", { x: LEFT + c * width, y, width: width + 0.3, height: Math.max(py(edges[b]) - y, 1), fill: hue, opacity: (0.12 + 0.88 * count / most).toFixed(2) });
+      cell.addEventListener("pointermove", (event) => tip.show(event,
+        `steps ${steps[c][0]} to ${steps[c][1]}\n${show(edges[b])} to ${show(edges[b + 1])}\n${count} of ${total} (${(100 * count / total).toFixed(1)} %)`));
+      cell.addEventListener("pointerleave", tip.hide);
+      svg.append(cell);
+    });
+  });
+  return card;
+}

@@ -1,0 +1,85 @@
+// Which curves are shown: those of all runs, and of several seeds of one experiment their mean with a band.
+
+const FIRST_CURVES = [
+  "reward/mean", "EVAL", "group/mixed", "group/all_wrong", "group/all_correct", "completion/length_mean", "completion/truncated",
+  "verdict/unparsable", "entropy", "kl/ref", "grad_norm", "ratio/clipped_high", "mismatch/mean", "completion/repetition",
+  "loss/policy", "lr", "time/tokens_per_second",
+];
+
+function experiments(runs) {
+  const groups = new Map();
+  runs.forEach((run, number) => {
+    if (!groups.has(run.experiment)) groups.set(run.experiment, []);
+    groups.get(run.experiment).push(number);
+  });
+  return [...groups.values()];
+}
+
+function seedsTogether(runs, members, values) {
+  const steps = [...new Set(members.flatMap((m) => runs[m].steps))].sort((a, b) => a - b);
+  const places = members.map((m) => new Map(runs[m].steps.map((step, i) => [step, i])));
+  const result = { x: steps, y: [], low: [], high: [] };
+  for (const step of steps) {
+    const there = members.map((m, k) => { const i = places[k].get(step); return i === undefined ? null : values[k][i]; }).filter(known);
+    const sum = there.reduce((a, b) => a + b, 0);
+    result.y.push(there.length ? sum / there.length : null);
+    result.low.push(there.length ? Math.min(...there) : null);
+    result.high.push(there.length ? Math.max(...there) : null);
+  }
+  return result;
+}
+
+function seriesOf(runs, name, bands) {
+  const series = [];
+  const groups = bands ? experiments(runs) : runs.map((_, number) => [number]);
+  groups.forEach((members, g) => {
+    const there = members.filter((m) => runs[m].columns[name]);
+    if (!there.length) return;
+    if (there.length === 1) {
+      const run = runs[there[0]];
+      series.push({ label: run.name, color: color(bands ? g : there[0]), x: run.steps, y: run.columns[name] });
+    } else {
+      const label = `${runs[there[0]].name} and ${there.length - 1} more seeds: mean, lowest to highest`;
+      series.push({ label, color: color(g), ...seedsTogether(runs, there, there.map((m) => runs[m].columns[name])) });
+    }
+  });
+  return series;
+}
+
+function describe(data, name) {
+  const family = Object.keys(data.metrics).find((key) => key.endsWith("*") && name.startsWith(key.slice(0, -1)));
+  return data.metrics[name] || data.metrics[family] || ["", "", ""];
+}
+
+function curve(data, name, settings) {
+  const [unit, text, healthy] = describe(data, name);
+  const about = [text, unit && `unit: ${unit}`, healthy && healthy !== "-" && `healthy: ${healthy}`].filter(Boolean).join("\n");
+  const series = seriesOf(data.runs, name, settings.bands);
+  const stages = data.runs.length ? data.runs[0].stages : [];
+  const marks = data.runs.flatMap((run) => run.health.filter((f) => f.reads.includes(name)).map((f) => ({ step: f.step, text: `${run.name}: ${f.message}` })));
+  return lineChart(name, about, series, { stages, marks, smooth: settings.smooth, share: unit === "share" });
+}
+
+function curvesSection(data) {
+  const settings = { smooth: 0, bands: experiments(data.runs).some((group) => group.length > 1) };
+  const names = [...new Set(data.runs.flatMap((run) => Object.keys(run.columns)))].sort();
+  const scores = ["eval/greedy", "eval/pass@1", "eval/mean"].filter((name) => names.includes(name)).slice(0, 1);
+  let chosen = FIRST_CURVES.flatMap((name) => (name === "EVAL" ? scores : [name])).filter((name) => names.includes(name));
+  const extra = names.filter((name) => name.startsWith("reward/") && !["reward/mean", "reward/std"].includes(name));
+  if (extra.length > 1) chosen.splice(1, 0, ...extra);
+  const grid = make("div", { class: "grid" });
+  const redraw = () => grid.replaceChildren(...chosen.map((name) => curve(data, name, settings)));
+  const more = make("select", { "aria-label": "show another metric", onchange: () => {
+    if (more.value && !chosen.includes(more.value)) chosen = [more.value, ...chosen];
+    more.value = "";
+    redraw();
+  } }, make("option", { value: "" }, "add a metric …"), ...names.map((name) => make("option", { value: name }, name)));
+  const slider = make("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: 0, "aria-label": "smoothing", oninput: () => { settings.smooth = Number(slider.value); redraw(); } });
+  const bands = make("input", { type: "checkbox", checked: settings.bands, onchange: () => { settings.bands = bands.checked; redraw(); } });
+  redraw();
+  return make("section", { id: "curves" }, make("h2", {}, "Curves"),
+    make("div", { class: "controls" }, more, make("label", {}, "smoothing", slider),
+      settings.bands ? make("label", {}, bands, "seeds as bands") : null,
+      make("span", { class: "soft small" }, "a title says what its metric means; ▾ marks where a monitor spoke")),
+    grid);
+}

@@ -1,0 +1,94 @@
+// The sections of the page, in order.
+
+function runsSection(data) {
+  const cards = data.runs.map((run, number) => {
+    const last = (name) => (run.columns[name] || []).filter(known).slice(-1)[0];
+    const score = ["eval/greedy", "eval/pass@1", "eval/mean"].find((name) => run.evaluations.some((e) => known(e[name])));
+    const scores = score ? run.evaluations.map((e) => e[score]).filter(known) : [];
+    const facts = [fact("steps", show(run.last_step)), fact("in training steps", duration(run.seconds))];
+    if (last("reward/mean") !== undefined) facts.push(fact("reward, last step", show(last("reward/mean"))));
+    if (scores.length) facts.push(fact(`${score.slice(5)}, held out`, scores.length > 1 ? `${show(scores[0])} → ${show(scores[scores.length - 1])}` : show(scores[0])));
+    const heading = make("h3", {}, make("i", { class: "dot", style: `background:${color(number)}` }), run.name, run.seed === null ? null : make("span", { class: "soft" }, ` · seed ${run.seed}`));
+    return make("div", { class: "card" }, heading, make("div", { class: "facts" }, ...facts), ...run.notes.map((note) => make("p", { class: "soft small note" }, note)));
+  });
+  return make("section", { id: "runs" }, make("h2", {}, data.runs.length > 1 ? "Runs" : "Run"), make("div", { class: "runs" }, ...cards));
+}
+
+function healthSection(data) {
+  const section = make("section", { id: "health" }, make("h2", {}, "Health"));
+  data.runs.forEach((run) => {
+    if (data.runs.length > 1) section.append(make("h3", { style: "margin:8px 0 6px" }, run.name));
+    if (!run.health.length) section.append(make("p", { class: "soft" }, "The monitors found nothing."));
+    run.health.forEach((f) => section.append(make("div", { class: "finding" },
+      make("div", {}, make("b", {}, f.monitor.replaceAll("_", " ")), make("span", { class: "soft" }, ` · step ${f.step}${f.since < f.step ? `, since step ${f.since}` : ""}${f.mode === "stop" ? " · the run was stopped" : ""}`)),
+      make("div", {}, f.message), make("div", { class: "try" }, `Try: ${f.advice}`),
+      f.examples.length ? make("ul", { class: "small" }, ...f.examples.map((text) => make("li", {}, text))) : null)));
+  });
+  return section;
+}
+
+function table(columns, rows) {
+  return make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...columns.map((c) => make("th", {}, c)))),
+    make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((cell) => make("td", {}, show(cell))))))));
+}
+
+function evaluationsSection(data) {
+  if (!data.runs.some((run) => run.evaluations.length)) return null;
+  const section = make("section", { id: "evaluations" }, make("h2", {}, "Evaluations"));
+  data.runs.forEach((run) => {
+    if (!run.evaluations.length) return;
+    const names = [...new Set(run.evaluations.flatMap((e) => Object.keys(e)))].filter((name) => name.startsWith("eval/"));
+    const rows = run.evaluations.map((e) => [`${e.stage ? `${e.stage}, ` : ""}step ${e.step}`, ...names.map((name) => e[name])]);
+    section.append(make("div", { class: "card", style: "margin-bottom:10px" }, data.runs.length > 1 ? make("h3", {}, run.name) : null, table(["", ...names.map((name) => name.slice(5))], rows)));
+  });
+  return section;
+}
+
+function overTimeSection(data) {
+  const section = make("section", { id: "over-time" }, make("h2", {}, "Over time"));
+  data.runs.forEach((run, number) => {
+    if (!run.steps.length) return;
+    const suffix = data.runs.length > 1 ? `: ${run.name}` : "";
+    const parts = (names, prefix, paint) => names.filter((name) => (run.columns[prefix + name] || []).some((v) => v))
+      .map((name, i) => ({ label: name, color: paint(name, i), y: run.columns[prefix + name] }));
+    const verdicts = parts(Object.keys(VERDICTS), "verdict/", (name) => verdictColor(name));
+    const phases = parts(["rollout", "verify", "score", "update", "publish", "unaccounted"], "time/", (_, i) => color(i));
+    section.append(make("div", { class: "four" },
+      stackChart(`verdicts${suffix}`, "Share of the rollouts by verdict", run.steps, verdicts, { whole: true }),
+      stackChart(`seconds by phase${suffix}`, "Where the wall clock of each step went", run.steps, phases),
+      histogramChart(`completion length in tokens${suffix}`, "Each column adds up to its steps' rollouts", run.lengths, color(number)),
+      histogramChart(`reward${suffix}`, "Each column adds up to its steps' rollouts", run.rewards, color(number))));
+  });
+  return section;
+}
+
+function configSection(data) {
+  const section = make("section", { id: "config" }, make("h2", {}, "Configuration"));
+  if (data.runs.length > 1) {
+    section.append(data.differences.length
+      ? make("div", { class: "card scroll" }, make("table", { id: "differences" }, make("thead", {}, make("tr", {}, make("th", { class: "text" }, "what differs"), ...data.runs.map((run) => make("th", { class: "text" }, run.name)))),
+        make("tbody", {}, ...data.differences.map((row) => make("tr", {}, make("td", { class: "text" }, row.key), ...row.values.map((v) => make("td", { class: "text" }, v || "–")))))))
+      : make("p", { class: "soft" }, "The configurations do not differ."));
+  }
+  data.runs.forEach((run) => run.config.length && section.append(make("details", { style: "margin-top:8px" }, make("summary", {}, `all settings of ${run.name}`),
+    make("div", { class: "card scroll" }, make("table", {}, make("tbody", {}, ...run.config.map(([key, value]) => make("tr", {}, make("td", {}, key), make("td", { class: "text" }, value)))))))));
+  return section;
+}
+
+async function main() {
+  setUpTheme();
+  const data = await unpack();
+  const title = data.runs.map((run) => run.name).join(", ");
+  document.title = `${title} · rlvr report`;
+  document.getElementById("title").textContent = title;
+  const sections = [runsSection, healthSection, curvesSection, evaluationsSection, overTimeSection, rolloutsSection, configSection]
+    .map((build) => build(data)).filter(Boolean);
+  document.getElementById("main").replaceChildren(...sections, make("p", { class: "soft small" }, `written ${data.made} by rlvr`));
+  document.getElementById("nav").replaceChildren(...sections.map((s) => make("a", { href: `#${s.id}` }, s.querySelector("h2").textContent)));
+  document.body.dataset.ready = "yes";
+}
+
+main().catch((error) => {
+  document.getElementById("main").replaceChildren(make("p", {}, `This page could not be drawn: ${error.message}`));
+  throw error;
+});

@@ -1,0 +1,125 @@
+"""Rewards and selection in the real trainer: schedules, memory over a resume, statistics of the policy, votes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from trainer_helpers import changed, task_rows, timeless, weights
+
+from rlvr.errors import ConfigError, DataError
+
+
+def test_a_weight_is_followed_and_reported(make_trainer):
+    moving = {"name": "length", "per": 10, "weight": {"schedule": "linear", "start": 0.0, "end": -0.6}}
+    trainer = make_trainer({"rewards": ["verdict", moving]})
+    rows = trainer.train(3)
+    assert [row["schedule/reward/length.weight"] for row in rows] == pytest.approx([0.0, -0.2, -0.4])
+    columns = trainer.batch.columns
+    np.testing.assert_allclose(columns["reward"], columns["reward/verdict"] - 0.4 * columns["reward/length"])
+
+
+def test_a_weight_that_follows_its_own_term_falls_when_the_term_is_satisfied(make_trainer):
+    held = {"name": "length", "weight": {"metric": "reward/length", "target": 0.001, "initial": 1.0, "gain": -0.5}}
+    rows = make_trainer({"rewards": ["verdict", held]}).train(3)
+    assert [row["schedule/reward/length.weight"] for row in rows] == pytest.approx([1.0, 0.9, 0.81])
+
+
+def test_a_memory_survives_a_checkpoint(make_trainer):
+    over = {
+        "run": {"steps": 4},
+        "verifier": {"name": "regex", "pattern": ".*[02468].*"},
+        "rewards": ["verdict", {"name": "adaptive_length_target", "buckets": 2, "window": 4}],
+        "algorithm": {"select": [{"name": "spread", "share": 0.2, "decay": 0.5}]},
+        "checkpoint": {"every": 2},
+    }
+    whole, first = make_trainer(over, "whole"), make_trainer(over, "parts")
+    whole.train()
+    first.train(2)
+    first.close()
+    second = make_trainer(over, "parts")
+    second.train(resume="auto")
+    state = whole.stages[0].scoring.state_dict()
+    assert any(remembered for remembered in state)
+    assert second.stages[0].scoring.state_dict() == state
+    assert timeless(second.metrics) == timeless(whole.metrics)
+    assert changed(weights(whole), weights(second)) == []
+
+
+def test_looking_at_rewards_leaves_no_trace(make_trainer):
+    over = {
+        "verifier": {"name": "regex", "pattern": ".*[02468].*"},
+        "rewards": ["verdict", "adaptive_length_target"],
+        "rollout": {"refill": {"attempts": 2}},
+    }
+    trainer = make_trainer(over)
+    trainer.train(1)
+    stage = trainer.stages[0]
+    before = stage.scoring.state_dict()
+    stage.teaches(trainer.batch.rollouts)
+    stage.observe({})
+    assert stage.scoring.state_dict() == before
+
+
+def test_statistics_are_taken_once_for_rewards_and_advantages(make_trainer, monkeypatch):
+    from rlvr.stages import advantages, scoring
+
+    asked = []
+    for module in (advantages, scoring):
+        plain = module.add_statistics
+        monkeypatch.setattr(module, "add_statistics", lambda *a, plain=plain: (asked.append(a[2]), plain(*a))[1])
+    over = {"rewards": ["verdict", {"name": "entropy", "weight": 0.1}], "algorithm": {"modifiers": ["entropy"]}}
+    trainer = make_trainer(over)
+    trainer.train(1)
+    assert len(asked) == 1
+    entropy = trainer.metrics[0]["entropy"]
+    assert trainer.metrics[0]["reward/entropy"] == pytest.approx(entropy, rel=0.1)
+
+
+def test_votes_are_the_reward_where_the_verdicts_are_not(make_trainer, pieces):
+    trainer = make_trainer(
+        {"verifier": f"{pieces}:Odd", "rewards": ["majority_vote"], "rollout": {"max_new_tokens": 1}}
+    )
+    trainer.train(1)
+    for group in trainer.batch.groups():
+        answers = [r.verdict.answer.strip() for r in group.rollouts]
+        most = max(map(answers.count, answers))
+        winners = {a for a in answers if answers.count(a) == most}
+        expected = [(a in winners) / len(winners) for a in answers]
+        np.testing.assert_allclose(trainer.batch.columns["reward"][group.index], expected)
+
+
+def test_demonstrations_weigh_what_their_source_does(make_trainer):
+    rows = [{**row, "source": "good" if n % 2 else "fair"} for n, row in enumerate(task_rows())]
+    stage = {"kind": "sft", "source_weights": {"good": 3.0}}
+    trainer = make_trainer({"stages": [stage], "rollout": {"prompts_per_step": 6}}, tasks=rows)
+    assert trainer.train(1)[0]["grad_norm"] > 0
+    for rollout, weight in zip(trainer.batch.rollouts, trainer.batch.token_columns["weight/likelihood"], strict=True):
+        assert set(weight[rollout.origin != 0]) == {3.0 if rollout.task.source == "good" else 1.0}
+        assert not weight[rollout.origin == 0].any()
+    for weights_written, message in (({"god": 2.0}, "did you mean 'good'"), ({"good": 0.0}, "above 0")):
+        with pytest.raises((ConfigError, DataError), match=message):
+            make_trainer({"stages": [{**stage, "source_weights": weights_written}]}, "bad", tasks=rows)
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ({"rewards": ["entropy"], "rollout": {"refill": {"attempts": 2}}}, "'entropy' needs a forward pass"),
+        (
+            {
+                "rewards": ["majority_vote"],
+                "rollout": {"group_size": 1},
+                "algorithm": {"advantage": {"baseline": "none", "scale": "none"}},
+            },
+            "majority_vote makes a label",
+        ),
+        ({"rewards": [{"name": "soft_overlong", "cache": 50}]}, "must be 1 to max_length, 6"),
+        ({"rewards": [{"name": "verdict", "sources": ["maths"]}]}, "no task is of the source 'maths'"),
+        ({"algorithm": {"select": [{"name": "best_worst", "column": "advantage"}]}}, "select_after=true"),
+        ({"rewards": [{"name": "length_target", "target": "budget"}]}, "info.budget"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_contradictions_are_refused_before_training(make_trainer, over, message):
+    with pytest.raises(ConfigError, match=message):
+        make_trainer(over)
