@@ -84,16 +84,7 @@ def test_a_recipe_is_not_plain_grpo(slug):
         assert changed > 1e-3
 
 
-PLAIN = (
-    "simplerl-zoo",
-    "warm-up-before-you-train",
-    "vmr",
-    "j1-7b",
-    "rm-r1",
-    "spct",
-    "acereason-nemotron-1-1",
-    "light-if",
-)
+PLAIN = ("simplerl-zoo", "warm-up-before-you-train", "vmr", "j1-7b", "rm-r1", "light-if", "toolrl")
 """GRPO's own loss, reward up to a scale, and advantage: the paper is about data, stages or judges."""
 
 

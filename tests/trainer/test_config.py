@@ -13,7 +13,7 @@ from rlvr.config import Config, Section
 from rlvr.config_loading import load_config, make_config
 from rlvr.errors import ConfigError
 from rlvr.stage_plan import stage_plans
-from rlvr.tree import merge
+from rlvr.tree import merge, read_yaml
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("**/*.yaml"))
 
@@ -365,3 +365,19 @@ def test_assignment_is_checked_too():
     config = make_config({})
     with pytest.raises(ValueError, match="lr"):
         config.optim.lr = -1
+
+
+def test_words_that_begin_like_a_truth_value_or_a_number_are_words():
+    text = "{false_negative: 0.1, a: true_north, b: 1e-6, c: 1e6th, d: false, e: off}"
+    assert read_yaml(text) == {
+        "false_negative": 0.1,
+        "a": "true_north",
+        "b": 1e-6,
+        "c": "1e6th",
+        "d": False,
+        "e": "off",
+    }
+
+
+def test_what_a_published_recipe_says_of_itself_is_no_setting():
+    assert load_config({"recipe": {"title": "x"}, "run": {"steps": 2}}).run.steps == 2

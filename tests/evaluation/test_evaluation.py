@@ -1,0 +1,251 @@
+"""Evaluation against brute force: tallies, means by source, intervals, comparison, contamination."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+import sys
+import weakref
+from collections import Counter
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from rlvr.config_loading import load_config
+from rlvr.errors import DataError
+from rlvr.evaluation import compare, contamination, evaluate, interquartile_mean, interval, summary, values_of
+from rlvr.evaluation.tally import Tally
+from rlvr.records import Rollout, StopReason, Task, Verdict, VerdictStatus
+
+ANSWERS = ["1", "2", "3", None]
+
+
+class Counted(Rollout):
+    """A rollout that a WeakSet can count."""
+
+    __hash__ = object.__hash__
+
+
+def judged(draw, member: int, greedy: bool) -> Rollout:
+    """A rollout whose verdict follows from the task and the member."""
+    random = np.random.default_rng([draw.number, member, greedy])
+    answer = ANSWERS[int(random.integers(4))]
+    verdict = Verdict.from_score(float(answer == "1"), answer=answer)
+    if answer is None:
+        verdict = Verdict(VerdictStatus.UNPARSABLE, 0.0)
+    if random.random() < 0.1:
+        verdict = Verdict.undecided("service down")
+    tokens = int(random.integers(1, 9))
+    return Counted(
+        id=f"{draw.number}/{member}",
+        task=draw.task,
+        group=str(draw.number),
+        member=member,
+        token_ids=np.arange(tokens + 2),
+        origin=np.asarray([0, 0] + [1] * tokens, dtype=np.int8),
+        behaviour_logprobs=np.full(tokens + 2, np.nan, dtype=np.float32),
+        policy_version=np.zeros(tokens + 2, dtype=np.int32),
+        stop=StopReason.LENGTH if random.random() < 0.3 else StopReason.END,
+        verdicts={"v": verdict},
+    )
+
+
+class Stub:
+    """An engine that is none: makes rollouts up and counts those that are alive."""
+
+    def __init__(self) -> None:
+        self.alive: weakref.WeakSet[Rollout] = weakref.WeakSet()
+        self.most = 0
+        self.kept: list[Rollout] | None = None
+
+    def __call__(self, draws, sampling, samples) -> list[Rollout]:
+        made = [judged(draw, m, sampling.temperature == 0) for draw in draws for m in range(samples)]
+        self.alive.update(made) if self.kept is None else self.kept.extend(made)
+        self.most = max(self.most, len(self.alive))
+        return made
+
+
+def tasks_of(number: int) -> list[Task]:
+    return [Task(f"t{i}", f"p{i}", source="easy" if i % 3 else "hard") for i in range(number)]
+
+
+def config_of(**evaluation):
+    return load_config({"evaluation": evaluation})
+
+
+def test_results_are_those_of_brute_force():
+    stub = Stub()
+    stub.kept = []
+    done = evaluate(tasks_of(12), config_of(samples=7, k=[1, 3, 7]), stub)
+    greedy, sampled = stub.kept[:12], stub.kept[12:]
+    decided = [r.verdict.score for r in greedy if r.verdict.score is not None]
+    assert done.results["eval/greedy"] == pytest.approx(np.mean(decided))
+    by_task = [[r for r in sampled if r.group == str(i) and r.verdict.score is not None] for i in range(12)]
+    assert done.results["eval/mean"] == pytest.approx(np.mean([np.mean([r.verdict.score for r in m]) for m in by_task]))
+    for k in (1, 3, 7):
+        enough = [members for members in by_task if len(members) >= k]
+        chances = [
+            np.mean([any(r.verdict.score == 1 for r in subset) for subset in itertools.combinations(members, k)])
+            for members in enough
+        ]
+        assert done.results[f"eval/pass@{k}"] == (pytest.approx(np.mean(chances), abs=1e-12) if chances else None)
+        hard = [c for c, members in zip(chances, enough, strict=True) if members[0].task.source == "hard"]
+        assert done.results[f"eval/hard/pass@{k}"] == (pytest.approx(np.mean(hard), abs=1e-12) if hard else None)
+    everything = [*greedy, *sampled]
+    assert done.results["eval/truncated"] == pytest.approx(np.mean([r.stop.truncated for r in everything]))
+    assert done.results["eval/undecided"] == pytest.approx(np.mean([r.verdict.score is None for r in everything]))
+    assert done.results["eval/length_mean"] == pytest.approx(np.mean([r.completion_length for r in everything]))
+    assert done.results["eval/tasks"] == 12
+
+
+def test_the_entropy_of_answers():
+    stub = Stub()
+    stub.kept = []
+    done = evaluate(tasks_of(6), config_of(samples=20, greedy=False), stub)
+    for i, tally in enumerate(done.tallies):
+        given = Counter(r.verdict.answer for r in stub.kept if r.group == str(i) and r.verdict.decided)
+        given.pop(None, None)
+        expected = stats.entropy(list(given.values()))
+        assert tally.answer_entropy == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("block", [1, 37, 10**9])
+def test_results_do_not_depend_on_the_blocks(monkeypatch, block):
+    asked = config_of(samples=5, k=[1, 2, 5])
+    expected = evaluate(tasks_of(30), asked, Stub())
+    monkeypatch.setattr(sys.modules["rlvr.evaluation.evaluate"], "BLOCK", block)
+    got = evaluate(tasks_of(30), asked, Stub())
+    assert got.results == expected.results and got.tallies == expected.tallies
+
+
+def test_memory_does_not_grow_with_the_tasks():
+    """Of 64,000 rollouts, no more than two blocks are alive at any time; what is kept is a tally for each task."""
+    stub = Stub()
+    done = evaluate(tasks_of(1000), config_of(samples=64, k=[1], greedy=False), stub)
+    gc.collect()
+    assert len(done.tallies) == 1000
+    assert stub.most <= 2 * 4096
+    assert len(stub.alive) == 0
+
+
+def test_all_undecided_is_none():
+    def collect(draws, sampling, samples):
+        made = [judged(draw, m, False) for draw in draws for m in range(samples)]
+        for rollout in made:
+            rollout.verdicts = {"v": Verdict.undecided("down")}
+        return made
+
+    results = evaluate(tasks_of(3), config_of(samples=2, k=[1, 2]), collect).results
+    assert [results[f"eval/{name}"] for name in ("greedy", "mean", "pass@1", "pass@2", "maj@2")] == [None] * 5
+    assert results["eval/undecided"] == 1.0
+
+
+# intervals
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8, 100])
+def test_the_interquartile_mean_is_the_trimmed_mean(count):
+    values = np.random.default_rng(count).normal(size=count)
+    assert float(interquartile_mean(values)) == pytest.approx(stats.trim_mean(values, 0.25))
+
+
+def test_the_interval_is_that_of_all_resamples():
+    values = np.asarray([0.0, 0.1, 0.5, 1.0])
+    means = [np.mean(chosen) for chosen in itertools.product(values, repeat=4)]
+    got = interval(values, resamples=60_000)
+    assert got is not None
+    np.testing.assert_allclose(got, np.quantile(means, [0.025, 0.975]), atol=0.026)
+
+
+def test_an_interval_covers_as_often_as_it_says():
+    random = np.random.default_rng(0)
+    covered = 0
+    for trial in range(300):
+        low, high = interval((random.random(60) < 0.3).astype(float), resamples=400, seed=trial) or (1, 0)
+        covered += low <= 0.3 <= high
+    assert 0.90 <= covered / 300 <= 0.98
+
+
+def test_the_intervals_of_nothing_and_of_runs():
+    assert interval(np.asarray([np.nan])) is None
+    assert interval(np.asarray([0.5, np.nan, 0.5])) == (0.5, 0.5)
+    runs = np.stack([np.zeros(20), np.ones(20)])  # the runs differ, the tasks do not
+    low, high = interval(runs) or (0, 0)
+    assert low < 0.42 and high > 0.58
+    assert interval(np.full((3, 5), 0.25)) == (0.25, 0.25)
+
+
+# comparison
+
+
+def tally(name: str, correct: int, greedy: float | None = None, samples: int = 8) -> Tally:
+    return Tally(name, samples=samples, correct=correct, score=correct / samples, greedy=greedy, responses=samples)
+
+
+def test_a_comparison_is_paired_by_task():
+    random = np.random.default_rng(0)
+    chances = random.random(200)
+    before = [tally(f"t{i}", int(random.binomial(8, p))) for i, p in enumerate(chances)]
+    after = [tally(f"t{i}", int(random.binomial(8, min(p + 0.1, 1)))) for i, p in enumerate(chances)]
+    random.shuffle(after)  # type: ignore[arg-type]
+    found = compare(before, after, [1, 8])["differences"]["mean"]
+    by_id = {t.id: t for t in after}
+    changes = np.asarray([by_id[t.id].score - t.score for t in before])
+    assert found["difference"] == pytest.approx(changes.mean())
+    assert (found["better"], found["worse"]) == (int((changes > 0).sum()), int((changes < 0).sum()))
+    low, high = found["interval"]
+    error = 1.96 * changes.std() / math.sqrt(200)
+    assert (low, high) == (
+        pytest.approx(changes.mean() - error, abs=0.006),
+        pytest.approx(changes.mean() + error, abs=0.006),
+    )
+    scores = [np.asarray([t.score for t in which]) for which in (before, by_id.values())]
+    assert high - low < 0.7 * 2 * 1.96 * math.sqrt(sum(s.var() for s in scores) / 200)  # pairing is worth having
+
+
+def test_support_says_what_was_gained_and_lost():
+    before = [tally("both", 1), tally("lost", 2), tally("gained", 0), tally("neither", 0), tally("gone", 3)]
+    after = [tally("both", 8), tally("lost", 0), tally("gained", 0, greedy=1.0), tally("neither", 0), tally("new", 1)]
+    got = compare(before, after, [1])
+    support = got["support"]
+    assert (support["both"], support["gained"], support["lost"], support["neither"]) == (1, 1, 1, 1)
+    assert (support["gained_ids"], support["lost_ids"]) == (["gained"], ["lost"])
+    assert (got["tasks"], got["only_before"], got["only_after"]) == (4, 1, 1)
+    with pytest.raises(DataError, match="no task in common"):
+        compare(before, [tally("other", 1)], [1])
+
+
+def test_values_and_summary_of_few_samples():
+    tallies = [tally("a", 1, samples=2), tally("b", 1, samples=4)]
+    np.testing.assert_array_equal(values_of(tallies, [4])["pass@4"], [np.nan, 1.0])
+    got = summary([], [1], True, True)
+    assert got["tasks"] == 0 and got["mean"] is None and got["truncated"] is None
+    assert Tally.from_json({**tallies[0].to_json(), "majority": {"2": 0.5}}).majority == {2: 0.5}
+
+
+# contamination
+
+
+def words(*numbers: int) -> str:
+    return " ".join(f"word{n}" for n in numbers)
+
+
+def test_contamination_is_a_shared_run_of_words():
+    train = [Task("a", words(*range(40))), Task("b", [{"role": "user", "content": "What is 2+2?"}])]
+    held_out = [
+        Task("copied", f"Tell me: {words(*range(5, 18)).upper().replace(' ', ', ')}!"),
+        Task("one short", words(*range(5, 17), 99, 98)),
+        Task("same short", [{"role": "user", "content": "what  is 2+2?"}]),
+        Task("other sign", [{"role": "user", "content": "What is 2-2?"}]),
+        Task("fresh", words(*range(100, 140))),
+    ]
+    got = contamination(train, held_out)
+    assert {row["id"] for row in got["found"]} == {"copied", "same short"}
+    assert (got["contaminated"], got["tasks"], got["share"]) == (2, 5, 0.4)
+    overlaps = {row["id"]: row["overlap"] for row in got["found"]}
+    assert overlaps["same short"] == 1.0 and overlaps["copied"] == pytest.approx(1 / 3)
+    assert contamination(train, held_out, words=12)["contaminated"] == 3
+    assert contamination([], held_out)["contaminated"] == 0
+    assert contamination(train, [])["share"] is None
