@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -319,3 +320,11 @@ def test_a_run_is_ended_with_a_checkpoint_and_says_why(tmp_path):
         assert len(trainer.train(resume="auto")) == 8
         again = [row["monitor"] for row in trainer.folder.health.rows()]
     assert again.count("all_wrong") == 1
+
+
+def test_the_page_tells_of_every_monitor_in_its_own_words():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "when-it-does-not-learn.md").read_text()
+    for monitor in MONITORS.values():
+        reads = ", ".join(f"`{name}`" for name in monitor.reads)
+        assert f"| `{monitor.name}` | {reads} | " in page
+        assert f" | {monitor.advice} |" in page

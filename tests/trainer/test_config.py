@@ -16,6 +16,7 @@ from rlvr.stage_plan import stage_plans
 from rlvr.tree import merge, read_yaml
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("**/*.yaml"))
+CONFIGS = [path for path in CONFIGS if path.parent.name != "accelerate"]  # those are accelerate's own
 
 
 def refusal(tree=None, overrides=(), stages=False) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import os
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ from rlvr.errors import ConfigError
 from rlvr.policy import Policy
 from rlvr.registry import register
 from rlvr.rollout.engine import Bucket
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else its import, which saving a Hugging Face model causes, warns
 
 _open: weakref.WeakKeyDictionary[Policy, DeepSpeedBackend] = weakref.WeakKeyDictionary()
 """The backend of each policy: a model is wrapped once, and stages after the first go on with its engine."""

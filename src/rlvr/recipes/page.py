@@ -9,8 +9,8 @@ from rlvr.recipes.papers import Paper, read_papers, without_file
 
 HEAD = """# Published recipes
 
-Each row is a configuration in `configs/papers/`, which trains as it is (`python -m rlvr.train --config
-configs/papers/SLUG.yaml`) and names its model and data as the paper or its nearest public stand-in has them.
+Each row is a configuration in `configs/papers/`, which trains as it is (`python -m rlvr.train --config` and
+its path) and names its model and data as the paper or its nearest public stand-in has them.
 `python -m rlvr.recipes` lists them, `show SLUG` says what is taken from the paper, what differs and what could be confirmed
 (`--diff grpo` shows only what it changes of plain GRPO), and `smoke SLUG` runs a few steps of the real trainer at toy size
 (`--against grpo` says how far its gradient is from plain GRPO's on the same rollouts).

@@ -18,7 +18,7 @@ function rolloutsSection(data) {
     status: choice("f-verdict", "verdict", [["", "all verdicts"], ...statuses.map((s) => [s, s])]),
     least: number("f-least", "reward ≥"), most: number("f-most", "reward ≤"),
     text: make("input", { id: "f-task", type: "search", placeholder: "task or text", "aria-label": "task or text", oninput: () => search() }),
-    order: choice("f-order", "order", [["", "in order"], ["reward", "highest reward"], ["-reward", "lowest reward"], ["tokens", "longest"], ["-tokens", "shortest"], ["-step", "newest"]]),
+    order: choice("f-order", "order", [["-step", "newest first"], ["", "oldest first"], ["reward", "highest reward"], ["-reward", "lowest reward"], ["tokens", "longest"], ["-tokens", "shortest"]]),
   };
   const count = make("span", { class: "soft small", id: "count" });
   const list = make("div", { class: "card list", role: "listbox", "aria-label": "rollouts" });
@@ -60,7 +60,7 @@ function rolloutsSection(data) {
     } },
     make("i", { class: "dot", style: `background:${verdictColor(r.status)};margin:0`, title: r.status }),
     make("span", { class: "where" }, `${data.runs.length > 1 ? `${data.runs[r.run].name} · ` : ""}step ${r.step} · ${r.task} #${r.member}`),
-    make("span", { class: "soft" }, known(r.reward) ? show(r.reward) : "undecided"),
+    make("span", { class: "soft" }, known(r.reward) ? show(r.reward) : r.stop === "given" ? "demonstration" : "undecided"),
     make("span", { class: "snip" }, r.text.trim().slice(-160) || "(empty)"));
     return button;
   }
@@ -91,7 +91,7 @@ function rollout(data, r, state, look) {
     r.reason ? make("p", { id: "reason" }, make("span", { class: "soft" }, "verdict: "), r.reason) : null, ...others,
     terms ? make("p", { class: "soft small" }, terms) : null,
     make("h3", {}, "Prompt"), make("pre", {}, data.prompts[r.prompt]),
-    make("div", { class: "controls", style: "margin-bottom:0" }, make("h3", {}, "Completion"), paints.length > 1 ? make("label", {}, "colours", painter) : make("span", { class: "soft small" }, "no token colours: the run saved no tokenizer, or the text is long")),
+    make("div", { class: "controls", style: "margin-bottom:0" }, make("h3", {}, "Completion"), paints.length > 1 ? make("label", {}, "colours", painter) : make("span", { class: "soft small" }, "no token colours: nothing was sampled, the run has saved no tokenizer yet, or the text is long")),
     make("pre", { id: "completion" }, ...completion(r, paint)), paint === "none" ? null : scale(r, paint),
   ].filter(Boolean);
 }
