@@ -15,14 +15,22 @@ log = logging.getLogger(__name__)
 LOCK = "run.lock"
 
 
+_held: dict[Path, RunLock] = {}
+"""The locks of this process."""
+
+
 class RunLock:
     """Held from construction to `release`. ConfigError names the holder where there is another.
 
-    The file stays; what counts is the lock on it (flock). It says who holds it.
+    A trainer of the same process that was not closed gives way: in a notebook, the one of the cell before. The file stays; what
+    counts is the lock on it (flock). It says who holds it.
     """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder.resolve()
+        if (before := _held.get(self._folder)) is not None:
+            before.release()
         self._file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -39,8 +47,11 @@ class RunLock:
         os.ftruncate(self._file, 0)
         since = datetime.now().astimezone().isoformat(timespec="seconds")
         os.pwrite(self._file, f"process {os.getpid()} on {platform.node()}, since {since}\n".encode(), 0)
+        _held[self._folder] = self
 
     def release(self) -> None:
-        """Give the lock back."""
-        os.ftruncate(self._file, 0)
-        os.close(self._file)
+        """Give the lock back; nothing where it was given back or taken over."""
+        if _held.get(self._folder) is self:
+            del _held[self._folder]
+            os.ftruncate(self._file, 0)
+            os.close(self._file)

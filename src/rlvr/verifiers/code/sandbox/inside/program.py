@@ -183,7 +183,7 @@ def _exit_code(error: SystemExit) -> int:
     return 1
 
 
-def load(source: str, name: str, **given: Any) -> dict[str, Any]:
+def _load(source: str, name: str, **given: Any) -> dict[str, Any]:
     """The names that a program defines."""
     module = sys.modules[name] = ModuleType(name)
     module.__dict__.update(__builtins__=builtins, **given)
@@ -193,12 +193,12 @@ def load(source: str, name: str, **given: Any) -> dict[str, Any]:
 
 
 def _script(channel: socket.socket, what: dict[str, Any], source: str) -> None:
-    load(source, "__main__")
+    _load(source, "__main__")
 
 
 def _serve(channel: socket.socket, what: dict[str, Any], source: str) -> None:
     """Call the program's functions as asked, until nobody asks any more."""
-    names = load(source, "program")
+    names = _load(source, "program")
     _find(names, what["name"].partition(".")[0])
     frames.send(channel, LOADED)
     while (body := frames.receive(channel)) is not None:
@@ -240,7 +240,7 @@ def _test(channel: socket.socket, what: dict[str, Any], source: str) -> None:
 
     candidate.__name__ = what["name"]
     token = what["token"]
-    load(source, "__main__", **{what["name"]: candidate})
+    _load(source, "__main__", **{what["name"]: candidate})
     frames.send(channel, VALUE + values.encode(token))
 
 

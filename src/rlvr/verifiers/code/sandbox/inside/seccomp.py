@@ -52,7 +52,9 @@ _NUMBER, _MACHINE = 0, 4
 
 def install() -> None:
     """Filter this process and all that it starts. Needs no_new_privs."""
-    check(libc.prctl(22, 2, _HEADER, 0, 0), "seccomp")
+    program = ctypes.create_string_buffer(PROGRAM, len(PROGRAM))
+    header = struct.pack("@HP", len(PROGRAM) // 8, ctypes.addressof(program))
+    check(libc.prctl(22, 2, header, 0, 0), "seccomp")
 
 
 def _instruction(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
@@ -110,5 +112,3 @@ def _program() -> bytes:
 
 PROGRAM = _program()
 """The filter; empty on a machine that it is not written for."""
-_BUFFER = ctypes.create_string_buffer(PROGRAM)
-_HEADER = struct.pack("@HP", len(PROGRAM) // 8, ctypes.addressof(_BUFFER))

@@ -83,7 +83,7 @@ def supervise(control: socket.socket, waiting: int, setting: Setting) -> NoRetur
                 raise trouble
             if body is not None:
                 head, _, stdin = body.partition(b"\n")
-                run(job, channel, setting, Order(**json.loads(head)), stdin)
+                _run(job, channel, setting, Order(**json.loads(head)), stdin)
     except BaseException as error:
         if job is not None:
             with contextlib.suppress(OSError):
@@ -102,8 +102,7 @@ def _prepared(setting: Setting) -> OSError | None:
     return None
 
 
-def run(job: socket.socket, channel: socket.socket, setting: Setting, order: Order, stdin: bytes) -> None:
-    """Run the program of a job and say how it ended. What it opens is closed with its process."""
+def _run(job: socket.socket, channel: socket.socket, setting: Setting, order: Order, stdin: bytes) -> None:
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     if setting.namespaces:
         _own_folders(order)

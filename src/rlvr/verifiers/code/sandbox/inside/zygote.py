@@ -7,6 +7,7 @@ and with it everything below it, when its control socket closes or the trainer d
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import select
@@ -16,9 +17,35 @@ import sys
 
 from rlvr.verifiers.code.sandbox.inside import kernel, landlock, seccomp
 from rlvr.verifiers.code.sandbox.inside.supervisor import Setting, supervise
-from rlvr.verifiers.code.sandbox.inside.warm import rehearse, warm
 
 READY = b"R"
+_WARM = (
+    *(
+        "math",
+        "cmath",
+        "heapq",
+        "itertools",
+        "functools",
+        "operator",
+        "bisect",
+        "collections",
+        "re",
+        "string",
+        "random",
+    ),
+    *(
+        "copy",
+        "typing",
+        "io",
+        "datetime",
+        "decimal",
+        "fractions",
+        "traceback",
+        "threading",
+        "dataclasses",
+        "statistics",
+    ),
+)
 
 
 def main() -> None:
@@ -34,9 +61,8 @@ def main() -> None:
         sys.exit("this kernel has no Landlock")
     if setting.seccomp and not seccomp.PROGRAM:
         sys.exit("there is no system call filter for this machine")
-    warm()
-    if setting.namespaces:  # else it is for one job, and not worth it
-        rehearse()
+    for name in _WARM:
+        importlib.import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
     gc.collect()
     gc.freeze()
