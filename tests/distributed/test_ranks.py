@@ -68,7 +68,11 @@ def steps_done(folder, count):
 
 def test_a_killed_rank_is_named_and_the_run_goes_on_after_it(tmp_path):
     config = configured(
-        tmp_path, run={"steps": 2000}, checkpoint={"every": 1}, distributed={"silence": 6.0}, evaluation={"at_start": False}
+        tmp_path,
+        run={"steps": 2000},
+        checkpoint={"every": 1},
+        distributed={"silence": 6.0},
+        evaluation={"at_start": False},
     )
     processes = start(2, "-m", "rlvr.train", "--config", str(config))
     until(steps_done(tmp_path / "run", 2), processes)

@@ -88,7 +88,8 @@ def test_every_correction(name, gaps, data):
 
 
 @pytest.mark.parametrize(
-    ("piece", "options"), [("truncate", {"cap": 0.5}), ("mask", {"low": 1.1}), ("reject", {"max_kl": 0}), ("mask_negatives", {"cap": 0.5})]
+    ("piece", "options"),
+    [("truncate", {"cap": 0.5}), ("mask", {"low": 1.1}), ("reject", {"max_kl": 0}), ("mask_negatives", {"cap": 0.5})],
 )
 def test_bounds_that_would_touch_honest_tokens_are_refused(piece, options):
     with pytest.raises(ConfigError, match=r"1|above 0"):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import os
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
