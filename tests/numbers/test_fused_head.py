@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -329,54 +327,6 @@ def test_float32_weights_under_bf16_products():
     assert got[1].dtype == torch.float32
     for mine, right in zip(got, case.gradients(case.total(want, asked)), strict=True):
         close(mine, right, 2e-2)
-
-
-class Partitioned:
-    """What DeepSpeed ZeRO-3 does to a parameter: its data is empty but inside `GatheredParameters`, and its gradient is
-    taken from a hook on the node that accumulates it, which was made while the parameter was whole."""
-
-    def __init__(self, parameter):
-        self.parameter, self.whole, self.inside, self.entered = parameter, parameter.data, 0, 0
-        parameter.ds_id = 0
-        self.gradients = []
-        self.node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
-        self.node.register_prehook(lambda grads: self.gradients.append(grads[0].clone()))
-        parameter.data = torch.empty(0)
-
-    def module(self):
-        """A stand-in for the package."""
-
-        @contextlib.contextmanager
-        def gather(parameters):
-            assert [id(p) for p in parameters] == [id(self.parameter)]
-            self.parameter.data, self.entered = self.whole, self.entered + 1
-            yield
-            self.parameter.data = torch.empty(0)
-
-        return types.SimpleNamespace(zero=types.SimpleNamespace(GatheredParameters=gather))
-
-
-@pytest.mark.parametrize("shape", [None, (3, 7)])
-def test_a_partitioned_weight_is_gathered_forward_and_backward(shape, tiles, monkeypatch):
-    if shape:
-        tiles(*shape)
-    hidden = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    weight = torch.nn.Parameter(torch.randn(20, 4, generator=torch.Generator().manual_seed(1)))
-    ids, asked = torch.arange(6)[:, None], {"pair_logprobs": True, "entropy": True}
-
-    def total():
-        values = fused_statistics(Head((hidden,), (weight,)), torch.ones(6), asked, ids)
-        return values["pair_logprobs"].sum() + values["entropy"].sum()
-
-    want = torch.autograd.grad(total(), [hidden, weight])
-    parted = Partitioned(weight)
-    monkeypatch.setitem(sys.modules, "deepspeed", parted.module())
-    value = total()
-    assert weight.numel() == 0 and parted.entered == 1
-    value.backward()
-    assert weight.numel() == 0 and parted.entered == 2
-    assert torch.equal(hidden.grad, want[0])
-    assert torch.equal(parted.gradients[0], want[1])
 
 
 @pytest.mark.parametrize("vocabulary", [32_000, pytest.param(152_000, marks=pytest.mark.slow)])
