@@ -252,7 +252,7 @@ def test_a_server_that_takes_too_long_to_start_is_named_and_gone(policy):
     before = set(children())
     with pytest.raises(WaitTimeout, match="vLLM server 0 did not start in time"):
         VLLMServerOptions(**FAST, start_timeout=0.5).open(policy)
-    until(lambda: set(children()) == before, 20, "the process to end")
+    until(lambda: set(children()) <= before, 20, "the process to end")
 
 
 def test_a_context_longer_than_the_models_is_refused(policy):

@@ -33,6 +33,12 @@ NO_LATEX = {"mathverify-0110"}
 """A gold with a command that does not exist; math-verify passes over it."""
 
 
+@pytest.fixture(autouse=True)
+def _unhurried(monkeypatch):
+    """What is judged here is right or wrong, not how fast: a pause of a large test process must not end a comparison."""
+    monkeypatch.setattr("rlvr.verifiers.math.verifier.SYMBOLIC_SECONDS", 10.0)
+
+
 def cases(name):
     path = SUITES / f"math_{name}.jsonl"
     if not path.exists():
@@ -44,7 +50,11 @@ def misjudged(cases, options_of):
     """The false rejections and the false acceptances among `cases`, by id."""
     rejected, accepted = [], []
     for case in cases:
-        score = MathVerifier(**options_of(case)).verify(Task(case.id, "", case.gold), case.completion).score
+        score = (
+            MathVerifier(**{"time_limit": 10.0, **options_of(case)})
+            .verify(Task(case.id, "", case.gold), case.completion)
+            .score
+        )
         if (score == 1) != case.expected:
             (rejected if case.expected else accepted).append(case.id)
     return rejected, accepted
