@@ -77,7 +77,7 @@ class Learner:
         averages, losses, finite = Averages(), {component.name: 0.0 for component in components}, True
         ahead = self._look_ahead(work, part, first)
         self.backend.zero()
-        for rows in self._passes(work, index):
+        for rows in self._passes(work, self._share(work.batch, index)):
             if rows is None or not finite:
                 if self.backend.lockstep:
                     self.backend.backward(self._nothing(work, index))
@@ -119,8 +119,9 @@ class Learner:
         rows.scatter(logprobs.detach(), work.updated)
         behaviour = rows.gather(work.behaviour)
         for name in objective.proximal_statistics:
-            recalled = None if first else rows.gather(work.proximal[name])
-            statistics[name, PROXIMAL] = statistics[name, CURRENT].detach() if recalled is None else recalled
+            statistics[name, PROXIMAL] = (
+                statistics[name, CURRENT].detach() if first else rows.gather(work.proximal[name])
+            )
         recalled = rows.gather(work.proximal["logprobs"]) if work.proximal else behaviour
         proximal = logprobs.detach() if first else recalled
         advantage = torch.zeros_like(behaviour) if work.advantage is None else rows.gather(work.advantage)
@@ -160,16 +161,15 @@ class Learner:
             self.backend.backward(0.0 * logprobs.sum())
         return loss
 
-    def _passes(self, work: _Work, index: np.ndarray) -> Iterator[MicroBatch | None]:
-        """This rank's micro-batches of the rollouts at `index`; None, where ranks go in lockstep, until all have had as many."""
-        own = micro_batches(self.policy, work.batch, self._share(work.batch, index), work.trained, work.config)
+    def _passes(self, work: _Work, share: np.ndarray) -> Iterator[MicroBatch | None]:
+        """The micro-batches of this rank's share; None, where ranks go in lockstep, until all have had as many."""
+        own = micro_batches(self.policy, work.batch, share, work.trained, work.config)
         if not self.backend.lockstep:
             yield from own
             return
         rows = list(own)
-        most = max(
-            self.world.gather(len(rows), "the number of micro-batches")
-        )  # before the first pass, which is collective
+        # before the first pass, which is collective
+        most = max(self.world.gather(len(rows), "the number of micro-batches"))
         yield from rows
         yield from [None] * (most - len(rows))
 
@@ -228,15 +228,16 @@ class Learner:
         found: dict[str, list[np.ndarray]] = {
             need.statistic: [np.full(len(r), np.nan, dtype=np.float32) for r in work.batch.rollouts] for need in needs
         }
+        share = self._share(work.batch, index)
         with torch.no_grad():
-            for rows in self._passes(work, index):
+            for rows in self._passes(work, share):
                 if rows is None:
                     self._nothing(work, index)
                     continue
                 statistics = forward(self.policy, rows, needs)
                 for name, values in found.items():
                     rows.scatter(statistics[name, CURRENT], values)
-        own = {int(i): {name: values[i] for name, values in found.items()} for i in self._share(work.batch, index)}
+        own = {int(i): {name: values[i] for name, values in found.items()} for i in share}
         for of_rank in self.world.gather(own, "statistics of the tokens"):
             for i, of_one in of_rank.items():
                 for name, values in of_one.items():

@@ -228,7 +228,8 @@ class GRPOTrainer:
     def _score(self, stage: Stage, collected: Collected) -> tuple[Batch, dict[str, Any]]:
         with self.phases("score"):
             batch, metrics = stage.score(collected)
-            self.world.same(batch.digest() if self.world.size > 1 else "", "the scored batch")
+            if self.world.size > 1:
+                self.world.same(batch.digest(), "the scored batch")
             return batch, metrics
 
     def _update(self, stage: Stage, batch: Batch) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import os
 import signal
 import time
 
-import numpy as np
 import pytest
 from launching import configured, ended, rows, sampled, start, trained
 
@@ -100,10 +99,9 @@ def test_sigterm_saves_on_all_ranks(tmp_path):
 
 MEETING = """
 import time
-import numpy as np
 from rlvr.distributed.world import World
 world = World.from_environment(silence=4.0)
-print(world.broadcast([world.rank, "first"], "a value"), world.gather(world.rank, "ranks"), world.sum(np.ones(2), "ones"))
+print(world.broadcast([world.rank, "first"], "a value"), world.gather(world.rank, "ranks"))
 def late(): time.sleep(3.0 * world.rank); world.meet("the late", 1.5)
 def broken(): world.meet("the broken", 60.0) if not world.rank else 1 / 0
 tries = [late, lambda: world.same(world.rank, "the seed"), lambda: world.meet(f"place {world.rank}", 60.0)]
@@ -121,7 +119,7 @@ world.close()
 
 def test_whoever_keeps_the_others_waiting_is_named():
     (_, said), _ = ended(start(2, "-c", MEETING), 120)
-    assert "[0, 'first'] [0, 1] [2. 2.]" in said
+    assert "[0, 'first'] [0, 1]" in said
     assert "WaitTimeout waited 1.5 s for the late: rank 1 did not come" in said
     assert "the ranks differ in the seed: rank 0 has 0, rank 1 has 1" in said
     assert "rank 0 waits for place 0, rank 1 for place 1" in said
@@ -131,6 +129,5 @@ def test_whoever_keeps_the_others_waiting_is_named():
 def test_a_world_of_one_talks_to_itself():
     world = World()
     assert world.broadcast("x", "x") == "x" and world.gather(3, "threes") == [3] and world.same(1, "ones") == 1
-    assert world.sum(np.arange(3), "numbers").tolist() == [0, 1, 2]
     world.meet("nobody")
     world.close()

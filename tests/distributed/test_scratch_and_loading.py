@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlvr.config import LoraConfig, ModelConfig, ScratchConfig
 from rlvr.distributed import PlainBackend
+from rlvr.distributed.models import merged_files, model_files
 from rlvr.errors import ConfigError
 from rlvr.policy import load_policy
 from rlvr.policy.adapters import is_adapter, merge_adapter, save_base
@@ -147,7 +148,7 @@ def test_a_model_that_cannot_be_built_is_refused(options, said):
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_saved_files_are_those_of_transformers(make_policy, tmp_path, tied):
     policy = make_policy(7, tie_word_embeddings=tied, words=["hello"])
-    PlainBackend(policy).save_model(tmp_path)
+    model_files(policy, True, {})(tmp_path)
     expected = logits_of(policy.model)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
@@ -210,14 +211,14 @@ def no_tokenizer(folder):
     "damage", [no_weights, half_the_weights, broken_config, unknown_type, no_tokenizer], ids=lambda f: f.__name__
 )
 def test_a_damaged_folder_is_refused_in_words(make_policy, tmp_path, damage):
-    PlainBackend(make_policy()).save_model(tmp_path)
+    model_files(make_policy(), True, {})(tmp_path)
     damage(tmp_path)
     with pytest.raises(ConfigError, match=r"model.path: the folder .* cannot be loaded"):
         load_policy(config(tmp_path))
 
 
 def test_attention_that_is_not_installed_is_refused_in_words(make_policy, tmp_path):
-    PlainBackend(make_policy()).save_model(tmp_path)
+    model_files(make_policy(), True, {})(tmp_path)
     for attention in ("flash_attention_2", "no_such_attention"):
         with pytest.raises(ConfigError, match=r"(?i)flash|no_such_attention"):
             load_policy(config(tmp_path, attention=attention))
@@ -255,11 +256,11 @@ def moved(policy, seed=0):
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_an_adapter_is_saved_loaded_continued_and_merged(make_policy, tmp_path, tied):
     base, saved, merged = tmp_path / "base", tmp_path / "adapter", tmp_path / "merged"
-    PlainBackend(make_policy(tie_word_embeddings=tied)).save_model(base)
+    model_files(make_policy(tie_word_embeddings=tied), True, {})(base)
     policy = moved(load_policy(config(base, {"r": 3, "alpha": 6})))
     expected = logits_of(policy.model)
     assert not torch.allclose(expected, logits_of(load_policy(config(base)).model), atol=1e-2)
-    PlainBackend(policy).save_model(saved)
+    model_files(policy, True, {})(saved)
     assert (saved / "adapter_config.json").is_file()
     assert not (saved / "model.safetensors").exists()
 
@@ -288,19 +289,19 @@ def test_an_adapter_on_a_model_from_nothing_can_be_merged(make_policy, tmp_path,
     backend = PlainBackend(policy)
     moved(policy)
     expected = logits_of(policy.model)
-    backend.save_model(tmp_path / "nameless")
+    model_files(backend.policy, True, {})(tmp_path / "nameless")
     with pytest.raises(ConfigError, match="does not say its base model: give it with --base"):
         merge_adapter(str(tmp_path / "nameless"), None, str(tmp_path / "out"))
 
     save_base(policy.model, policy.tokenizer, tmp_path / "base")
     assert torch.equal(logits_of(AutoModelForCausalLM.from_pretrained(tmp_path / "base")), plain)
-    backend.save_model(tmp_path / "adapter")
+    model_files(backend.policy, True, {})(tmp_path / "adapter")
     for folder, base in (("adapter", None), ("nameless", str(tmp_path / "base"))):
         merge_adapter(str(tmp_path / folder), base, str(tmp_path / "out"))
         assert torch.allclose(logits_of(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), expected, atol=1e-4)
     assert torch.allclose(logits_of(policy.model), expected)
 
-    backend.save_merged(tmp_path / "whole")
+    merged_files(backend.policy, True)(tmp_path / "whole")
     assert torch.allclose(logits_of(AutoModelForCausalLM.from_pretrained(tmp_path / "whole")), expected, atol=1e-4)
     assert torch.equal(logits_of(policy.model), expected)
 
@@ -308,7 +309,7 @@ def test_an_adapter_on_a_model_from_nothing_can_be_merged(make_policy, tmp_path,
 def test_merging_what_is_no_adapter_is_refused(make_policy, tmp_path):
     with pytest.raises(ConfigError, match="there is no adapter in"):
         merge_adapter(str(tmp_path), None, str(tmp_path / "out"))
-    PlainBackend(make_policy(adapter={"r": 2})).save_model(tmp_path)
+    model_files(make_policy(adapter={"r": 2}), True, {})(tmp_path)
     with pytest.raises(ConfigError, match=r"base model '/gone' of the adapter cannot be loaded"):
         merge_adapter(str(tmp_path), "/gone", str(tmp_path / "out"))
 
@@ -316,7 +317,7 @@ def test_merging_what_is_no_adapter_is_refused(make_policy, tmp_path):
 def test_an_adapter_whose_base_is_gone_is_refused(make_policy, tmp_path):
     policy = make_policy(adapter={"r": 2})
     save_base(policy.model, policy.tokenizer, tmp_path / "base")
-    PlainBackend(policy).save_model(tmp_path / "adapter")
+    model_files(policy, True, {})(tmp_path / "adapter")
     (tmp_path / "base").rename(tmp_path / "moved")
     with pytest.raises(ConfigError, match=r"model.path: the folder .*adapter.* cannot be loaded"):
         load_policy(config(tmp_path / "adapter"))

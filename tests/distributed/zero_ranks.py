@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from rlvr import registry
 from rlvr.config import LoraConfig, ModelConfig, OptimConfig, ScratchConfig
 from rlvr.distributed import World
+from rlvr.distributed.models import merged_files, model_files
 from rlvr.distributed.shares import load_reference, saved_reference
 from rlvr.distributed.weights import Source, host_copies, weight_buckets
 from rlvr.learner import Learner
@@ -133,8 +134,8 @@ def steps(setting, world):
     found["ranks"] = world.size
     found["published"] = {name: t.clone() for bucket in backend.named_weights() for name, t in bucket}
     if "folder" in setting:
-        backend.save_model(Path(setting["folder"]))
-        backend.save_merged(Path(setting["folder"]) / "merged")
+        write(model_files(policy, world.leads, {}), Path(setting["folder"]), world)
+        write(merged_files(policy, world.leads), Path(setting["folder"]) / "merged", world)
         world.meet("the files")
     return found
 
@@ -221,10 +222,16 @@ def buckets(setting, world):
     return {"most": most, "largest": largest, "all": sum(p.ds_numel * p.element_size() for p in partitioned)}
 
 
+def write(files, folder, world):
+    """Rank 0 writes the files that every rank helped to gather."""
+    if world.leads:
+        files(folder)
+
+
 def deepspeeds_own(setting, world):
     """A checkpoint in DeepSpeed's own format, and the model's files beside it."""
     policy, backend, config = start(setting, world)
-    backend.save_model(Path(setting["folder"]) / "base")
+    write(model_files(policy, world.leads, {}), Path(setting["folder"]) / "base", world)
     updates(setting, world, policy, backend, config)
     backend.engine.save_checkpoint(str(Path(setting["folder"]) / "zero"))
     return {name: t.clone() for bucket in backend.named_weights() for name, t in bucket}

@@ -10,7 +10,9 @@ import torch
 from number_oracles import double, gap, gradient_of, group_advantages, objective, token_statistics
 
 from rlvr.config import OptimConfig
+from rlvr.distributed import World
 from rlvr.distributed.plain import PlainBackend
+from rlvr.distributed.shares import load_reference, saved_reference
 from rlvr.errors import TrainingError
 from rlvr.learner import GATE, Learner
 from rlvr.losses import ClippedPolicyLoss, Component, EntropyBonus, KLPenalty, LikelihoodLoss, Objective, k1, k2, k3
@@ -508,8 +510,8 @@ def test_a_snapshot_is_put_in_place_and_taken_out_exactly(make_policy, adapter):
         raise RuntimeError
     assert same(weights_of(policy), now)
     assert all(parameters[name] is p for name, p in policy.trainable().items())
-    assert snapshot.state_dict().keys() == start.keys()
-    assert same(snapshot.state_dict(), start)
+    assert snapshot.weights.keys() == start.keys()
+    assert same(snapshot.weights, start)
 
 
 def test_the_reference_stays_while_the_policy_trains(make_policy, make_batch):
@@ -532,11 +534,11 @@ def test_the_reference_stays_while_the_policy_trains(make_policy, make_batch):
 def test_a_saved_reference_comes_back(make_policy):
     policy = make_policy()
     snapshot = Snapshot(policy)
-    saved = {name: tensor.clone() for name, tensor in snapshot.state_dict().items()}
+    saved = saved_reference(snapshot, World())
     moved(policy)
     other = Snapshot(policy)
-    other.load_state_dict(saved)
-    assert same(other.state_dict(), saved)
+    load_reference(other, saved)
+    assert same(saved_reference(other, World()), saved)
 
 
 def test_lora_trains_the_adapter_alone_and_its_reference_is_the_base(make_policy, make_batch, recording):

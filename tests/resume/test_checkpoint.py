@@ -482,7 +482,9 @@ def go_on(backend, steps, seed=0):
 @pytest.mark.parametrize("adapter", [None, {"r": 2, "alpha": 4}], ids=["whole", "lora"])
 def test_a_backend_taken_up_again_goes_on_as_if_never_stopped(make_policy, tmp_path, optimizer, adapter):
     backend = trained(make_policy(adapter=adapter), optimizer, 3)
-    path = write(tmp_path, 3, tensors=HostCopies()(backend.saved_tensors()), save_model=backend.save_model)
+    path = write(
+        tmp_path, 3, tensors=HostCopies()(backend.saved_tensors()), save_model=model_files(backend.policy, True, {})
+    )
     go_on(backend, 3, seed=1)
 
     other = PlainBackend(make_policy(adapter=adapter), optimizer)

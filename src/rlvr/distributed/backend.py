@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -44,14 +43,6 @@ class Backend(Protocol):
 
         To be gone through to the end on every rank.
         """
-        ...
-
-    def save_model(self, folder: Path) -> None:
-        """Rank 0 writes Hugging Face files that from_pretrained loads: the whole model, or the adapter where one is trained."""
-        ...
-
-    def save_merged(self, folder: Path) -> None:
-        """Rank 0 writes the plain model with the adapter merged into it."""
         ...
 
     def saved_tensors(self) -> dict[str, torch.Tensor]:

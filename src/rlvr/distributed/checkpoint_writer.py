@@ -14,14 +14,12 @@ import dataclasses
 import json
 import logging
 import os
-import platform
 import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,7 @@ from safetensors.torch import save_file
 from rlvr.config import CheckpointConfig
 from rlvr.distributed import checkpoint
 from rlvr.distributed.checkpoint import SEAL, STATE, Seal, checksum_of
+from rlvr.distributed.versions import installed
 from rlvr.distributed.world import World
 from rlvr.errors import CheckpointError
 from rlvr.waits import finished
@@ -198,13 +197,7 @@ class Writer:
 
 def versions() -> dict[str, str]:
     """Of what decides the bits of a run: packages, Python, and the number of threads."""
-    found = {"python": platform.python_version(), "threads": str(torch.get_num_threads())}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:  # run from a source tree, say
-            continue
-    return found
+    return {**installed(PACKAGES), "threads": str(torch.get_num_threads())}
 
 
 def _sync(path: Path) -> None:

@@ -16,14 +16,12 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from rlvr import registry
-from rlvr.distributed.models import merged_files, model_files
 from rlvr.distributed.plain import share_from_first
 from rlvr.distributed.shares import OPTIMIZER, WEIGHTS, check_weights, optimizer_keys, owners
 from rlvr.distributed.weights import weight_buckets, whole_shape, whole_size
@@ -181,18 +179,6 @@ class DeepSpeedBackend:
     def named_weights(self) -> Iterator[Bucket]:
         """See the protocol."""
         return weight_buckets(self.policy)
-
-    def save_model(self, folder: Path) -> None:
-        """See the protocol. Weights come together in rank 0's host memory, a bucket at a time."""
-        write = model_files(self.policy, self.world.leads, {})
-        if self.world.leads:
-            write(folder)
-
-    def save_merged(self, folder: Path) -> None:
-        """See the protocol."""
-        write = merged_files(self.policy, self.world.leads)
-        if self.world.leads:
-            write(folder)
 
     # state
 

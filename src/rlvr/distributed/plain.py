@@ -9,14 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from rlvr import registry
-from rlvr.distributed.models import merged_files, model_files
 from rlvr.distributed.shares import OPTIMIZER, WEIGHTS, check_weights, optimizer_keys, owners
 from rlvr.distributed.versions import check_versions
 from rlvr.distributed.weights import buckets, weight_buckets
@@ -89,18 +87,6 @@ class PlainBackend:
     def named_weights(self) -> Iterator[Bucket]:
         """See the protocol."""
         return weight_buckets(self.policy)
-
-    def save_model(self, folder: Path) -> None:
-        """See the protocol."""
-        write = model_files(self.policy, self.world.leads, {})
-        if self.world.leads:
-            write(folder)
-
-    def save_merged(self, folder: Path) -> None:
-        """See the protocol."""
-        write = merged_files(self.policy, self.world.leads)
-        if self.world.leads:
-            write(folder)
 
     def saved_tensors(self) -> dict[str, torch.Tensor]:
         """See the protocol. The tensors are those in use, not copies."""

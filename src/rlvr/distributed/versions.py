@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 
 from rlvr.distributed.world import World
@@ -11,25 +13,23 @@ from rlvr.errors import ConfigError
 PACKAGES = ("rlvr", "torch", "transformers", "deepspeed", "peft", "numpy")
 
 
-def versions() -> dict[str, str]:
-    """The versions here, by package; `none` where it is not installed."""
+def installed(packages: Iterable[str]) -> dict[str, str]:
+    """The versions here, Python's and those of the packages that are installed, by name."""
     found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
+    for package in packages:
+        with contextlib.suppress(PackageNotFoundError):  # rlvr itself, run from a source tree, say
             found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "none"
     return found
 
 
 def check_versions(world: World) -> None:
     """ConfigError names each package that is not the same on all ranks, and who has which."""
-    of_rank = world.gather(versions(), "the versions of packages")
+    of_rank = world.gather(installed(PACKAGES), "the versions of packages")
     wrong = []
-    for package in of_rank[0]:
+    for package in ("python", *PACKAGES):
         ranks: dict[str, list[str]] = {}
         for rank, found in enumerate(of_rank):
-            ranks.setdefault(found[package], []).append(str(rank))
+            ranks.setdefault(found.get(package, "none"), []).append(str(rank))
         if len(ranks) > 1:
             wrong.append(f"{package} is " + ", ".join(f"{v} on rank {' '.join(who)}" for v, who in ranks.items()))
     if wrong:

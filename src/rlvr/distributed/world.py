@@ -1,6 +1,6 @@
 """The ranks of a run: who am I, and words between all of us, by name and with a deadline.
 
-Control goes over the CPU (gloo), whatever the devices: objects and small sums. Before ranks exchange anything they meet at a
+Control goes over the CPU (gloo), whatever the devices. Before ranks exchange anything they meet at a
 name, so that a rank which is late, dead, failed or somewhere else in the program is named instead of hanging the others.
 
 Invariants: every rank makes the same calls in the same order; a call with one rank costs nothing; what a failed rank raised
@@ -16,7 +16,6 @@ import threading
 import time
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -95,12 +94,6 @@ class World:
         with _Named(self, what):
             dist.all_gather_object(found, value)
         return found
-
-    def sum(self, values: np.ndarray, what: str) -> np.ndarray:
-        """The sum over ranks, float64, the same bits on every rank."""
-        if self.size == 1:
-            return np.asarray(values, dtype=np.float64)
-        return np.sum(self.gather(np.asarray(values, dtype=np.float64), what), axis=0)
 
     def same(self, value: T, what: str) -> T:
         """`value`, which every rank must have alike: TrainingError shows the first rank whose value differs."""

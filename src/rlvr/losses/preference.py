@@ -6,6 +6,7 @@ the group's own rewards as preferences.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -22,7 +23,7 @@ Pairs = Literal["all", "extremes"]
 
 
 @dataclass(frozen=True)
-class PairLoss:
+class PairLoss(ABC):
     """A mean over pairs (better, worse) of a function of the gap between their log-ratios, half of it each one's share."""
 
     beta: Scalar = 0.1
@@ -34,9 +35,9 @@ class PairLoss:
     smallest_group: ClassVar[int] = 2
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", REFERENCE)})
 
+    @abstractmethod
     def of_gap(self, gap: torch.Tensor) -> torch.Tensor:
         """The loss of each pair [N] from log pi / pi_reference of the better minus that of the worse."""
-        raise NotImplementedError
 
     def shares(self, sequences: SequenceBatch) -> torch.Tensor:
         """See SequenceLoss."""

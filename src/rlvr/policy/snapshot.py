@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from rlvr.errors import CheckpointError
 from rlvr.policy.model import Policy
 
 
@@ -45,16 +44,6 @@ class Snapshot:
         for name, parameter in parameters.items():
             kept = _kept(parameter)
             kept.data, self.weights[name] = self.weights[name], kept.data
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return dict(self.weights)
-
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        if state.keys() != self.weights.keys():
-            different = sorted(state.keys() ^ self.weights.keys())
-            raise CheckpointError(f"the saved reference has other tensors than the policy: {', '.join(different[:5])}")
-        for name, tensor in self.weights.items():
-            tensor.copy_(state[name])
 
 
 def _kept(parameter: torch.nn.Parameter) -> torch.Tensor:
