@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rlvr.data.adapters import to_task
-from rlvr.errors import ConfigError, DataError, RlvrError
+from rlvr.errors import ConfigError, DataError, command
 from rlvr.monitor.console import Console
 from rlvr.records import Task, Verdict
 from rlvr.tree import as_tree, merge
@@ -45,24 +45,15 @@ TRIED_TASKS = 8
 """Tasks of an input, the first different ones, that the tricks are tried on."""
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     options = _parser().parse_intermixed_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    try:
-        verifier = build_verifier(options.verifier, options.options)
-        _check_files(options)
-        with _pool(options) as pool:
-            return _audit(options, verifier, pool)
-    except RlvrError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:  # outside the scoring, or a second Ctrl-C
-        print("stopped at once", file=sys.stderr)
-        return 130
+    verifier = build_verifier(options.verifier, options.options)
+    _check_files(options)
+    with _pool(options) as pool:
+        return _audit(options, verifier, pool)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,13 +1,15 @@
 """Errors that a user can mend: one clear message that names the thing, the place and the mend.
 
 Invariant: everything the library refuses because of what it was given is a `RlvrError`; the commands print its
-text without a traceback and exit with 2. Anything else that escapes is a defect of the library and keeps its traceback.
+text without a traceback (`command`). Anything else that escapes is a defect of the library and keeps its traceback.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import functools
+import sys
+from collections.abc import Callable, Iterable, Sequence
 
 
 class RlvrError(Exception):
@@ -32,6 +34,26 @@ class TrainingError(RlvrError):
 
 class WaitTimeout(RlvrError):
     """A named wait whose deadline passed."""
+
+
+def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
+    """A command's `main(arguments)` with what went wrong in one line and as its exit code.
+
+    2: bad input. 1: a run that cannot go on, a wait that ended, the disk. 130: Ctrl-C, outside what handles it itself.
+    """
+
+    @functools.wraps(main)
+    def guarded(arguments: Sequence[str] | None = None) -> int:
+        try:
+            return main(arguments)
+        except (RlvrError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1 if isinstance(error, TrainingError | WaitTimeout | OSError) else 2
+        except KeyboardInterrupt:
+            print("stopped at once", file=sys.stderr)
+            return 130
+
+    return guarded
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -25,7 +25,7 @@ from typing import Any
 from rlvr.config import Config
 from rlvr.config_loading import load_config
 from rlvr.data import Draw, History, Prompts, load_tasks
-from rlvr.errors import ConfigError, DataError, RlvrError
+from rlvr.errors import ConfigError, DataError, command
 from rlvr.evaluation import (
     Collect,
     Evaluation,
@@ -44,18 +44,12 @@ VERSION = 1
 """Of the written object."""
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     options = _parser().parse_intermixed_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    try:
-        return _run(options)
-    except RlvrError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped at once", file=sys.stderr)
-        return 130
+    return _run(options)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,9 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from rlvr.errors import RlvrError
+from rlvr.errors import command
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     parser = argparse.ArgumentParser(
@@ -20,11 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     from rlvr.policy.adapters import merge_adapter
 
-    try:
-        merge_adapter(options.adapter, options.base, options.out)
-    except RlvrError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    merge_adapter(options.adapter, options.base, options.out)
     print(f"merged model: {options.out}")
     return 0
 

@@ -15,12 +15,13 @@ import yaml
 
 from rlvr.config import Config
 from rlvr.config_loading import load_config
-from rlvr.errors import RlvrError, TrainingError, WaitTimeout
+from rlvr.errors import command
 from rlvr.stage_plan import stage_plans
 
 log = logging.getLogger(__name__)
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m rlvr.train", description="Train a policy with verifiable rewards.")
@@ -36,18 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_intermixed_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    try:
-        config = load_config(options.config, options.overrides)
-        return _dry_run(config) if options.dry_run else _train(config, options.resume)
-    except (TrainingError, WaitTimeout) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except RlvrError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:  # before the first step, or a second Ctrl-C: the last checkpoint stands
-        print("stopped at once", file=sys.stderr)
-        return 130
+    config = load_config(options.config, options.overrides)
+    return _dry_run(config) if options.dry_run else _train(config, options.resume)
 
 
 def _dry_run(config: Config) -> int:

@@ -19,10 +19,11 @@ from collections.abc import Iterable, Sequence
 import yaml
 
 from rlvr.config_loading import make_config
-from rlvr.errors import RlvrError
+from rlvr.errors import RlvrError, command
 from rlvr.recipes.papers import Paper, find_paper, read_papers
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m rlvr.recipes", description="Published recipes as configurations.")
@@ -42,18 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--against", choices=["grpo"], help="how far the gradient is from plain GRPO's on the same rollouts"
     )
     options = parser.parse_args(arguments)
-    try:
-        if options.command == "show":
-            paper = find_paper(options.slug, options.folder)
-            print(_diff(paper) if options.diff else _shown(paper))
-            return 0
-        if options.command == "smoke":
-            papers = [find_paper(slug, options.folder) for slug in options.slugs]
-            return max(_smoke(paper, bool(options.against)) for paper in papers)
-        _list(read_papers(options.folder), [word.lower() for word in getattr(options, "words", [])])
-    except RlvrError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    if options.command == "show":
+        paper = find_paper(options.slug, options.folder)
+        print(_diff(paper) if options.diff else _shown(paper))
+        return 0
+    if options.command == "smoke":
+        papers = [find_paper(slug, options.folder) for slug in options.slugs]
+        return max(_smoke(paper, bool(options.against)) for paper in papers)
+    _list(read_papers(options.folder), [word.lower() for word in getattr(options, "words", [])])
     return 0
 
 

@@ -12,10 +12,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from rlvr.errors import RlvrError
+from rlvr.errors import command
 from rlvr.report.page import SHOWN, write_report
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m rlvr.report", description="Write an HTML page of runs.")
@@ -27,11 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.rollouts < 0:
         parser.error("--rollouts is a number from 0 on")
-    try:
-        path = write_report(options.runs, options.output, options.rollouts)
-    except RlvrError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    path = write_report(options.runs, options.output, options.rollouts)
     print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
     return 0
 

@@ -1,0 +1,125 @@
+"""One strict typed tree: everything that a run can be told, with a docstring under every field.
+
+The docstrings are the reference page docs/config.md. Unknown keys are errors that suggest the nearest name. Values come,
+weakest first, from the field defaults, the preset named by `algorithm.preset`, the YAML file and dotted overrides.
+A piece (verifier, reward, loss ...) is checked against the piece's own options when the tree is made, so a typo in an
+option is found before any model is loaded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, model_validator
+
+from rlvr.config.algorithm import AlgorithmConfig, KLConfig, over_preset
+from rlvr.config.model import LoraConfig, ModelConfig, ScratchConfig
+from rlvr.config.pieces import TERM_KEYS, OfKind, Section, bare_auxiliary, bare_term, coefficient, piece_of, term_name
+from rlvr.config.running import BestConfig, CheckpointConfig, EvaluationConfig, LoggingConfig, RunConfig, WandbConfig
+from rlvr.config.sampling import DataConfig, RefillConfig, RolloutConfig, VerificationConfig
+from rlvr.config.updating import DistributedConfig, OptimConfig
+from rlvr.monitor.health.watch import Mode, checked_modes
+
+__all__ = [
+    "TERM_KEYS",
+    "AlgorithmConfig",
+    "BestConfig",
+    "CheckpointConfig",
+    "Config",
+    "DataConfig",
+    "DistributedConfig",
+    "EvaluationConfig",
+    "KLConfig",
+    "LoggingConfig",
+    "LoraConfig",
+    "ModelConfig",
+    "OfKind",
+    "OptimConfig",
+    "RefillConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "ScratchConfig",
+    "Section",
+    "VerificationConfig",
+    "WandbConfig",
+    "bare_auxiliary",
+    "bare_term",
+    "coefficient",
+    "term_name",
+]
+
+
+def _known_monitors(written: str | dict[str, str]) -> str | dict[str, str]:
+    checked_modes(written)
+    return written
+
+
+class Config(Section):
+    """A whole run."""
+
+    run: RunConfig = RunConfig()
+    """The run as a whole."""
+    model: ModelConfig = ModelConfig()
+    """The policy; short for `models.policy`."""
+    models: dict[str, ModelConfig] = {}
+    """The named models of the run; so far `policy` is the only one."""
+    data: DataConfig = DataConfig()
+    """Tasks and how they become prompts."""
+    rollout: RolloutConfig = RolloutConfig()
+    """How groups of responses are sampled."""
+    verifier: piece_of("verifier") | None = None  # type: ignore[valid-type]
+    """What checks the answers; null: what the tasks name, or what the trainer is given."""
+    verification: VerificationConfig = VerificationConfig()
+    """How verifiers are run."""
+    rewards: list[piece_of("reward")] = ["verdict"]  # type: ignore[valid-type]
+    """Terms of the reward, summed with their weights; a list replaces the default. A term also takes a `weight` (a scalar), a
+    name for its column (`as`), and the `sources` of the tasks that have it."""
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    """From scored rollouts to a loss."""
+    optim: OptimConfig = OptimConfig()
+    """Optimizer steps."""
+    distributed: DistributedConfig = DistributedConfig()
+    """Where the policy's weights and optimizer live."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """When the run is saved."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Held-out evaluation during training."""
+    logging: LoggingConfig = LoggingConfig()
+    """What is said and kept beside metrics.jsonl."""
+    health: Annotated[Mode | dict[str, Mode], AfterValidator(_known_monitors)] = "warn"
+    """What the monitors of docs/when-it-does-not-learn.md do when they find something: `warn` says it once, on the console and
+    in health.jsonl, `stop` also ends the run after a checkpoint, `off` does not look. One word for all, or a word by monitor:
+    `{all_wrong: stop, slow: off, default: warn}`."""
+    stages: list[dict[str, Any]] = []
+    """The stages of the run in order, each `{kind: sft | grpo, steps: N}` with overrides of this tree; empty: one grpo stage."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _under_preset(cls, values: Any) -> Any:
+        """Put the preset under what was written in `algorithm`, and `model` and `models.policy` together."""
+        if not isinstance(values, dict):
+            return values
+        values = dict(values)
+        algorithm = values.get("algorithm")
+        if algorithm is None or isinstance(algorithm, dict):
+            values["algorithm"] = over_preset(algorithm or {})
+        models = values.get("models")
+        if isinstance(models, dict) and "policy" in models:
+            models = dict(models)
+            policy = models.pop("policy")
+            if values.get("model") not in (None, policy):
+                raise ValueError("`model` is short for `models.policy`: give one of the two")
+            values |= {"model": policy, "models": models}
+        if models:
+            raise ValueError(f"models.{next(iter(models))}: `policy` is the only model that a run has so far")
+        return values
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return Path(self.run.dir) / self.run.name
+
+    def dump(self) -> dict[str, Any]:
+        """The resolved tree as plain YAML types."""
+        return self.model_dump(mode="json", by_alias=True)

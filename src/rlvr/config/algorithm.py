@@ -1,0 +1,90 @@
+"""From scored rollouts to a loss."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from rlvr import registry
+from rlvr.config.pieces import Section, piece_of
+from rlvr.errors import ConfigError
+from rlvr.schedules import Scalar
+from rlvr.tree import merge
+
+
+def _known_preset(name: str) -> str:
+    try:
+        registry.find("preset", name)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+    return name
+
+
+class KLConfig(Section):
+    """A penalty on the divergence from the reference, a snapshot of the policy at the start of the stage."""
+
+    estimator: piece_of("kl") = "k3"  # type: ignore[valid-type]
+    """k1, k2, k3 (Schulman 2020, "Approximating KL divergence") or abs."""
+    coef: Scalar = 0.0
+    """Weight of the term."""
+    where: Literal["loss", "reward", "advantage"] = "loss"
+    """loss: a term of the loss. reward: its sum over a response is taken from the reward before the baseline (RLOO).
+    advantage: each token's advantage loses the sum from that token on, before the modifiers (PPO, REINFORCE++). The two last
+    take a pass of the policy and one of the reference before the update."""
+    gradient: piece_of("kl") | None = None  # type: ignore[valid-type]
+    """In the loss: the estimator whose gradient is taken, where it is not that of `estimator`; k2's is the KL's own."""
+    weighted: bool = False
+    """In the loss: times the ratio of current to proximal policy, which keeps k3's gradient right off-policy (DeepSeek-V3.2)."""
+    bound: float | None = Field(default=None, gt=0)
+    """Clamps the value at each token to [-bound, bound] (and the log-ratio to 20 nats), beyond which there is no gradient."""
+    renew_every: int | None = Field(default=None, ge=1)
+    """Steps after which the reference follows the policy; null: it stays as it was at the start of the stage."""
+    renew_mix: float = Field(default=1.0, gt=0, le=1)
+    """What it then becomes: mix x policy + (1 - mix) x reference. 1: the policy; less, with renew_every 1: a moving average."""
+
+
+class AlgorithmConfig(Section):
+    """From scored rollouts to a loss."""
+
+    preset: Annotated[str, AfterValidator(_known_preset)] = "grpo"
+    """A named set of the values below; what is written here goes over it."""
+    select: list[piece_of("selector")] = []  # type: ignore[valid-type]
+    """Which rollouts train: selectors, in order."""
+    select_after: bool = False
+    """Select after advantages were computed, not before."""
+    advantage: piece_of("advantage") = "group"  # type: ignore[valid-type]
+    """From rewards to advantages."""
+    modifiers: list[piece_of("modifier")] = []  # type: ignore[valid-type]
+    """What is done to the advantages then, in order: whitening, clipping, weights by sign, length or surprise ..."""
+    loss: piece_of("loss") = "clip"  # type: ignore[valid-type]
+    """The policy loss and what it averages over."""
+    loss_coef: Scalar = 1.0
+    """Weight of the policy loss beside the other terms; CHORD's 1 - mu."""
+    kl: KLConfig | None = None
+    """Penalty on the divergence from the reference; null: none, and no reference is kept."""
+    entropy: Scalar = 0.0
+    """Weight of an entropy bonus; 0: none (the entropy is logged all the same). A controller on the metric entropy holds it near
+    a target."""
+    token_select: list[piece_of("token_selector")] = []  # type: ignore[valid-type]
+    """Which tokens of an optimizer step the policy loss and the entropy bonus learn from; a selector sees all of them."""
+    auxiliary: list[piece_of("auxiliary")] = []  # type: ignore[valid-type]
+    """Further terms of the loss: likelihood of chosen responses or demonstrations, preferences between a group's members. A term
+    also takes a `coef` (a scalar, 1 by default)."""
+    correction: piece_of("correction", "auto") | None = "auto"  # type: ignore[valid-type]
+    """Weights for tokens that the engine sampled with other log-probs than the trainer's. auto: `truncate` where the engine
+    does not compute with the trainer's own weights; null: none (the gap is logged all the same)."""
+    decoupled: bool = False
+    """With several optimizer steps per batch, take the ratio to the policy as it was before the first of them (one extra
+    forward pass), and leave the gap to the sampling policy to the correction."""
+    mask_truncated: bool = False
+    """Leave truncated responses out of the policy loss (they still count in their group's baseline)."""
+
+
+def over_preset(algorithm: dict[str, Any]) -> dict[str, Any]:
+    """What was written in `algorithm` over what its preset says."""
+    preset = algorithm.get("preset", AlgorithmConfig.model_fields["preset"].default)
+    try:
+        return merge(registry.find("preset", preset)(), {"preset": preset, **algorithm}, ("algorithm",))
+    except ConfigError:  # the field's own check says what is wrong with the name
+        return algorithm

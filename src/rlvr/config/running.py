@@ -1,0 +1,127 @@
+"""The run round the training: its folder, checkpoints, evaluations and what is said and kept."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlvr.config.pieces import Section
+from rlvr.errors import nearest
+from rlvr.monitor.metrics import FAMILIES, METRICS
+
+
+class RunConfig(Section):
+    """The run as a whole."""
+
+    name: str = "run"
+    """Name of the run; its folder is `dir`/`name`."""
+    dir: str = "runs"
+    """Where run folders are made."""
+    seed: int = Field(default=0, ge=0)
+    """The seed that every random choice is derived from."""
+    steps: int | None = Field(default=None, ge=0)
+    """At most this many steps in all; a stage's `steps` is its share. Null: the sum of the stages' steps."""
+    overwrite: bool = False
+    """Replace a run folder that already holds metrics."""
+    max_nonfinite: int = Field(default=5, ge=1)
+    """Stop, with a checkpoint, after this many steps in a row with a non-finite loss or gradient."""
+
+
+class BestConfig(Section):
+    """Which checkpoint is the best."""
+
+    metric: str = "eval/greedy"
+    """A metric by its name in metrics.jsonl."""
+    mode: Literal["max", "min"] = "max"
+    """Whether more of it is better, or less."""
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if self.metric not in METRICS and not self.metric.startswith(tuple(FAMILIES)):
+            raise ValueError(f"no metric is called {self.metric!r}{nearest(self.metric, METRICS)}")
+        return self
+
+
+class CheckpointConfig(Section):
+    """When the run is saved."""
+
+    every: int = Field(default=0, ge=0)
+    """Steps between checkpoints; 0: only at the end of the run."""
+    keep: int = Field(default=2, ge=1)
+    """How many of the newest checkpoints are kept."""
+    best: BestConfig | None = None
+    """Keep the checkpoint with the best value of a metric too; a step that is better than all before is saved, whatever
+    `every` says."""
+    background: bool = True
+    """Write while training goes on: a step waits only for a copy of what is saved, which is kept in host memory. False: it
+    waits for the disk."""
+    accept_changed_data: bool = False
+    """Go on from a checkpoint that was made with other tasks (they are compared by their content). The draws go on with a new
+    epoch of the tasks as they are now."""
+    merged: bool = False
+    """Where an adapter is trained, write the merged model (`merged/`) beside the adapter (`model/`) too."""
+
+
+class EvaluationConfig(Section):
+    """Held-out evaluation during training."""
+
+    every: int = Field(default=0, ge=0)
+    """Steps between evaluations; 0: only where `at_start` and `at_end` say."""
+    at_start: bool = True
+    """Evaluate before the first step of a run, where there are evaluation tasks."""
+    at_end: bool = True
+    """Evaluate after the last step of a stage."""
+    data: Any = None
+    """Tasks to evaluate on; null: `data.eval`."""
+    limit: int | None = Field(default=None, ge=1)
+    """Use only the first so many of them."""
+    greedy: bool = True
+    """One greedy response per task: `eval/greedy`."""
+    samples: int = Field(default=0, ge=0)
+    """Responses sampled per task for pass@k, maj@k and the mean; 0: none."""
+    k: list[int] = [1]
+    """The k of pass@k and maj@k; at most `samples`."""
+    temperature: float = Field(default=1.0, ge=0)
+    """Sampling temperature of the evaluation's samples; 0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling in evaluation."""
+    top_k: int = Field(default=0, ge=0)
+    """Top-k sampling in evaluation; 0: all tokens."""
+    min_p: float = Field(default=0.0, ge=0, lt=1)
+    """Min-p sampling in evaluation."""
+    max_new_tokens: int | None = Field(default=None, ge=1)
+    """Longest response in evaluation; null: as in training."""
+
+    @model_validator(mode="after")
+    def _k_fits(self) -> EvaluationConfig:
+        if self.samples and max(self.k, default=1) > self.samples:
+            raise ValueError(f"pass@{max(self.k)} needs at least {max(self.k)} `samples`, there are {self.samples}")
+        return self
+
+
+class WandbConfig(Section):
+    """Weights & Biases."""
+
+    mode: Literal["auto", "online", "offline", "disabled"] = "auto"
+    """auto: online where an API key is set, else offline."""
+    project: str = "rlvr"
+    """Project that the run is filed under."""
+    entity: str | None = None
+    """Team or user."""
+
+
+class LoggingConfig(Section):
+    """What is said and kept beside metrics.jsonl."""
+
+    console: Literal["auto", "plain", "off"] = "auto"
+    """A live display in a terminal, plain lines elsewhere; or always plain; or nothing."""
+    samples_every: int = Field(default=10, ge=0)
+    """Steps between samples of a group shown on the console; 0: never."""
+    rollouts: int = Field(default=1, ge=0)
+    """Steps between files of rollouts in the run folder; 0: none."""
+    wandb: bool | WandbConfig = False
+    """Track the run with wandb."""
+    profile: list[int] = []
+    """Steps whose time is looked into: `profile/step-N.json` of the run folder is a trace by torch's profiler (for Perfetto
+    or chrome://tracing), `profile/step-N.txt` says what took longest. Such a step is slower."""

@@ -1,0 +1,89 @@
+"""Optimizer steps, and the devices that they are shared out to."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from rlvr import registry
+from rlvr.config.pieces import Section, piece_of
+
+
+class OptimConfig(Section):
+    """Optimizer steps."""
+
+    optimizer: piece_of("optimizer") = "adamw"  # type: ignore[valid-type]
+    """adamw, adamw_8bit (2 bytes of state for a weight instead of 8) or sgd, with its options."""
+    lr: float = Field(default=1e-6, gt=0)
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What the learning rate does after the warm-up; linear and cosine go to `min_lr` at the end of the stage."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises from 0 to `lr`."""
+    min_lr: float = Field(default=0.0, ge=0)
+    """Where linear and cosine schedules end."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this global norm."""
+    updates_per_batch: int = Field(default=1, ge=1)
+    """Optimizer steps that one batch is cut into, by whole groups."""
+    epochs_per_batch: int = Field(default=1, ge=1)
+    """How often the batch is gone through."""
+    micro_batch_size: int | None = Field(default=None, ge=1)
+    """Completions per forward pass and rank; null: all of an optimizer step's."""
+    micro_batch_tokens: int | None = Field(default=None, ge=1)
+    """Tokens (unpadded, prompts included) per forward pass and rank, instead of a number of completions. A prompt that
+    completions share is counted once where it is computed once. A rollout longer than this goes alone."""
+    packing: Literal["auto"] | bool = "auto"
+    """Lay rollouts end to end, without padding, in the update; auto: where it is estimated to be faster and the model can.
+    The gradient is the same."""
+    share_prefix: Literal["auto"] | bool = "auto"
+    """In packed rows, compute the tokens that a group's rollouts begin with (their prompt) once for all of them; auto:
+    where it is estimated to be faster and the model can. The gradient is the same."""
+
+    @model_validator(mode="after")
+    def _sharing_needs_packing(self) -> OptimConfig:
+        if self.packing is False and self.share_prefix is True:
+            raise ValueError("`share_prefix: true` needs packed rows: set `packing` to auto or true")
+        return self
+
+    @model_validator(mode="after")
+    def _one_micro_batch(self) -> OptimConfig:
+        if self.micro_batch_size is not None and self.micro_batch_tokens is not None:
+            raise ValueError("`micro_batch_size` and `micro_batch_tokens` exclude each other: set one to null")
+        return self
+
+
+class DistributedConfig(Section):
+    """Where the policy's weights and optimizer live."""
+
+    backend: piece_of("backend") = "plain"  # type: ignore[valid-type]
+    """plain: every rank holds the whole model and optimizer; deepspeed: they are shared out among the ranks (ZeRO)."""
+    zero_stage: Literal[1, 2, 3] | None = None
+    """With deepspeed, what is shared out: 1, the optimizer's state; 2, gradients too; 3, weights too. Null: 2."""
+    offload: Literal["none", "optimizer", "parameters"] = "none"
+    """With deepspeed, what waits in host memory: `optimizer` (its state and the float32 weights), or `parameters` (with
+    `zero_stage: 3`: these and the weights computed with)."""
+    deepspeed: str | None = None
+    """A JSON file with more of DeepSpeed's own configuration, such as bucket sizes."""
+    silence: float = Field(default=30.0, gt=0)
+    """Seconds without a sign of life after which the other ranks give a rank up, name it and end."""
+
+    @property
+    def piece(self) -> dict[str, Any]:
+        """The backend with its options: those of this section, and over them those written with the backend."""
+        name, options = registry.split(self.backend)
+        own = {"zero_stage": self.zero_stage or 2, "offload": self.offload, "deepspeed": self.deepspeed}
+        return {"name": name, **(own if name == "deepspeed" else {}), **options}
+
+    @model_validator(mode="after")
+    def _for_deepspeed(self) -> DistributedConfig:
+        name = registry.split(self.backend)[0]
+        for key, value in {"zero_stage": self.zero_stage, "deepspeed": self.deepspeed}.items():
+            if value is not None and name != "deepspeed":
+                raise ValueError(f"`{key}` needs `backend: deepspeed`, and the backend is {name!r}")
+        if self.offload != "none" and name != "deepspeed":
+            raise ValueError(f"`offload` needs `backend: deepspeed`, and the backend is {name!r}")
+        if self.offload == "parameters" and self.piece["zero_stage"] != 3:
+            raise ValueError("`offload: parameters` needs `zero_stage: 3`, which alone shares them out")
+        return self
