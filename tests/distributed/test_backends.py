@@ -87,10 +87,13 @@ def found(tmp_path_factory, folders):
     more = {
         "stages": {"run": "stages", "backend": ZERO[3], "then": [DECAYING], **ADAM},
         "buckets": {"run": "buckets", "backend": ZERO[3], "size": 8000},
+        "loading": {"run": "loading", "policy": LARGE},
+        "zero3 from files": {**STEPS["zero3"], "policy": {"path": str(folders / "zero3" / "merged")}},
     }
     return launch(tmp_path_factory, {**steps, **TROUBLES, **BEFORE, **saving, **more})
 
 
+LARGE = {"hidden_size": 512, "layers": 8, "intermediate_size": 2048}
 DECAYING = {"name": "adamw", "weight_decay": 0.5}
 
 
@@ -173,6 +176,21 @@ def test_zero_in_bfloat16_is_the_same_for_all_stages_and_near_float32(found):
         assert gap(got["tensors"][1], want["tensors"][1], since=start) < 0.1
         assert gap(got["tensors"][1], stages[2]["tensors"][1], since=start) < 0.01
         assert all(weight.dtype == torch.bfloat16 for weight in got["published"].values())
+
+
+def test_a_model_in_files_is_shared_out_as_one_from_nothing(found, folders):
+    """The files are those of the steps before it, so it goes on from there."""
+    got, before = found["zero3 from files"], found["zero3"]
+    start = {name.removeprefix("weights/"): t for name, t in got["tensors"][0].items()}
+    assert all(torch.equal(before["published"][name], tensor) for name, tensor in start.items())
+    check_steps(got, alone({**STEPS["zero3"], "policy": {"path": str(folders / "zero3" / "merged")}}))
+
+
+def test_only_rank_0_holds_a_whole_model_and_only_in_host_memory_while_it_is_loaded(found):
+    size, (first, second) = found["loading"]["size"], found["loading"]["peaks"]
+    assert size > 100e6
+    assert 1.0 < first / size < 1.5  # all of it, which goes as its part comes
+    assert 0.45 < second / size < 0.9  # its part, one parameter at a time, and what the allocator leaves between them
 
 
 # What must not leak --------------------------------------------------------------------------------------------------

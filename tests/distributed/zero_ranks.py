@@ -23,9 +23,12 @@ from safetensors.torch import load_file, save_file
 from rlvr import registry
 from rlvr.config import LoraConfig, ModelConfig, OptimConfig, ScratchConfig
 from rlvr.distributed import World
+from rlvr.distributed.deepspeed import _join_alone
 from rlvr.distributed.models import merged_files, model_files
 from rlvr.distributed.shares import load_reference, saved_reference
 from rlvr.distributed.weights import Source, host_copies, weight_buckets
+from rlvr.distributed.zero_config import zero_config
+from rlvr.distributed.zero_loading import partition
 from rlvr.learner import Learner
 from rlvr.losses import ClippedPolicyLoss, Component, EntropyBonus, KLPenalty, Objective, k3
 from rlvr.needs import CURRENT, Need
@@ -39,13 +42,17 @@ REWARDS = ((1.0, 0.0, 0.0, 0.5), (1.0, 1.0, 1.0), (0.25, 0.5, 1.0), (0.0, 1.0))
 """By group; the second has no advantage."""
 
 
-def make_policy(adapter=None, seed=0, model=None, **scratch):
+def make_policy(adapter=None, seed=0, model=None, shared_out=False, leads=True, path=None, **scratch):
     small = {"hidden_size": 32, "layers": 2, "intermediate_size": 64, "context": 96, "init_std": 0.2, **scratch}
     lora = None if adapter is None else LoraConfig(**adapter)
     config = ModelConfig(
-        **{"dtype": "float32", **(model or {})}, scratch=ScratchConfig(**small), adapter=lora, device="cpu"
+        **{"dtype": "float32", **(model or {})},
+        path=path,
+        scratch=None if path else ScratchConfig(**small),
+        adapter=lora,
+        device="cpu",
     )
-    return load_policy(config, seed)
+    return load_policy(config, seed, shared_out, leads)
 
 
 def recorded(policy, seed=0, rewards=REWARDS):
@@ -106,9 +113,11 @@ def everything(policy):
 
 def start(setting, world, **options):
     """(policy, backend, config) of a setting."""
-    policy = make_policy(**{**setting.get("policy", {}), **options})
+    backends = registry.build("backend", setting["backend"])
+    place = {"shared_out": backends.partitions, "leads": world.leads}
+    policy = make_policy(**{**setting.get("policy", {}), **place, **options})
     config = OptimConfig(**{"optimizer": "sgd", "max_grad_norm": 1e9, **setting.get("optim", {})})
-    return policy, registry.build("backend", setting["backend"]).open(policy, config.optimizer, world), config
+    return policy, backends.open(policy, config.optimizer, world), config
 
 
 def updates(setting, world, policy, backend, config, learner=None, first=0):
@@ -220,6 +229,23 @@ def buckets(setting, world):
         most = max(most, sum(p.ds_numel * p.element_size() for p in here))
         largest = max(largest, *(t.nbytes for _, t in bucket))
     return {"most": most, "largest": largest, "all": sum(p.ds_numel * p.element_size() for p in partitioned)}
+
+
+def loading(setting, world):
+    """The most memory, in bytes, that each rank takes while a model is loaded and cut into parts, and the size of its weights."""
+    _join_alone()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = memory("VmRSS")
+    policy = make_policy(**setting["policy"], shared_out=True, leads=world.leads)
+    size = sum(p.numel() * p.element_size() for p in policy.model.parameters())
+    partition(policy, world, zero_config(3, "none", False, world.size, None, size // 4), torch.float32)
+    return {"size": size, "peaks": world.gather(memory("VmHWM") - before, "the memory")}
+
+
+def memory(name):
+    """A figure of /proc/self/status, in bytes."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024
 
 
 def write(files, folder, world):

@@ -27,6 +27,7 @@ from rlvr.distributed.shares import OPTIMIZER, WEIGHTS, check_weights, optimizer
 from rlvr.distributed.weights import weight_buckets, whole_shape, whole_size
 from rlvr.distributed.world import World
 from rlvr.distributed.zero_config import Offload, zero_config
+from rlvr.distributed.zero_loading import partition
 from rlvr.distributed.zero_shards import Shards
 from rlvr.errors import ConfigError
 from rlvr.policy import Policy
@@ -86,22 +87,26 @@ class DeepSpeedBackend:
         self.stage = options.zero_stage
         self.lockstep = options.zero_stage >= 2
         self.parameters = policy.trainable()
-        self._tried = policy.head_is_enough, policy.packing  # on the plain model, before it is wrapped
-        share_from_first(policy.model, self.world)
+        config = zero_config(
+            options.zero_stage,
+            options.offload,
+            policy.dtype == torch.bfloat16,
+            self.world.size,
+            options.deepspeed,
+            sum(p.numel() for p in self.parameters.values()),
+        )
+        base = registry.build("optimizer", optimizer)(self.parameters.values())  # groups them by their shapes
         _join_alone()
-        bfloat16 = policy.dtype == torch.bfloat16
-        before = _unrounded(self.parameters) if bfloat16 else {}
+        if self.stage == 3:
+            before = partition(policy, self.world, config, policy.dtype)
+        else:
+            self._tried = policy.head_is_enough, policy.packing  # on the plain model, before it is wrapped
+            share_from_first(policy.model, self.world)
+            before = _unrounded(self.parameters) if policy.dtype == torch.bfloat16 else {}
         self.engine, *_ = deepspeed.initialize(
             model=policy.model,
-            optimizer=registry.build("optimizer", optimizer)(self.parameters.values()),
-            config=zero_config(
-                options.zero_stage,
-                options.offload,
-                bfloat16,
-                self.world.size,
-                options.deepspeed,
-                sum(p.numel() for p in self.parameters.values()),
-            ),
+            optimizer=base,
+            config=config,
             dist_init_required=False,
         )
         self.optimizer = self.engine.optimizer

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from rlvr.config import ModelConfig
 from rlvr.errors import ConfigError
@@ -17,22 +26,27 @@ from rlvr.policy.offload import offload_activations
 from rlvr.policy.scratch import build_model, build_tokenizer
 
 
-def load_policy(config: ModelConfig, seed: int = 0) -> Policy:
+def load_policy(config: ModelConfig, seed: int = 0, shared_out: bool = False, leads: bool = True) -> Policy:
     """The model that `config` describes, in evaluation mode on its device.
 
-    ConfigError names a path that does not exist, a folder without a model, or a section that says nothing.
+    With `shared_out`, one whose weights ranks are going to share out among them: they wait in host memory, and where not `leads`
+    only their shapes are there, which take no memory. ConfigError names a path that does not exist, a folder without a model, or a section that says nothing.
     """
-    device = device_of(config)
+    empty = shared_out and not leads
     # Weights that train stay in float32; those frozen under an adapter take the type computed in.
     dtype = torch.float32 if config.adapter is None else dtype_of(config)
     if config.scratch is not None:
         tokenizer: Any = build_tokenizer(config.scratch)
-        model: Any = build_model(config.scratch, tokenizer, seed, config.attention).to(dtype)  # type: ignore[arg-type]
+        with init_empty_weights(include_buffers=False) if empty else contextlib.nullcontext():
+            model: Any = build_model(config.scratch, tokenizer, seed, config.attention).to(dtype)  # type: ignore[arg-type]
     elif config.path is not None:
-        model, tokenizer = _from_pretrained(config, dtype)
+        model, tokenizer = _from_pretrained(config, dtype, empty)
     else:
         raise ConfigError("the config says no model: set model.path to a folder or hub name, or model.scratch")
-    return make_policy(model.to(device), tokenizer, config, seed)
+    if any(parameter.is_meta for parameter in model.parameters()):
+        model = model._apply(lambda t: torch.empty((), dtype=t.dtype).expand(t.shape) if t.is_meta else t)
+        model.tie_weights()
+    return make_policy(model if shared_out else model.to(device_of(config)), tokenizer, config, seed)
 
 
 def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, config: ModelConfig, seed: int = 0) -> Policy:
@@ -50,7 +64,7 @@ def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, config: ModelCon
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     train_mode = config.gradient_checkpointing or (config.adapter is not None and config.adapter.dropout > 0)
-    policy = Policy(model.eval(), tokenizer, dtype_of(config), train_mode)
+    policy = Policy(model.eval(), tokenizer, dtype_of(config), train_mode, device_of(config))
     if config.activation_offload:
         offload_activations(policy.causal_lm.base_model)
     return policy
@@ -84,7 +98,9 @@ def dtype_of(config: ModelConfig) -> torch.dtype:
     return getattr(torch, config.dtype)
 
 
-def _from_pretrained(config: ModelConfig, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _from_pretrained(
+    config: ModelConfig, dtype: torch.dtype, empty: bool
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     path = str(config.path)
     folder = Path(path).expanduser()
     local = folder.exists() or path.startswith((".", "/", "~"))
@@ -107,8 +123,23 @@ def _from_pretrained(config: ModelConfig, dtype: torch.dtype) -> tuple[PreTraine
             if config.adapter is None:  # peft has frozen the base
                 return adapted.merge_and_unload().requires_grad_(True), tokenizer
             return adapted, tokenizer
-        model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, attn_implementation=config.attention, **more)
+        wanted = {"dtype": dtype, "attn_implementation": config.attention}
+        if empty:
+            return _shape(where, wanted, more), tokenizer
+        model = AutoModelForCausalLM.from_pretrained(where, **wanted, **more)
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         kind = "folder" if local else "hub model"
         raise ConfigError(f"model.path: the {kind} {path!r} cannot be loaded: {error}") from error
     return model, tokenizer
+
+
+def _shape(where: str, wanted: dict[str, Any], more: dict[str, Any]) -> PreTrainedModel:
+    """The model in `where` without weights."""
+    trust = more["trust_remote_code"]
+    with init_empty_weights(include_buffers=False):
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(where, **more), trust_remote_code=trust, **wanted
+        )
+    with contextlib.suppress(OSError):  # it has none of its own
+        model.generation_config = GenerationConfig.from_pretrained(where, **more)
+    return model

@@ -34,11 +34,14 @@ class Policy:
         tokenizer: PreTrainedTokenizerBase,
         dtype: torch.dtype = torch.float32,
         train_mode: bool = False,
+        home: torch.device | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.dtype = dtype
         self.train_mode = train_mode
+        self.home = home or self.device
+        """The device that is computed on; weights that are going to be shared out wait elsewhere."""
         vocabulary = self.causal_lm.get_input_embeddings().weight.shape[0]
         if len(tokenizer) > vocabulary:
             raise ConfigError(

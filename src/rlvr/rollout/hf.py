@@ -281,4 +281,4 @@ def _own_copy(policy: Policy) -> Policy:
     model = copy.deepcopy(policy.model)
     if is_adapter(model):
         model = model.merge_and_unload()
-    return Policy(model.requires_grad_(False).eval(), policy.tokenizer, policy.dtype)
+    return Policy(model.to(policy.home).requires_grad_(False).eval(), policy.tokenizer, policy.dtype)

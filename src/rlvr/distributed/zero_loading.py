@@ -1,0 +1,93 @@
+"""Weights into parts, one at a time, before DeepSpeed has seen the model: under ZeRO-3 no device ever holds all of them.
+
+The model waits in host memory, with its weights on rank 0; the other ranks have their shapes only. Each parameter goes to the device whole, is given to all ranks by rank 0, and is cut before the next one comes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rlvr.distributed.versions import check_versions
+from rlvr.distributed.world import World
+from rlvr.policy import Policy
+from rlvr.policy.attention import hook
+from rlvr.policy.packable import Packing
+
+
+def partition(policy: Policy, world: World, config: dict[str, Any], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Cut the policy's parameters into parts of `dtype`, those of rank 0 for all, in place.
+
+    Gives, on every rank alike, copies in host memory of the weights that train and that `dtype` changes.
+    """
+    check_versions(world)
+    world.same(_kinds(policy), "the model's parameters by name and shape")
+    tried = world.broadcast(_tried(policy) if world.leads else None, "what the model was found to compute")
+    policy.head_is_enough, policy.packing = tried  # type: ignore[misc]  # nothing can be tried on the parts
+    if policy.packing.shares and not world.leads:
+        hook(policy.causal_lm)
+    _share_buffers(policy, world)
+    unrounded = _unrounded(policy, world, dtype)
+    import deepspeed
+
+    deepspeed.init_distributed(dist_init_required=False)  # its own name for the process group that there is
+    convert: Any = None
+    for parameter in policy.model.parameters():
+        kind = dtype if parameter.is_floating_point() else parameter.dtype
+        parameter.data = _here(parameter.data, kind, policy, world)
+        if convert is None:
+            deepspeed.zero.Init(module=torch.nn.ParameterList([parameter]), config_dict_or_path=config)
+            convert = parameter.convert_to_zero_parameters  # type: ignore[attr-defined]
+        else:
+            convert(param_list=[parameter])
+    return unrounded
+
+
+def _tried(policy: Policy) -> tuple[bool, Packing]:
+    """What Policy tries, on the whole model in host memory, where some attention cannot be computed."""
+    model = policy.causal_lm
+    kind = str(model.config._attn_implementation)
+    if policy.device == policy.home or not kind.startswith("flash_attention"):
+        return policy.head_is_enough, policy.packing
+    model.set_attn_implementation("sdpa")
+    head = policy.head_is_enough
+    model.set_attn_implementation(kind)
+    return head, Packing(False, False, f"{kind} could not be tried in host memory, where the model waits for ZeRO-3")
+
+
+def _kinds(policy: Policy) -> str:
+    said = [f"{name} {tuple(p.shape)}" for name, p in policy.model.named_parameters()]
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()
+
+
+def _share_buffers(policy: Policy, world: World) -> None:
+    """Rank 0's buffers for all, on the device that is computed on."""
+    for module in policy.model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = _from_first(buffer, policy, world)
+
+
+def _unrounded(policy: Policy, world: World, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    weights = {name: p.detach() for name, p in policy.trainable().items() if p.dtype != dtype}
+    rounded = [name for name, w in weights.items() if world.leads and not torch.equal(w, w.to(dtype).to(w.dtype))]
+    rounded = world.broadcast(rounded, "the weights that are rounded")
+    return {name: _from_first(weights[name], policy, world).to("cpu", copy=True) for name in rounded}
+
+
+def _from_first(tensor: torch.Tensor, policy: Policy, world: World) -> torch.Tensor:
+    """Rank 0's `tensor`, on the device that is computed on."""
+    here = _here(tensor, tensor.dtype, policy, world)
+    if world.size > 1:
+        dist.broadcast(here, src=0)
+    return here
+
+
+def _here(tensor: torch.Tensor, dtype: torch.dtype, policy: Policy, world: World) -> torch.Tensor:
+    """On the device that is computed on: rank 0's `tensor`, and room for it elsewhere."""
+    if world.leads:
+        return tensor.to(policy.home, dtype)
+    return torch.empty(tensor.shape, dtype=dtype, device=policy.home)
