@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlvr import registry
 from rlvr.config import Config, ModelConfig
+from rlvr.losses.reference import compares_with_reference
 from rlvr.policy.adapters import add_adapter
 from rlvr.policy.loading import device_of, dtype_of
 from rlvr.policy.scratch import build_model, build_tokenizer
@@ -43,7 +44,7 @@ SMALLER = {
     "weights": "a smaller model, or model.adapter",
     "gradients": "model.adapter",
     "optimizer": "optim.optimizer=adamw_8bit, or model.adapter",
-    "reference": "algorithm.kl=null, or model.adapter",
+    "reference": "algorithm.kl=null and a loss without a reference, or model.adapter",
     "engine's weights": "rollout.staleness=0 with the hf engine, or a smaller model",
     "activations": "optim.micro_batch_tokens, or model.gradient_checkpointing=true",
     "logits": "optim.micro_batch_tokens",
@@ -51,6 +52,10 @@ SMALLER = {
     "engine": "rollout.engine's gpu_memory_utilization or kv_cache_gib",
 }
 """Part -> the keys that make it smaller."""
+
+
+FOUR_BITS = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Bytes of a weight in 4 bits: itself, a constant of a byte for 64 of them, and one of four bytes for 256 constants."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +97,12 @@ def shape_of(config: ModelConfig) -> Shape:
     head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     trained = sum(p.numel() for p in parameters if p.requires_grad)
+    packed = {}
+    if config.quantization is not None:
+        others = [m for m in bare.modules() if isinstance(m, torch.nn.Linear) and m is not bare.get_output_embeddings()]
+        packed = {m.weight: FOUR_BITS for m in others}
     return Shape(
-        weights=sum(p.numel() * (4 if p.requires_grad else width) for p in parameters),
+        weights=round(sum(p.numel() * (4 if p.requires_grad else packed.get(p, width)) for p in parameters)),
         trained=trained,
         cast=0 if compute == torch.float32 else 2 * trained,
         activations=share * kept,
@@ -138,18 +147,21 @@ def _bytes_per_token(model: Any, rows: int = 64, length: int = 2) -> float:
     return sum(storage.nbytes() for storage in kept.values()) / (rows * length)
 
 
-def parts(shape: Shape, config: Config, sampled: bool = True) -> dict[str, float]:
+def parts(shape: Shape, config: Config, sampled: bool = True, reference: bool | None = None) -> dict[str, float]:
     """Bytes by what they are for, in the worst step of a stage: its update or, where that needs more, its sampling.
 
     Of activations, logits and keys and values only those of the larger of the two are there, unless sampling and update
-    overlap (`rollout.staleness`). `sampled`: whether the stage samples.
+    overlap (`rollout.staleness`). `sampled`: whether the stage samples; `reference`: whether it keeps a reference, by default
+    what a stage that samples does under `config.algorithm`.
     """
+    if reference is None:
+        reference = sampled and compares_with_reference(config.algorithm)
     always = {
         "program": PROGRAM,
         "weights": shape.weights,
         "gradients": 4 * shape.trained,
         "optimizer": _state(config.optim.optimizer) * shape.trained,
-        "reference": 4 * shape.trained if config.algorithm.kl is not None else 0,
+        "reference": 4 * shape.trained if reference else 0,
     }
     update = _update(shape, config, sampled)
     sampling, engine = _sampling(shape, config) if sampled else ({}, {})

@@ -90,6 +90,8 @@ def found(tmp_path_factory, folders):
         "loading": {"run": "loading", "policy": LARGE},
         "zero3 from files": {**STEPS["zero3"], "policy": {"path": str(folders / "zero3" / "merged")}},
     }
+    files = {**LORA, "path": str(folders / "zero3" / "merged"), "model": {"quantization": "nf4"}}
+    more["zero2 qlora"] = {"backend": ZERO[2], "optim": {"micro_batch_size": 2}, "policy": files}
     return launch(tmp_path_factory, {**steps, **TROUBLES, **BEFORE, **saving, **more})
 
 
@@ -184,6 +186,13 @@ def test_a_model_in_files_is_shared_out_as_one_from_nothing(found, folders):
     start = {name.removeprefix("weights/"): t for name, t in got["tensors"][0].items()}
     assert all(torch.equal(before["published"][name], tensor) for name, tensor in start.items())
     check_steps(got, alone({**STEPS["zero3"], "policy": {"path": str(folders / "zero3" / "merged")}}))
+
+
+def test_an_adapter_on_weights_in_four_bits(found, folders):
+    files = {**LORA, "path": str(folders / "zero3" / "merged"), "model": {"quantization": "nf4"}}
+    want = alone({"backend": "plain", "policy": files})
+    assert all("lora_" in name for name in want["moved"])
+    check_steps(found["zero2 qlora"], want)
 
 
 def test_only_rank_0_holds_a_whole_model_and_only_in_host_memory_while_it_is_loaded(found):

@@ -1,10 +1,10 @@
-"""The notebook runs from its first cell to its last: it is interrupted, goes on, and its reward rises."""
+"""Each notebook runs from its first cell to its last, and shows what its text says."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
-from pathlib import Path
 
 import nbformat
 import numpy as np
@@ -13,26 +13,18 @@ from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
-NOTEBOOK = Path("docs/notebooks/first_run.ipynb")
+NOTEBOOKS = ("first_run", "reading_a_run")
 
 
 @pytest.fixture
 def notebook(root):
-    return nbformat.read(root / NOTEBOOK, as_version=4)
+    """A function that reads a notebook by its name."""
+    return lambda name: nbformat.read(root / f"docs/notebooks/{name}.ipynb", as_version=4)
 
 
-def test_the_notebook_is_committed_without_outputs(notebook):
-    nbformat.validate(notebook)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert not any(cell.outputs or cell.execution_count for cell in code)
-    assert not any(cell.metadata for cell in notebook.cells)
-    assert set(notebook.metadata) == {"kernelspec", "language_info"}
-    kinds = [cell.cell_type for cell in notebook.cells[1:]]  # after the title, text and code take turns
-    assert kinds == ["markdown", "code"] * (len(kinds) // 2)
-
-
-@pytest.mark.timeout(300)
-def test_the_notebook_is_interrupted_goes_on_and_learns(notebook, tmp_path, monkeypatch):
+@pytest.fixture
+def run_through(notebook, tmp_path, monkeypatch):
+    """A function that runs a notebook in an empty folder: that folder, and the outputs of each cell by its id."""
     # The kernel of this interpreter, whatever kernels the machine knows, and nothing written outside the test's folder.
     specs = KernelSpecManager(kernel_dirs=[], ensure_native_kernel=True)
     assert specs.get_kernel_spec("python3").argv[0] == sys.executable
@@ -41,12 +33,36 @@ def test_the_notebook_is_interrupted_goes_on_and_learns(notebook, tmp_path, monk
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     work = tmp_path / "work"
     work.mkdir()
-    manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs)
 
-    done = NotebookClient(notebook, km=manager, timeout=240, resources={"metadata": {"path": str(work)}}).execute()
+    def run(name: str):
+        manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs)
+        client = NotebookClient(notebook(name), km=manager, timeout=240, resources={"metadata": {"path": str(work)}})
+        outputs = {cell.id: cell.outputs for cell in client.execute().cells if cell.cell_type == "code"}
+        assert not [output for shown in outputs.values() for output in shown if output.output_type == "error"]
+        return work, outputs
 
-    outputs = {cell.id: cell.outputs for cell in done.cells if cell.cell_type == "code"}
-    assert not [output for shown in outputs.values() for output in shown if output.output_type == "error"]
+    return run
+
+
+def test_every_notebook_is_run_here(root):
+    assert {path.stem for path in (root / "docs").rglob("*.ipynb")} == set(NOTEBOOKS)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_is_committed_without_outputs(notebook, name):
+    written = notebook(name)
+    nbformat.validate(written)
+    code = [cell for cell in written.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs or cell.execution_count for cell in code)
+    assert not any(cell.metadata for cell in written.cells)
+    assert set(written.metadata) == {"kernelspec", "language_info"}
+    kinds = [cell.cell_type for cell in written.cells[1:]]  # after the title, text and code take turns
+    assert kinds == ["markdown", "code"] * (len(kinds) // 2)
+
+
+@pytest.mark.timeout(300)
+def test_the_first_run_is_interrupted_goes_on_and_learns(run_through):
+    work, outputs = run_through("first_run")
     run = work / "runs" / "even-digits"
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, 61))
@@ -59,6 +75,19 @@ def test_the_notebook_is_interrupted_goes_on_and_learns(notebook, tmp_path, monk
     assert reward[-5:].mean() > reward[:5].mean() + 0.3
     assert text(outputs["rollouts"]).count("score") == 8
     assert any("image/png" in output.get("data", {}) for output in outputs["plot"])
+
+
+@pytest.mark.timeout(300)
+def test_reading_a_run_finds_the_fault_of_its_reward(run_through):
+    work, outputs = run_through("reading_a_run")
+    rewards = [float(found) for found in re.findall(r"reward/mean ([\d.]+)", text(outputs["metrics"]))]
+    scores = [float(found) for found in re.findall(r"eval/greedy ([\d.]+)", text(outputs["evaluations"]))]
+    assert rewards[-1] > rewards[0] + 0.5
+    assert scores[0] < 0.5 < max(scores) and scores[-1] < max(scores) - 0.3
+    assert "reward_hacking: the reward rose" in text(outputs["health"])
+    assert text(outputs["rollouts"]).count("777") >= 5
+    page = work / "runs/sevens/report.html"
+    assert page.is_file() and "report.html" in text(outputs["report"])
 
 
 def text(outputs) -> str:

@@ -12,7 +12,7 @@ import yaml
 
 from rlvr import Batch, GRPOTrainer
 from rlvr.config_loading import load_config
-from rlvr.monitor.rollout_log import read_rollouts
+from rlvr.monitor.recording import read_rollouts
 from rlvr.tree import merge
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"

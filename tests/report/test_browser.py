@@ -42,6 +42,20 @@ def test_it_draws_all_sections_and_complains_of_nothing(page, folder):
     assert page.complaints == []
 
 
+def test_a_newcomer_is_told_what_the_numbers_are(page, folder):
+    page.open(write_report([folder]))
+    assert "How to read this page" in text(page, "#guide") and count(page, "#guide[open] p") == 3
+    cards = "[...document.querySelectorAll('#curves .card')]"
+    captions = page.get(
+        f"{cards}.map(e => [e.querySelector('h3').textContent, e.querySelector('.caption')?.textContent])"
+    )
+    assert captions and all(caption for _, caption in captions)
+    shown = {title for title, _ in captions}
+    assert any(title.startswith("eval/") for title in shown), shown
+    facts = text(page, "#runs .facts")
+    assert "held out: start, after" in facts and "→" in facts
+
+
 def test_hovering_a_curve_tells_its_values(page, folder):
     page.open(write_report([folder]))
     page.hover("#curves .card svg")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rlvr.errors import ConfigError, DataError
-from rlvr.monitor.rollout_log import read_rollouts as read_back
+from rlvr.monitor.recording import read_rollouts as read_back
 from rlvr.report import write_report
 from rlvr.report.__main__ import main
 from rlvr.report.compare import differences, experiment_of

@@ -67,6 +67,9 @@ class ModelConfig(Section):
     """cpu, cuda, cuda:1 ...; auto: the GPU when there is one."""
     adapter: LoraConfig | None = None
     """Train a LoRA adapter instead of the weights."""
+    quantization: Literal["nf4"] | None = None
+    """Keep the frozen weights under an adapter in 4 bits (QLoRA), by bitsandbytes; only for a model that is loaded. What is computed
+    with is their value in `dtype`."""
     attention: str | None = None
     """transformers' attention implementation: sdpa, eager, flash_attention_2 ...; null: its own choice for the model."""
     gradient_checkpointing: bool = False
@@ -81,6 +84,10 @@ class ModelConfig(Section):
     def _one_origin(self) -> ModelConfig:
         if self.path is not None and self.scratch is not None:
             raise ValueError("`path` and `scratch` exclude each other: load a model or build one")
+        if self.quantization is not None and (self.adapter is None or self.path is None):
+            raise ValueError(
+                "`quantization` is for the frozen weights of a model that is loaded: set `path` and an `adapter`"
+            )
         if self.activation_offload and not self.gradient_checkpointing:
             raise ValueError(
                 "`activation_offload` keeps what gradient checkpointing leaves: set `gradient_checkpointing: true`"

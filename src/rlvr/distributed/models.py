@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import save_torch_state_dict
 from transformers.utils import logging as transformers_logging
 
 from rlvr.distributed.weights import Source, host_copies, sources
 from rlvr.policy import Policy
 from rlvr.policy.adapters import is_adapter
+from rlvr.policy.quantization import is_quantized
 
 Files = Callable[[Path], None]
 """Writes files into a folder."""
@@ -51,7 +53,11 @@ def _files(
 
     def write(folder: Path) -> None:
         transformers_logging.disable_progress_bar()
-        model.save_pretrained(folder, state_dict=found)
+        if is_adapter(model) or not any(map(is_quantized, model.parameters())):
+            model.save_pretrained(folder, state_dict=found)
+        else:  # its own method would write the weights in 4 bits
+            policy.describe(folder)
+            save_torch_state_dict(found, folder)
         policy.tokenizer.save_pretrained(folder)
 
     return write

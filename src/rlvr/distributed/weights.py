@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
 from rlvr.policy import Policy
 from rlvr.policy.head import gathered
+from rlvr.policy.quantization import dense, dense_bytes
 from rlvr.rollout.engine import Bucket
 
 T = TypeVar("T")
@@ -36,7 +38,7 @@ class Source:
     @property
     def nbytes(self) -> int:
         """Its size."""
-        return whole_size(self.parameters[0]) * self.parameters[0].element_size()
+        return dense_bytes(self.parameters[0], whole_size(self.parameters[0]))
 
 
 def whole_size(parameter: torch.nn.Parameter) -> int:
@@ -61,7 +63,7 @@ def sources(policy: Policy) -> Iterator[Source]:
         elif module is not None:
             yield Source(f"{owner.removesuffix('.base_layer')}.{leaf}", [parameter], parameter.detach)
         elif not any(owner.startswith(f"{prefix}.") for prefix in adapted):
-            yield Source(name, [parameter], parameter.detach)
+            yield Source(name, [parameter], partial(dense, parameter))
         # else lora_A, lora_B ... of an adapted module, which go into its merged weight
 
 
@@ -69,7 +71,7 @@ def _merged(module: Any, parameter: torch.nn.Parameter) -> tuple[list[torch.nn.P
     def make() -> torch.Tensor:
         with torch.no_grad():
             delta = sum(module.get_delta_weight(adapter) for adapter in module.active_adapters)
-            return parameter.detach() + delta
+            return dense(parameter) + delta
 
     return [parameter, *(p for p in module.parameters() if p is not parameter)], make
 

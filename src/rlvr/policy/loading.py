@@ -23,6 +23,7 @@ from rlvr.errors import ConfigError
 from rlvr.policy.adapters import add_adapter, is_adapter
 from rlvr.policy.model import Policy
 from rlvr.policy.offload import offload_activations
+from rlvr.policy.quantization import exact, quantizing
 from rlvr.policy.scratch import build_model, build_tokenizer
 
 
@@ -33,6 +34,10 @@ def load_policy(config: ModelConfig, seed: int = 0, shared_out: bool = False, le
     only their shapes are there, which take no memory. ConfigError names a path that does not exist, a folder without a model, or a section that says nothing.
     """
     empty = shared_out and not leads
+    if shared_out and config.quantization is not None:
+        raise ConfigError(
+            "model.quantization does not go with distributed.zero_stage 3, which shares weights out: use 2"
+        )
     # Weights that train stay in float32; those frozen under an adapter take the type computed in.
     dtype = torch.float32 if config.adapter is None else dtype_of(config)
     if config.scratch is not None:
@@ -58,6 +63,8 @@ def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, config: ModelCon
         tokenizer.pad_token = tokenizer.eos_token
     if config.adapter is not None and not is_adapter(model):
         model = add_adapter(model, config.adapter, seed)
+    if config.quantization is not None:
+        exact(model)
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -118,12 +125,12 @@ def _from_pretrained(
             from peft import AutoPeftModelForCausalLM
 
             adapted = AutoPeftModelForCausalLM.from_pretrained(
-                where, dtype=dtype, is_trainable=config.adapter is not None
+                where, dtype=dtype, is_trainable=config.adapter is not None, **_quantized(config)
             )
             if config.adapter is None:  # peft has frozen the base
                 return adapted.merge_and_unload().requires_grad_(True), tokenizer
             return adapted, tokenizer
-        wanted = {"dtype": dtype, "attn_implementation": config.attention}
+        wanted = {"dtype": dtype, "attn_implementation": config.attention, **_quantized(config)}
         if empty:
             return _shape(where, wanted, more), tokenizer
         model = AutoModelForCausalLM.from_pretrained(where, **wanted, **more)
@@ -131,6 +138,13 @@ def _from_pretrained(
         kind = "folder" if local else "hub model"
         raise ConfigError(f"model.path: the {kind} {path!r} cannot be loaded: {error}") from error
     return model, tokenizer
+
+
+def _quantized(config: ModelConfig) -> dict[str, Any]:
+    """What loads the weights in 4 bits, on their device, where that is asked for."""
+    if config.quantization is None:
+        return {}
+    return {"quantization_config": quantizing(dtype_of(config)), "device_map": {"": device_of(config)}}
 
 
 def _shape(where: str, wanted: dict[str, Any], more: dict[str, Any]) -> PreTrainedModel:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from rlvr.errors import ConfigError
 from rlvr.policy.adapters import is_adapter
 from rlvr.policy.attention import Spans, attending
 from rlvr.policy.packable import Packing, try_packing
+from rlvr.policy.quantization import without_quantization
 
 
 class Policy:
@@ -81,6 +83,15 @@ class Policy:
         """Whether the model computes packed rows and shared prefixes, tried on a few tokens."""
         with torch.no_grad(), self.evaluating():
             return try_packing(self.causal_lm, self.hidden_states, 1e-3 if self.dtype == torch.float32 else 5e-2)
+
+    def describe(self, folder: Path) -> None:
+        """Write what there is of the plain model but for its weights to `folder`: configuration and tokenizer."""
+        config = without_quantization(self.causal_lm.config)
+        config.architectures = config.architectures or [type(self.causal_lm).__name__]  # one never saved has none
+        config.save_pretrained(folder)
+        if (generation := getattr(self.causal_lm, "generation_config", None)) is not None:
+            generation.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
 
     def hidden_states(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, spans: Spans | None = None

@@ -5,7 +5,8 @@ const WIDE = 420, HIGH = 210, LEFT = 52, RIGHT = 12, TOP = 10, BOTTOM = 26;
 function frame(title, about, label) {
   const svg = draw("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", "aria-label": label || title });
   const heading = make("h3", { title: about || "" }, title);
-  return { svg, card: make("div", { class: "card chart" }, heading, svg) };
+  const caption = about ? make("p", { class: "soft small caption", title: about }, about.split("\n")[0]) : null;
+  return { svg, card: make("div", { class: "card chart" }, heading, caption, svg) };
 }
 
 function axes(svg, [x0, x1], [y0, y1], ticksOfY = ticks(y0, y1)) {

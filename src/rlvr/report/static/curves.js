@@ -46,8 +46,18 @@ function seriesOf(runs, name, bands) {
   return series;
 }
 
+// What the held-out scores are, which the metrics page explains as one family.
+const SCORES = [
+  [/^eval\/greedy$/, "Share of held-out tasks answered right, the likeliest token taken each time."],
+  [/^eval\/mean$/, "Mean score of sampled answers to held-out tasks."],
+  [/^eval\/pass@/, "Probability that one of so many sampled answers to a held-out task is right."],
+  [/^eval\/maj@/, "Probability that the commonest of so many sampled answers is right."],
+];
+
 function describe(data, name) {
-  const family = Object.keys(data.metrics).find((key) => key.endsWith("*") && name.startsWith(key.slice(0, -1)));
+  const score = SCORES.find(([pattern]) => pattern.test(name));
+  if (score) return ["share", score[1], ""];
+  const family = Object.keys(data.metrics).find((key) => key.endsWith("/") && name.startsWith(key));
   return data.metrics[name] || data.metrics[family] || ["", "", ""];
 }
 
@@ -80,6 +90,6 @@ function curvesSection(data) {
   return make("section", { id: "curves" }, make("h2", {}, "Curves"),
     make("div", { class: "controls" }, more, make("label", {}, "smoothing", slider),
       settings.bands ? make("label", {}, bands, "seeds as bands") : null,
-      make("span", { class: "soft small" }, "a title says what its metric means; ▾ marks where a monitor spoke")),
+      make("span", { class: "soft small" }, "hover over a title for what is healthy; ▾ marks where a monitor spoke")),
     grid);
 }

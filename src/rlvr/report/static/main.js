@@ -1,24 +1,41 @@
 // The sections of the page, in order.
 
+const GUIDE = [
+  "The reward is what training makes larger. The held-out score, on tasks that training never sees, says whether that means anything: it should rise too. Compare it with its value before training.",
+  "Only groups with right and wrong answers teach (group/mixed). Many groups all wrong: the tasks are too hard, or the answers are not found (verdict/unparsable). Many all right: there is nothing left to learn.",
+  "If a curve looks odd, read rollouts below: filter by verdict and step, see what was asked, written and found, and why it got its score.",
+];
+
+function guide() {
+  return make("details", { id: "guide", open: true }, make("summary", {}, "How to read this page"), ...GUIDE.map((text) => make("p", {}, text)));
+}
+
+// The first evaluation, and the last of each stage.
+function milestones(evaluations) {
+  const ends = new Map();
+  evaluations.slice(1).forEach((e) => ends.set(e.stage || "training", e));
+  return [...evaluations.slice(0, 1).map((e) => [e.step === 0 ? "start" : `step ${e.step}`, e]), ...[...ends].map(([stage, e]) => [`after ${stage}`, e])];
+}
+
 function runsSection(data) {
   const cards = data.runs.map((run, number) => {
     const last = (name) => (run.columns[name] || []).filter(known).slice(-1)[0];
     const score = ["eval/greedy", "eval/pass@1", "eval/mean"].find((name) => run.evaluations.some((e) => known(e[name])));
-    const scores = score ? run.evaluations.map((e) => e[score]).filter(known) : [];
+    const scores = score ? milestones(run.evaluations.filter((e) => known(e[score]))) : [];
     const facts = [fact("steps", show(run.last_step)), fact("in training steps", duration(run.seconds))];
     if (last("reward/mean") !== undefined) facts.push(fact("reward, last step", show(last("reward/mean"))));
-    if (scores.length) facts.push(fact(`${score.slice(5)}, held out`, scores.length > 1 ? `${show(scores[0])} → ${show(scores[scores.length - 1])}` : show(scores[0])));
+    if (scores.length) facts.push(fact(`${score.slice(5)}, held out${scores.length > 1 ? `: ${scores.map(([when]) => when).join(", ")}` : ""}`, scores.map(([, e]) => show(e[score])).join(" → ")));
     const heading = make("h3", {}, make("i", { class: "dot", style: `background:${color(number)}` }), run.name, run.seed === null ? null : make("span", { class: "soft" }, ` · seed ${run.seed}`));
     return make("div", { class: "card" }, heading, make("div", { class: "facts" }, ...facts), ...run.notes.map((note) => make("p", { class: "soft small note" }, note)));
   });
-  return make("section", { id: "runs" }, make("h2", {}, data.runs.length > 1 ? "Runs" : "Run"), make("div", { class: "runs" }, ...cards));
+  return make("section", { id: "runs" }, make("h2", {}, data.runs.length > 1 ? "Runs" : "Run"), make("div", { class: "runs" }, ...cards), guide());
 }
 
 function healthSection(data) {
   const section = make("section", { id: "health" }, make("h2", {}, "Health"));
   data.runs.forEach((run) => {
     if (data.runs.length > 1) section.append(make("h3", { style: "margin:8px 0 6px" }, run.name));
-    if (!run.health.length) section.append(make("p", { class: "soft" }, "The monitors found nothing."));
+    if (!run.health.length) section.append(make("p", { class: "soft" }, "No monitor had anything to say."));
     run.health.forEach((f) => section.append(make("div", { class: "finding" },
       make("div", {}, make("b", {}, f.monitor.replaceAll("_", " ")), make("span", { class: "soft" }, ` · step ${f.step}${f.since < f.step ? `, since step ${f.since}` : ""}${f.mode === "stop" ? " · the run was stopped" : ""}`)),
       make("div", {}, f.message), make("div", { class: "try" }, `Try: ${f.advice}`),

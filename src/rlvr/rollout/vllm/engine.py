@@ -20,7 +20,7 @@ from rlvr.rollout.vllm import launch, requests
 from rlvr.rollout.vllm.adapter import AdapterFiles, base_weights
 from rlvr.rollout.vllm.gate import Gate, check_released
 from rlvr.rollout.vllm.host import EngineHost
-from rlvr.rollout.vllm.model_folder import describe, scratch_folder
+from rlvr.rollout.vllm.model_folder import scratch_folder
 from rlvr.rollout.vllm.options import VLLMOptions
 from rlvr.rollout.vllm.requests import Answer
 from rlvr.rollout.vllm.transfer import SHARED_MEMORY, SharedMemoryTransfer, Transfer, differing
@@ -41,7 +41,7 @@ class VLLMEngine:
         self._asleep, self._released = False, True
         self._end_ids = sorted(policy.end_ids)
         self._folder = scratch_folder()
-        describe(policy, self._folder / "model")
+        policy.describe(self._folder / "model")
         arguments = launch.engine_arguments(policy, self._folder / "model", options, "ipc" if on_gpu else SHARED_MEMORY)
         if self._sleeps:
             arguments["enable_sleep_mode"] = True

@@ -28,7 +28,7 @@ from rlvr.rollout.vllm.checks import check_server
 from rlvr.rollout.vllm.client import Client, ServerTrouble
 from rlvr.rollout.vllm.gate import Gate, check_released
 from rlvr.rollout.vllm.members import Member, Members, State
-from rlvr.rollout.vllm.model_folder import describe, scratch_folder
+from rlvr.rollout.vllm.model_folder import scratch_folder
 from rlvr.rollout.vllm.options import VLLMServerOptions
 from rlvr.rollout.vllm.requests import Answer
 from rlvr.rollout.vllm.started import StartedServer
@@ -153,7 +153,7 @@ class VLLMServerEngine:
         else:
             installed.version()
             launch.check_device(self.policy)
-            describe(self.policy, self._folder / "model")
+            self.policy.describe(self._folder / "model")
             await asyncio.gather(*(self._start(number) for number in range(count)))
             self.context = min(self.context, options.max_model_len or self.context)
         health = (options.health_every, options.health_timeout)

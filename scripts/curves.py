@@ -1,0 +1,124 @@
+"""Draw docs/curves from finished runs: a curve for each shipped example, and the page that shows them.
+
+    OMP_NUM_THREADS=1 python -m rlvr.train --config configs/NAME.yaml      first, for each example (minutes each)
+    python scripts/curves.py RUN [RUN ...]               keep their numbers in docs/curves/NAME.json, draw, and write the page
+    python scripts/curves.py                             draw and write again from the numbers that are kept
+
+A curve is an SVG of the mean reward (grpo) and the held-out score by step. `LEFT_OUT` says why an example has none.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+CURVES = ROOT / "docs/curves"
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 260, 46, 34, 16, 12
+LEFT_OUT = {
+    "gsm8k-qwen2.5-0.5b": "needs a GPU and a model from the hub; it has not been run here.",
+    "mbpp-qwen2.5-coder-1.5b": "needs a GPU and a model from the hub; it has not been run here.",
+    "gsm8k-smoke": "7 steps of a policy with random weights, to try the loop on real rows, which are not shipped: nothing is learned, by design.",
+}
+HEAD = """# Expected curves
+
+What the shipped examples gave where they were run, with the command of each. On another machine rounding differs, and so does the
+path; the shape should not. Blue: the mean reward of each step of reinforcement. Brown: the score on held-out tasks, greedy (dots) and of
+samples (dashes). The grey line is where the first stage ends.
+
+Made on 21 November 2026 on a CPU. Written by `scripts/curves.py` from the numbers beside each picture.
+"""
+
+
+def main(runs: list[str]) -> int:
+    """Run the command; the exit code."""
+    for run in runs:
+        keep(Path(run))
+    for path in sorted(CURVES.glob("*.json")):
+        path.with_suffix(".svg").write_text(picture(json.loads(path.read_text(encoding="utf-8"))), encoding="utf-8")
+    (CURVES / "README.md").write_text(page(), encoding="utf-8")
+    return 0
+
+
+def keep(run: Path) -> None:
+    """Write what is drawn of a run folder to docs/curves."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    evaluations = [json.loads(line) for line in (run / "evaluations.jsonl").read_text(encoding="utf-8").splitlines()]
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    stages = [row["run/stage"] for row in rows]
+    name = config["run"]["name"]
+    kept = {
+        "command": f"OMP_NUM_THREADS=1 python -m rlvr.train --config configs/{name}.yaml",
+        "seed": config["run"]["seed"],
+        "first_stage": [stages[0], stages.count(stages[0])],
+        "reward": [[row["step"], round(row["reward/mean"], 4)] for row in rows if row["reward/mean"] is not None],
+        "greedy": [[row["step"], round(row["eval/greedy"], 4)] for row in evaluations],
+        "sampled": [[row["step"], round(row["eval/mean"], 4)] for row in evaluations],
+    }
+    (CURVES / f"{name}.json").write_text(json.dumps(kept) + "\n", encoding="utf-8")
+
+
+def picture(run: dict[str, Any]) -> str:
+    """A run as an SVG."""
+    last = max(step for step, _ in [*run["reward"], *run["greedy"]])
+
+    def at(step: float, value: float) -> str:
+        x = LEFT + (WIDTH - LEFT - RIGHT) * step / last
+        y = TOP + (HEIGHT - TOP - BOTTOM) * (1 - value)
+        return f"{x:.1f},{y:.1f}"
+
+    def line(points: list[list[float]], style: str) -> str:
+        return f'<polyline fill="none" {style} points="{" ".join(at(*point) for point in points)}"/>'
+
+    def words(x: float, y: float, text: str, anchor: str = "middle") -> str:
+        return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{text}</text>'
+
+    parts = [f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>']
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        parts.append(line([[0, share], [last, share]], 'stroke="#ddd"'))
+        parts.append(words(LEFT - 6, float(at(0, share).split(",")[1]) + 4, f"{share:g}", "end"))
+    for step in range(0, last + 1, max(1, round(last / 80) * 10)):
+        parts.append(words(float(at(step, 0).split(",")[0]), HEIGHT - BOTTOM + 16, str(step)))
+    stage, ends = run["first_stage"]
+    if ends < last:
+        parts.append(line([[ends, 0], [ends, 1]], 'stroke="#888"'))
+        parts.append(words(float(at(ends, 0).split(",")[0]) - 5, TOP + 12, f"{stage} ends", "end"))
+    parts.append(line(run["reward"], 'stroke="#7a96d8" stroke-width="1"'))
+    for scores, style in ((run["sampled"], 'stroke-dasharray="5 4"'), (run["greedy"], "")):
+        parts.append(line(scores, f'stroke="#b3400e" stroke-width="2" {style}'))
+    dots = (at(*point).split(",") for point in run["greedy"])
+    parts += [f'<circle cx="{x}" cy="{y}" r="3.5" fill="#b3400e"/>' for x, y in dots]
+    parts.append(words(WIDTH / 2, HEIGHT - 4, "step"))
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
+    return f'{head} font-family="sans-serif" font-size="12" fill="#333">\n' + "\n".join(parts) + "\n</svg>\n"
+
+
+def page() -> str:
+    """The page of all examples."""
+    parts = [HEAD]
+    for config in sorted((ROOT / "configs").glob("*.yaml")):
+        name, kept = config.stem, CURVES / f"{config.stem}.json"
+        parts.append(f"## {name}\n")
+        if not kept.is_file():
+            parts.append(f"No curve: {LEFT_OUT.get(name, 'it has not been drawn yet.')}\n")
+            continue
+        run = json.loads(kept.read_text(encoding="utf-8"))
+        middle = next(score for step, score in run["greedy"] if step >= run["first_stage"][1])
+        scores = (
+            f"{run['greedy'][0][1]:.3f} before training, {middle:.3f} after the first stage, {run['greedy'][-1][1]:.3f}"
+        )
+        parts.append(f"![Reward and held-out score of {name} by step]({name}.svg)\n")
+        parts.append(f"```bash\n{run['command']}\n```\n")
+        parts.append(
+            f"Seed {run['seed']}, {run['greedy'][-1][0]} steps. Held-out score, greedy: {scores} at the end; "
+            f"of samples at the end {run['sampled'][-1][1]:.3f}.\n"
+        )
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,102 @@
+"""Build the documentation site from docs/ and the docstrings: no network, and a warning is an error.
+
+    python scripts/make_site.py [FOLDER]       FOLDER: `site` where none is given; replaced if it is there
+    python -m http.server -d site              then look at it; opened as files the pages work too, without the search
+
+It needs the extra `docs` (`pip install 'rlvr[docs]'`). The pages of docs/ are Markdown as code hosts show it. For the site they
+are laid out anew in a temporary folder: notebooks become pages, files outside docs/ that a page links to become
+pages under `files/`, and nested lists are indented as Python-Markdown wants it. mkdocs.yml has the rest.
+
+Exit codes: 0 built, 1 with what the builder says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)#\s]+)")
+LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".sh": "bash", ".slurm": "bash", ".md": "markdown"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    return build(Path(given[0] if given else ROOT / "site"))
+
+
+def build(site: Path) -> int:
+    """Build the site into the folder `site`; the builder's exit code."""
+    with tempfile.TemporaryDirectory() as folder:
+        stage = Path(folder)
+        shutil.copy(ROOT / "mkdocs.yml", stage)
+        (stage / "src").symlink_to(ROOT / "src")
+        lay_out(stage / "docs")
+        command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
+        code = subprocess.run(command, cwd=stage, check=False).returncode
+        if code == 0:
+            shutil.rmtree(site, ignore_errors=True)
+            shutil.move(stage / "site", site)
+    return code
+
+
+def lay_out(target: Path) -> None:
+    """Write what of docs/ the site is built from into the folder `target`."""
+    shutil.copytree(ROOT / "docs", target, ignore=shutil.ignore_patterns("*.md", "*.ipynb", ".*"))
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        write(target / page.relative_to(ROOT / "docs"), for_the_site(page, page.read_text(encoding="utf-8"), target))
+    for page in sorted((ROOT / "docs").rglob("*.ipynb")):
+        text = for_the_site(page, notebook_page(page), target)
+        write((target / page.relative_to(ROOT / "docs")).with_suffix(".md"), text)
+
+
+def for_the_site(page: Path, text: str, target: Path) -> str:
+    """The Markdown of a page of docs/ as the site's builder wants it."""
+
+    def link(found: re.Match[str]) -> str:
+        aim = (page.parent / found[1]).resolve()
+        if aim.suffix == ".ipynb":
+            return found[1].removesuffix(".ipynb") + ".md"
+        if aim.is_relative_to(ROOT / "docs") or not aim.is_file():
+            return found[1]
+        shown = target / "files" / f"{aim.relative_to(ROOT)}.md"
+        write(shown, file_page(aim))
+        return os.path.relpath(shown, target / page.parent.relative_to(ROOT / "docs"))
+
+    def prose(part: str) -> str:
+        part = LINK.sub(link, part)
+        return re.sub(r"^ +(?=[-*] )", lambda indent: indent[0] * 2, part, flags=re.MULTILINE)
+
+    return "".join(part if part.startswith("```") else prose(part) for part in FENCE.split(text))
+
+
+def file_page(path: Path) -> str:
+    """A file of the repository as a page; not found by the search."""
+    code = f"``````{LANGUAGES.get(path.suffix, 'text')}\n{path.read_text(encoding='utf-8').rstrip()}\n``````\n"
+    return f"---\nsearch: {{exclude: true}}\n---\n\n# {path.name}\n\n`{path.relative_to(ROOT)}`\n\n{code}"
+
+
+def notebook_page(path: Path) -> str:
+    """A notebook as Markdown: its text, and its code in fences."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    sources = [("".join(cell["source"]), cell["cell_type"]) for cell in cells]
+    return "\n\n".join(text if kind == "markdown" else f"```python\n{text}\n```" for text, kind in sources) + "\n"
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file and the folders that it lies in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Frozen weights in 4 bits under an adapter (QLoRA; Dettmers et al. 2023, arXiv:2305.14314), by bitsandbytes.
+
+Invariant: what such a layer computes with is `dense` of its weight, in the type of its input; so copies of the weights for
+engines and for files are the policy.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from rlvr.errors import ConfigError
+
+
+def quantizing(dtype: torch.dtype) -> Any:
+    """What transformers needs to load weights in 4 bits: NF4, its constants quantised again. ConfigError without bitsandbytes."""
+    try:
+        import bitsandbytes  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("model.quantization needs bitsandbytes: pip install 'rlvr[bitsandbytes]'") from error
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+
+
+def exact(model: Any) -> None:
+    """Keep the layers from another product on CPUs with bfloat16 instructions, 0.02 off in a layer of width 64."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
+def is_quantized(weight: Any) -> bool:
+    """Whether a parameter holds a weight in 4 bits."""
+    return getattr(weight, "quant_state", None) is not None
+
+
+def dense(weight: torch.nn.Parameter) -> torch.Tensor:
+    """The weight of a layer as it is multiplied with, detached; a plain one as it is."""
+    if not is_quantized(weight):
+        return weight.detach()
+    from bitsandbytes.functional import dequantize_4bit
+
+    state: Any = weight.quant_state  # type: ignore[attr-defined]
+    return dequantize_4bit(weight.detach(), state)
+
+
+def dense_bytes(weight: torch.nn.Parameter, elements: int) -> int:
+    """The size of `dense` of a weight that has so many elements where it is plain."""
+    if not is_quantized(weight):
+        return elements * weight.element_size()
+    state: Any = weight.quant_state  # type: ignore[attr-defined]
+    return int(torch.Size(state.shape).numel() * state.dtype.itemsize)
+
+
+def dense_model(model: Any) -> Any:
+    """`model` with plain linear layers instead of those in 4 bits, in place."""
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if is_quantized(getattr(child, "weight", None)):
+                weight = dense(child.weight)
+                plain = torch.nn.Linear(child.in_features, child.out_features, child.bias is not None, device="meta")
+                plain.weight = torch.nn.Parameter(weight, requires_grad=False)
+                plain.bias = child.bias
+                setattr(parent, name, plain)
+    return model
+
+
+def without_quantization(config: Any) -> Any:
+    """A model's configuration, copied, for files with plain weights."""
+    plain = copy.deepcopy(config)
+    if hasattr(plain, "quantization_config"):
+        del plain.quantization_config
+    return plain
