@@ -23,6 +23,7 @@ def plan_lines(config: Config, plans: Sequence[StagePlan], folder: Path) -> list
 def memory_lines(plans: Sequence[StagePlan]) -> list[str]:
     """For each stage what it needs at most, part by part, and what to change where the device has less."""
     from rlvr import memory
+    from rlvr.losses.reference import reads_reference
 
     model = plans[0].config.model
     try:
@@ -33,7 +34,9 @@ def memory_lines(plans: Sequence[StagePlan]) -> list[str]:
     lines = []
     for number, plan in enumerate(plans, 1):
         prompt, length = memory.lengths(shape, plan.config)
-        needed = memory.parts(shape, plan.config, plan.kind != "sft")
+        loss = plan.options.get("loss", "likelihood")
+        reference = reads_reference("auxiliary", loss) if plan.kind == "sft" and loss != "likelihood" else None
+        needed = memory.parts(shape, plan.config, plan.kind != "sft", reference)
         bound = "data.max_prompt_tokens" if plan.config.data.max_prompt_tokens else "data.max_prompt_tokens is not set"
         lines += [
             f"memory of stage {number} ({plan.name}): at most about {_gib(sum(needed.values()))} of the {_gib(available)} of {device}, "

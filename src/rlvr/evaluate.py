@@ -1,10 +1,11 @@
 """python -m rlvr.evaluate --model PATH --data FILE [--samples N] [--k 1,8,...] [key.path=value ...]
 
-Samples a model on held-out tasks and writes a JSON object: `results` (greedy, mean, pass@k, maj@k with bootstrap intervals
-over tasks, interquartile mean), the same by source, answer entropy, truncation, and `by_task`, from which `--compare` takes the
-differences to an earlier result, with paired intervals, and which tasks each can solve. Tasks are gone through in blocks:
-memory does not grow with tasks x samples. Everything else is said as for training: `--config` of a run (its template, its
-verifier) and settings as key.path=value.
+Samples a model on held-out tasks and writes a JSON object: `results` (greedy, mean, pass@k, maj@k, with `--scorer` best@k, all
+with bootstrap intervals over tasks, interquartile mean), the same by source and by difficulty, answer entropy, truncation, and
+`by_task`, from which `--compare` takes the differences to an earlier result, with paired intervals, and which tasks each can
+solve. Tasks are gone through in blocks: memory does not grow with tasks x samples. Everything else is said as for training:
+`--config` of a run (its template, its verifier) and settings as key.path=value. Under torchrun every rank samples, and rank 0
+writes.
 
 Exit codes: 0 done, 2 bad input, 130 after Ctrl-C, 143 after SIGTERM (nothing is written then).
 """
@@ -14,34 +15,26 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlvr.config import Config
 from rlvr.config_loading import load_config
 from rlvr.data import Draw, History, Prompts, load_tasks
 from rlvr.errors import ConfigError, DataError, command
-from rlvr.evaluation import (
-    Collect,
-    Evaluation,
-    Tally,
-    compare,
-    contamination,
-    evaluate,
-    interquartile_mean,
-    interval,
-    summary,
-    values_of,
-)
+from rlvr.evaluation import Collect, Scorer, compare, contamination, describe, evaluate, read_result
 from rlvr.records import Rollout, Task
 
-VERSION = 1
-"""Of the written object."""
+if TYPE_CHECKING:
+    from rlvr.distributed import World
+    from rlvr.signals import StopRequest
 
 
 @command
@@ -62,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
         "--samples", type=int, metavar="N", help="responses sampled per task (default 8; 0: greedy only)"
     )
     parser.add_argument("--k", metavar="1,8,...", help="the k of pass@k and maj@k (default 1 and the samples)")
+    parser.add_argument("--scorer", metavar="NAME", help="a reward term that chooses the best of k samples: best@k")
     parser.add_argument("--verifier", metavar="NAME", help="in place of the tasks' own")
     parser.add_argument("--engine", metavar="NAME", help="hf (default), vllm or vllm-server")
     parser.add_argument("--temperature", type=float, metavar="T", help="of the samples (default 1)")
@@ -80,23 +74,43 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from rlvr.distributed import World
+
     config = _config(options)
     spec = options.data if options.data is not None else config.evaluation.data or config.data.eval
     if spec is None:
         raise ConfigError("there are no tasks to evaluate on: give --data, or data.eval")
     spec = spec[0] if isinstance(spec, list) and len(spec) == 1 else spec
     before = None if options.compare is None else read_result(Path(options.compare))
+    if options.contamination is not None:  # what cannot be read is refused before the model is sampled
+        load_tasks(options.contamination, split="train", fields=config.data.fields)
     tasks = load_tasks(spec, split="eval", fields=config.data.fields)[: config.evaluation.limit]
-    extra: dict[str, Any] = {}
+    world = World.from_environment(config.distributed.silence)
+    try:
+        code = _evaluate(config, tasks, world, options, before)
+    except BaseException as error:
+        world.fail(error)
+        raise
+    finally:
+        world.close()
+    return code
+
+
+def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse.Namespace, before: Any) -> int:
+    """Sample and write; the exit code. Ranks other than the first lend their engines until it is done."""
+    began = time.perf_counter()
+    with sampler(config, tasks, world) as means:
+        if world.leads:
+            done = evaluate(
+                tasks, config, means.collect, means.same, lambda n: _say(n, len(tasks), began), means.scorer
+            )
+        code = world.broadcast(128 + int(means.stop.signal) if means.stop.signal else 0, "the evaluation", math.inf)
+    if code or not world.leads:
+        return code
+    result = describe(done, config) | {"seconds": time.perf_counter() - began, "ranks": world.size}
     if options.contamination is not None:
         train = load_tasks(options.contamination, split="train", fields=config.data.fields)
-        extra["contamination"] = contamination(train, tasks)
-    began = time.perf_counter()
-    with sampler(config, tasks) as (collect, same, stop):
-        done = evaluate(tasks, config, collect, same, lambda count: _say(count, len(tasks), began))
-        if stop.signal is not None:
-            return 128 + int(stop.signal)
-    result = describe(done, config) | {"seconds": time.perf_counter() - began} | extra
+        result["contamination"] = contamination(train, tasks)
     if before is not None:
         result["comparison"] = compare(before, done.tallies, config.evaluation.k)
     _write(result, options.output)
@@ -116,7 +130,7 @@ def _config(options: argparse.Namespace) -> Config:
         raise ConfigError("--samples is a number from 0 on")
     asked["samples"] = samples
     asked["k"] = _ks(options.k, samples, given)
-    for name in ("temperature", "max_new_tokens", "limit"):
+    for name in ("temperature", "max_new_tokens", "limit", "scorer"):
         if getattr(options, name) is not None:
             asked[name] = getattr(options, name)
     if options.no_greedy:
@@ -162,19 +176,32 @@ def _model_folder(path: str) -> Path | str:
     return max(numbered, key=lambda p: int(p.parent.name.removeprefix("step-"))) if numbered else path
 
 
+@dataclass(frozen=True)
+class Instruments:
+    """What an evaluation works with."""
+
+    collect: Collect
+    """Samples and verifies."""
+    same: Any
+    """Tells answers apart."""
+    scorer: Scorer | None
+    """Chooses among samples."""
+    stop: StopRequest
+
+
 @contextmanager
-def sampler(config: Config, tasks: Sequence[Task]) -> Iterator[tuple[Collect, Any, Any]]:
-    """What samples and verifies under `config`, what tells answers apart, and the request to stop.
+def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Instruments]:
+    """What samples and verifies under `config`, on all ranks of `world`; only rank 0 may collect.
 
     Samples are those that the trainer's own evaluation would draw: seeds follow from the run's seed, task, member and call.
     """
-    from rlvr.distributed import World
     from rlvr.distributed.farm import open_engine, prove
     from rlvr.distributed.weights import weight_buckets
     from rlvr.policy import load_policy
     from rlvr.rollout import Collector, Interrupted, Means, Sampling, evaluation_plan
     from rlvr.seeding import seed_of
     from rlvr.signals import StopRequest
+    from rlvr.stages.choosing import chooser
     from rlvr.verifiers import VerifierPool
     from rlvr.verifiers.routing import Verification
 
@@ -183,9 +210,10 @@ def sampler(config: Config, tasks: Sequence[Task]) -> Iterator[tuple[Collect, An
         pool = VerifierPool(checks.workers, checks.time_limit, checks.memory_mb, checks.concurrent)
         stack.callback(pool.close)
         verification = Verification(config.verifier, pool)
-        verification.check(tasks)
+        if world.leads:
+            verification.check(tasks)
         policy = load_policy(config.model, config.run.seed)
-        prompts, world, stop = Prompts(policy.tokenizer, config.data.template), World(), StopRequest()
+        prompts, stop = Prompts(policy.tokenizer, config.data.template), StopRequest()
         _check_lengths(tasks, prompts, policy.context)
         collector = Collector(lambda: bool(stop))
         stack.callback(collector.close)
@@ -216,7 +244,8 @@ def sampler(config: Config, tasks: Sequence[Task]) -> Iterator[tuple[Collect, An
                 return []
 
         with stop:
-            yield collect, verification.of(tasks[0]).same_answer, stop
+            same = verification.of(tasks[0]).same_answer
+            yield Instruments(collect, same, chooser(config, policy, tasks), stop)
 
 
 def _check_lengths(tasks: Sequence[Task], prompts: Prompts, context: int) -> None:
@@ -226,51 +255,6 @@ def _check_lengths(tasks: Sequence[Task], prompts: Prompts, context: int) -> Non
                 f"task {task.id!r}: its prompt has {length} tokens, and the model's context of {context} leaves no room for "
                 "a response: shorten it or leave it out"
             )
-
-
-def describe(done: Evaluation, config: Config) -> dict[str, Any]:
-    """The object that is written: results with intervals, by source, and by task."""
-    asked, tallies = config.evaluation, done.tallies
-    how = (asked.k, asked.greedy, asked.samples > 0)
-    sources = dict.fromkeys(t.source for t in tallies)
-    entropies = [t.answer_entropy for t in tallies if t.answer_entropy is not None]
-    return {
-        "version": VERSION,
-        "model": config.model.path,
-        "samples": asked.samples,
-        "k": asked.k,
-        "sampling": {name: getattr(asked, name) for name in ("temperature", "top_p", "top_k", "min_p")}
-        | {"max_new_tokens": asked.max_new_tokens or config.rollout.max_new_tokens, "seed": config.run.seed},
-        "results": _with_intervals(tallies, *how),
-        "answer_entropy": sum(entropies) / len(entropies) if entropies else None,
-        "by_source": {str(s): _with_intervals([t for t in tallies if t.source == s], *how) for s in sources},
-        "by_task": [tally.to_json() for tally in tallies],
-    }
-
-
-def _with_intervals(tallies: Sequence[Tally], ks: Sequence[int], greedy: bool, samples: bool) -> dict[str, Any]:
-    plain = summary(tallies, ks, greedy, samples)
-    values = values_of(tallies, ks)
-    found: dict[str, Any] = {}
-    for name, value in plain.items():
-        found[name] = value
-        if name in values and value is not None:
-            found[f"{name} interval"] = interval(values[name])
-    if samples and found.get("mean") is not None:
-        known = values["mean"][values["mean"] == values["mean"]]
-        found["iqm"], found["iqm interval"] = float(interquartile_mean(known)), interval(known, interquartile_mean)
-    return found
-
-
-def read_result(path: Path) -> list[Tally]:
-    """The tallies of a written result. DataError where it is none."""
-    try:
-        written: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return [Tally.from_json(row) for row in written["by_task"]]
-    except OSError as error:
-        raise DataError(f"--compare: {path} cannot be read: {error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"--compare: {path} is no result of rlvr.evaluate") from error
 
 
 def _write(result: Mapping[str, Any], output: str | None) -> None:

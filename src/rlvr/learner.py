@@ -27,7 +27,7 @@ from rlvr.distributed import Backend, World
 from rlvr.errors import TrainingError
 from rlvr.losses import Component, Denominators, LossTerm, Objective, SequenceLoss, TokenBatch
 from rlvr.losses.ahead import Ahead, look_ahead, needs_ahead
-from rlvr.losses.correction import Level, gaps, ratios
+from rlvr.losses.correction import Correction, gaps, ratios
 from rlvr.monitor.averages import Averages, is_maximum
 from rlvr.needs import BEHAVIOUR, CURRENT, PROXIMAL, REFERENCE, Need
 from rlvr.policy import MicroBatch, Snapshot, forward, micro_batches
@@ -112,7 +112,7 @@ class Learner:
     ) -> float:
         """Add one micro-batch's gradients, its metrics and its share of each loss; the share of the total."""
         objective = work.objective
-        statistics = forward(self.policy, rows, [*objective.needs, Need("entropy")])
+        statistics = forward(self.policy, rows, [*objective.needs, Need("logprobs"), Need("entropy")])
         if objective.needs_reference:
             statistics["logprobs", REFERENCE] = rows.gather(work.reference)
         logprobs = statistics["logprobs", CURRENT]
@@ -145,6 +145,7 @@ class Learner:
                 behaviour[on],
                 {key: values[on] for key, values in statistics.items()},
             )
+            work.add_factors(component, rows, on, tokens)
             tokens.importance = None if correction is None else correction(tokens)
             term = _term(component, tokens, over[component.name], ahead.get(component.name), rows, on)
             losses[component.name] += float(term.value.detach())
@@ -153,12 +154,12 @@ class Learner:
             if component is objective.components[0]:
                 _add_metrics(averages, {"entropy": tokens.entropy.detach()}, weight[on])
                 if first or work.proximal:
-                    _add_mismatch(averages, tokens, getattr(objective.correction, "level", "token"))
+                    _add_mismatch(averages, tokens, objective.correction)
         loss = float(total.detach())
         if math.isfinite(loss) and total.requires_grad:
             self.backend.backward(total)
         elif self.backend.lockstep:
-            self.backend.backward(0.0 * logprobs.sum())
+            self.backend.backward(sum(0.0 * s.sum() for s in statistics.values() if s.requires_grad))  # type: ignore[arg-type]
         return loss
 
     def _passes(self, work: _Work, share: np.ndarray) -> Iterator[MicroBatch | None]:
@@ -263,13 +264,25 @@ class _Work:
     reference: list[np.ndarray] = field(default_factory=list)
     proximal: dict[str, list[np.ndarray]] = field(default_factory=dict)
     """By statistic; empty where the ratio is taken to the behaviour policy."""
+    group_weights: dict[str, np.ndarray] = field(default_factory=dict)
+    """float64 [B]: the weight of each rollout's whole group, by the name of each component that averages over groups."""
     updated: list[np.ndarray] = field(default_factory=list)
     """Log-probs at the last optimizer step that a token was in (of this rank's share); NaN elsewhere."""
+
+    def add_factors(self, component: Component, rows: MicroBatch, on: torch.Tensor, tokens: TokenBatch) -> None:
+        """Put what belongs to the component, and does not come from the forward pass, to the tokens of a micro-batch."""
+        if component.by_token:
+            tokens.factor = rows.gather(self.batch.tokens(f"factor/{component.name}"))[on]
+        if component.name in self.group_weights:
+            tokens.group_weight = torch.as_tensor(self.group_weights[component.name][rows.index]).to(tokens.weight)
 
     @classmethod
     def of(cls, batch: Batch, objective: Objective, config: OptimConfig) -> _Work:
         """The work on `batch`."""
         weights = {c.weights: batch.tokens(f"weight/{c.weights}") for c in objective.components}
+        groups = batch.group_index()
+        over_groups = [c for c in objective.components if c.loss.average == "groups"]
+        sums = {c.weights: [w.sum(dtype=np.float64) for w in weights[c.weights]] for c in over_groups}
         return cls(
             batch,
             objective,
@@ -279,6 +292,7 @@ class _Work:
             trained=[np.any([w != 0 for w in of_one], axis=0) for of_one in zip(*weights.values(), strict=True)],
             behaviour=[r.behaviour_logprobs for r in batch.rollouts],
             advantage=batch.tokens("advantage") if batch.has("advantage") else None,
+            group_weights={c.name: np.bincount(groups, sums[c.weights])[groups] for c in over_groups},
             updated=batch.token_columns.setdefault(
                 UPDATED, [np.full(len(r), np.nan, dtype=np.float32) for r in batch.rollouts]
             ),
@@ -332,10 +346,11 @@ def _refuse_unknown(*needed: torch.Tensor | None) -> None:
         )
 
 
-def _add_mismatch(averages: Averages, tokens: TokenBatch, level: Level) -> None:
+def _add_mismatch(averages: Averages, tokens: TokenBatch, correction: Correction | None) -> None:
     """The gap between proximal and behaviour log-probs, over the tokens whose behaviour log-prob is known.
 
-    `level` is that of the ratios which the correction bounds.
+    A token is touched where its weight is not the ratio, at the level that the correction bounds, or not 1 where a cap of null
+    leaves the ratios out.
     """
     gap = gaps(tokens)
     known = ~gap.isnan()
@@ -350,7 +365,9 @@ def _add_mismatch(averages: Averages, tokens: TokenBatch, level: Level) -> None:
     averages.add("ratio_to_behaviour_squared", float(ratio.square().sum()), count)
     if tokens.importance is not None:
         averages.add("correction/weight", float(tokens.importance.sum()), count)
-        averages.add("correction/touched", float((tokens.importance != ratios(tokens, level)).sum()), count)
+        weighs = getattr(correction, "cap", 0.0) is not None
+        plain = ratios(tokens, getattr(correction, "level", "token")) if weighs else torch.ones_like(gap)
+        averages.add("correction/touched", float((tokens.importance != plain).sum()), count)
 
 
 def _with_effective_size(means: dict[str, float | None]) -> dict[str, float | None]:

@@ -42,6 +42,10 @@ class Origin(enum.IntEnum):
     DEMONSTRATION = 5
 
 
+_POLICY = np.int8(Origin.POLICY)
+"""Comparing an array with a plain number takes half the time of comparing it with a member of an enum."""
+
+
 class StopReason(enum.StrEnum):
     """Why a rollout ended."""
 
@@ -227,12 +231,14 @@ class Rollout:
     @property
     def verdict(self) -> Verdict | None:
         """The verdict of the task's own verifier: the first one given."""
-        return next(iter(self.verdicts.values()), None)
+        for verdict in self.verdicts.values():  # faster than next(iter(...)), and read for every rollout
+            return verdict
+        return None
 
     @property
     def sampled(self) -> np.ndarray:
         """bool [T]: the tokens that the policy wrote."""
-        return self.origin == Origin.POLICY
+        return self.origin == _POLICY
 
     @property
     def completion_length(self) -> int:
@@ -269,18 +275,17 @@ class Rollout:
             }
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Everything needed to train on or score this rollout again, as JSON types (unknown log-probs are null)."""
-        logprobs = [None if math.isnan(x) else x for x in self.behaviour_logprobs.tolist()]
+    def row(self) -> dict[str, Any]:
+        """Everything needed to train on or score this rollout again, for an encoder that takes arrays (NaN: unknown)."""
         return {
             "id": self.id,
             "task": self.task.to_json(),
             "group": self.group,
             "member": self.member,
-            "token_ids": self.token_ids.tolist(),
-            "origin": self.origin.tolist(),
-            "behaviour_logprobs": logprobs,
-            "policy_version": self.policy_version.tolist(),
+            "token_ids": self.token_ids,
+            "origin": self.origin,
+            "behaviour_logprobs": self.behaviour_logprobs,
+            "policy_version": self.policy_version,
             "stop": str(self.stop),
             "text": self.text,
             "temperature": self.temperature,
@@ -288,12 +293,17 @@ class Rollout:
             "episode": self.episode,
             "parent": self.parent,
             "segments": [[s.kind, s.start, s.end] for s in self.segments],
-            "char_ends": None if self.char_ends is None else self.char_ends.tolist(),
-            "trained_context": None if self.trained_context is None else np.asarray(self.trained_context).tolist(),
+            "char_ends": self.char_ends,
+            "trained_context": None if self.trained_context is None else np.asarray(self.trained_context),
             "attachments": [[a.position, a.kind, a.content_hash] for a in self.attachments],
             "verdicts": {name: verdict.to_json() for name, verdict in self.verdicts.items()},
             "timings": self.timings,
         }
+
+    def to_json(self) -> dict[str, Any]:
+        """`row` as JSON types (unknown log-probs are null)."""
+        row = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in self.row().items()}
+        return row | {"behaviour_logprobs": [None if math.isnan(x) else x for x in row["behaviour_logprobs"]]}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Rollout:
@@ -361,14 +371,14 @@ class Batch:
     def group_index(self, key: Callable[[Rollout], str] | None = None) -> np.ndarray:
         """int64 [B]: the group of each rollout, numbered in order of first appearance. `key` defaults to the draw."""
         numbers: dict[str, int] = {}
-        keys = (key(r) if key else r.group for r in self.rollouts)
+        keys = [key(r) for r in self.rollouts] if key else [r.group for r in self.rollouts]
         return np.asarray([numbers.setdefault(k, len(numbers)) for k in keys], dtype=np.int64)
 
     def groups(self, key: Callable[[Rollout], str] | None = None) -> Iterator[Group]:
         """The groups in order of first appearance; they may be ragged."""
         index = self.group_index(key)
-        for number in range(int(index.max()) + 1 if len(index) else 0):
-            where = np.flatnonzero(index == number)
+        order = np.argsort(index, kind="stable")
+        for where in np.split(order, np.cumsum(np.bincount(index))[:-1]) if len(index) else ():
             members = [self.rollouts[i] for i in where]
             yield Group(key(members[0]) if key else members[0].group, where, members)
 

@@ -1,4 +1,5 @@
-"""The run folder: config.yaml, metrics.jsonl, evaluations.jsonl, health.jsonl, rollouts/, checkpoints/ and log.txt, and what may be resumed.
+"""The run folder: config.yaml, metrics.jsonl, evaluations.jsonl and evaluations/, health.jsonl, rollouts/, checkpoints/ and
+log.txt, and what may be resumed.
 
 Invariants: a folder that holds metrics is never written over unasked, and no two processes write to one; on resume only the
 number of steps, logging and intervals may differ from the saved configuration; metrics, rollouts and checkpoints past the
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,11 @@ import yaml
 from rlvr.config import Config
 from rlvr.distributed import checkpoint
 from rlvr.errors import CheckpointError, ConfigError
+from rlvr.evaluation import Tally, write_tallies
 from rlvr.monitor.trackers import MetricsFile
 from rlvr.run_lock import LOCK, RunLock
+
+log = logging.getLogger(__name__)
 
 FREE_ON_RESUME = (
     "run.steps",
@@ -55,6 +59,14 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Where checkpoints are."""
         return self.path / "checkpoints"
+
+    def keep_evaluation(self, row: dict[str, Any], tallies: Sequence[Tally]) -> None:
+        """Write an evaluation's results, and what was found of each task, which a full disk costs."""
+        self.evaluations.append(row)
+        try:
+            write_tallies(self.path / "evaluations" / f"step-{row['step']:06d}.json", tallies, step=row["step"])
+        except OSError as error:
+            log.warning("the tasks of the evaluation at step %d could not be written: %s", row["step"], error)
 
     def lock(self) -> None:
         """Keep other processes out until `close` or the end of this one. ConfigError names the process that is in."""
@@ -133,6 +145,9 @@ class RunFolder:
         self.metrics.truncate_after(step)
         self.health.truncate_after(step)
         self.evaluations.truncate_after(step - 1 if owes_evaluation else step)
+        for file in (self.path / "evaluations").glob("step-*.json"):
+            if int(file.stem.removeprefix("step-")) > step:
+                file.unlink()
         for past in checkpoint.checkpoints(self.checkpoints):
             if checkpoint.step_of(past) > step:
                 shutil.rmtree(past)

@@ -57,7 +57,9 @@ class Controller(BaseModel):
     """A number driven by a metric: it rises while the metric is above its target and falls while below (gain > 0).
 
     The proportional controller of adaptive KL coefficients (Ziegler et al. 2019, eq. 4) with a clipped error:
-    e = clip((metric - target) / target, -0.2, 0.2); value <- value * (1 + gain * e).
+    e = clip((metric - target) / target, -0.2, 0.2); value <- value * (1 + gain * e). With `delta` it moves by steps of one
+    size instead, and may leave 0: the adaptive entropy coefficient of Skywork-OR1 (He et al. 2025, arXiv 2505.22312), which has
+    a negative delta and `idle`.
     """
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
@@ -70,14 +72,33 @@ class Controller(BaseModel):
     """The value at the start."""
     gain: float = 0.1
     """How much an error of 1 changes the value in one step; negative when a larger value raises the metric."""
+    delta: float | None = None
+    """Added in each step in which the metric is above its target, and taken off otherwise, in place of `gain`; negative when a
+    larger value raises the metric. Null: the proportional form."""
+    idle: bool = False
+    """With `delta`, 0 in place of the value while the metric, as last measured, is where it should be: below its target (above
+    it where delta is negative)."""
     minimum: float = 0.0
     """The value never falls below this."""
     maximum: float = math.inf
     """The value never rises above this."""
     _current: float | None = PrivateAttr(default=None)
+    _needed: bool = PrivateAttr(default=True)
+
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
+        if self.delta == 0 or (self.idle and self.delta is None):
+            raise ValueError("`delta` is the size of a step, not 0, and `idle` needs it: set delta, or leave idle out")
+        if self.delta is not None and self.gain != type(self).model_fields["gain"].default:
+            raise ValueError("`delta` and `gain` are two ways to move: leave one of them out")
 
     @property
     def current(self) -> float:
+        """The number that it stands for now."""
+        return self._bounded if self._needed else 0.0
+
+    @property
+    def _bounded(self) -> float:
         return max(self.minimum, min(self.maximum, self.value if self._current is None else self._current))
 
     def observe(self, metrics: Mapping[str, Any]) -> None:
@@ -85,14 +106,20 @@ class Controller(BaseModel):
         measured = metrics.get(self.metric)
         if measured is None or not math.isfinite(measured):
             return
-        error = max(-0.2, min(0.2, (measured - self.target) / self.target))
-        self._current = max(self.minimum, min(self.maximum, self.current * (1 + self.gain * error)))
+        if self.delta is None:
+            error = max(-0.2, min(0.2, (measured - self.target) / self.target))
+            moved = self._bounded * (1 + self.gain * error)
+        else:
+            above = measured > self.target
+            moved = self._bounded + (self.delta if above else -self.delta)
+            self._needed = not self.idle or above == (self.delta > 0)
+        self._current = max(self.minimum, min(self.maximum, moved))
 
-    def state_dict(self) -> dict[str, float]:
-        return {"current": self.current}
+    def state_dict(self) -> dict[str, Any]:
+        return {"current": self._bounded, "needed": self._needed}
 
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        self._current = float(state["current"])
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._current, self._needed = float(state["current"]), bool(state.get("needed", True))
 
 
 Scalar = float | Schedule | StepSchedule | Controller

@@ -27,6 +27,8 @@ class StagePlan(Section):
     """Its share of the steps, which its schedules go over; null: what `run.steps` leaves."""
     allowed: int = 0
     """How many of them `run.steps` lets it take."""
+    before: int = 0
+    """Steps of the stages before it."""
     options: dict[str, Any]
     """Options of the kind itself."""
     config: Config
@@ -35,6 +37,8 @@ class StagePlan(Section):
 
 def stage_plans(config: Config) -> list[StagePlan]:
     """The stages of a run in order, each checked; ConfigError names the stage and key."""
+    if config.run.seeds:
+        raise ConfigError("run.seeds is a run for each seed: python -m rlvr.train makes them; in Python, set run.seed")
     plans = []
     for number, written in enumerate(config.stages or [{"kind": "grpo"}]):
         if "kind" not in written:
@@ -75,11 +79,12 @@ def _known_sections(error: ConfigError) -> str:
 
 def _share_steps(plans: list[StagePlan], cap: int | None) -> list[StagePlan]:
     """Give every stage its share of the steps, its own or what the cap leaves, and how many of it the cap allows."""
-    left = cap
+    left, before = cap, 0
     for plan in plans:
         if plan.steps is None and left is None:
             raise ConfigError(f"stage {plan.name!r} has no number of steps: set run.steps or the stage's `steps`")
         plan.steps = left if plan.steps is None else plan.steps
         plan.allowed = (plan.steps or 0) if left is None else min(plan.steps or 0, left)
         left = None if left is None else left - plan.allowed
+        plan.before, before = before, before + plan.allowed
     return plans

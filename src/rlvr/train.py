@@ -1,4 +1,7 @@
-"""python -m rlvr.train --config FILE [key.path=value ...] [--dry-run] [--resume auto|PATH]
+"""python -m rlvr.train --config FILE [key.path=value ...] [--dry-run] [--resume auto|PATH] [--control random|format]
+
+With `run.seeds` it trains one seed after the other (rlvr.sweep). `--control` trains the same run with a reward that says nothing
+of the answer: where the held-out score rises as much, it was not the verifier that taught.
 
 Exit codes: 0 done, 1 a run that could not go on, 2 bad input, 130 after Ctrl-C, 143 after SIGTERM.
 """
@@ -8,17 +11,33 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from rlvr.config import Config
+from rlvr import registry
+from rlvr.config import Config, bare_term
 from rlvr.config_loading import load_config
-from rlvr.errors import command
+from rlvr.errors import DataError, command
 from rlvr.stage_plan import stage_plans
 
 log = logging.getLogger(__name__)
+
+
+CONTROLS = ("random", "format")
+"""Rewards that say nothing of the answer: Shao et al. 2025, "Spurious Rewards", arXiv 2506.10947."""
+
+
+def as_control(config: Config, reward: str) -> Config:
+    """The same run, in a folder of its own, in which `reward` is paid instead of what the configuration says."""
+    tree = config.dump()
+    asked = [term for term in config.rewards if registry.split(bare_term(term))[0] == reward]  # with its options
+    tree["rewards"] = asked[:1] or [reward]
+    tree["stages"] = [{key: value for key, value in stage.items() if key != "rewards"} for stage in tree["stages"]]
+    tree["run"]["name"] += f"-{reward}"
+    return load_config(tree)
 
 
 @command
@@ -35,9 +54,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--resume", metavar="auto|PATH", help="go on from the newest whole checkpoint of the run, or from PATH"
     )
+    parser.add_argument(
+        "--control",
+        choices=CONTROLS,
+        help="the reward is drawn at random, or pays the form alone; the run is called NAME-random or NAME-format",
+    )
     options = parser.parse_intermixed_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     config = load_config(options.config, options.overrides)
+    if options.control is not None:
+        config = as_control(config, options.control)
+    if config.run.seeds:
+        from rlvr.sweep import of_seed, sweep
+
+        return _dry_run(of_seed(config, config.run.seeds[0])) if options.dry_run else sweep(config, options.resume)
     return _dry_run(config) if options.dry_run else _train(config, options.resume)
 
 
@@ -85,6 +115,8 @@ def _summary(trainer: Any) -> None:
         shown = [[row["label"], *(row.get(name) for name in names)] for row in rows]
         trainer.console.table("held-out tasks", ["", *(name.removeprefix("eval/") for name in names)], shown)
     folder = trainer.folder.path
+    for line in _against_the_start(folder):
+        trainer.console.message(line)
     trainer.console.message(
         f"run folder: {folder} (metrics.jsonl, evaluations.jsonl, rollouts/, checkpoints/step-{trainer.step}/model)"
     )
@@ -93,6 +125,33 @@ def _summary(trainer: Any) -> None:
         "next: read a few rollouts/*.jsonl; change a setting with key.path=value (try algorithm.preset=dr_grpo);"
     )
     trainer.console.message("      your own tasks go into data.train, your own verifier into verifier=FILE.py:Class")
+    last = trainer.metrics[-1] if trainer.metrics else {}
+    reward = "" if last.get("reward/mean") is None else f", reward {last['reward/mean']:.3f}"
+    trainer.console.closing(f"done: {trainer.step} steps{reward}, run folder {folder}")
+
+
+def _against_the_start(folder: Path) -> Iterator[str]:
+    """What the last evaluation says against the baseline's, task by task; nothing where one of the two is missing."""
+    from rlvr.evaluation import compare, read_result
+
+    files = sorted((folder / "evaluations").glob("step-*.json"))
+    if len(files) < 2 or files[0].stem != "step-000000":
+        return
+    try:
+        found = compare(read_result(files[0]), read_result(files[-1]), [])
+    except DataError:  # other tasks than at the start
+        return
+    for name, change in found["differences"].items():
+        low, high = change["interval"]
+        yield (
+            f"{name}: {change['before']:.3f} -> {change['after']:.3f} (change {change['difference']:+.3f}, 95 % {low:+.3f} to "
+            f"{high:+.3f}, {change['tasks']} tasks)"
+        )
+    solved = found["support"]
+    yield (
+        f"tasks with a right response: {solved['both']} before and after, {solved['gained']} gained, {solved['lost']} lost, "
+        f"{solved['neither']} never"
+    )
 
 
 def _milestones(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -25,29 +25,27 @@ from rlvr.distributed import Backend, World
 from rlvr.distributed.farm import open_engine, prove
 from rlvr.dry_run import plan_lines
 from rlvr.errors import ConfigError, DataError, TrainingError
-from rlvr.evaluation import evaluate
+from rlvr.evaluation import Tally, evaluate
 from rlvr.learner import Learner
 from rlvr.monitor.batch import sample_rows, staleness_metrics
 from rlvr.monitor.console import Console
+from rlvr.monitor.guests import guests
 from rlvr.monitor.health import Finding, Health
 from rlvr.monitor.metrics import record
 from rlvr.monitor.phases import Phases
 from rlvr.monitor.profile import StepProfiler
 from rlvr.monitor.rollout_log import RolloutLog
 from rlvr.monitor.trackers import Tracker
-from rlvr.monitor.wandb_tracker import wandb_trackers
 from rlvr.policy import Snapshot, learning_rate, load_policy, make_policy, tokenizer_of
 from rlvr.policy.adapters import is_adapter, save_base
 from rlvr.records import Batch, Rollout, Task
 from rlvr.rollout import (
+    Activity,
     Collected,
     Collector,
-    Completion,
-    IdleClock,
     Interrupted,
     Means,
     Published,
-    Request,
     Sampling,
     evaluation_plan,
 )
@@ -58,6 +56,7 @@ from rlvr.seeding import seed_of
 from rlvr.signals import StopRequest, reporting
 from rlvr.stage_plan import StagePlan, stage_plans
 from rlvr.stages import Parts, Stage
+from rlvr.stages.choosing import chooser
 from rlvr.verifiers import VerifierPool
 from rlvr.verifiers.routing import Verification
 
@@ -94,18 +93,20 @@ class GRPOTrainer:
         self.plans = stage_plans(self.config)
         self.world = World.from_environment(self.config.distributed.silence)
         self.seed = self.config.run.seed
+        self._backends = registry.build("backend", self.config.distributed.piece)
         if model is None:
-            self.policy = load_policy(self.config.model, self.seed)
+            self.policy = load_policy(self.config.model, self.seed, self._backends.partitions, self.world.leads)
         else:
             self.policy = make_policy(model, tokenizer or tokenizer_of(model), self.config.model, self.seed)
         leads = self.world.leads
-        self.console = Console(self.config.logging.console if leads else "off", self.config.logging.samples_every)
-        self.trackers = [*trackers, *wandb_trackers(self.config.logging.wandb, self.config.run.name)] if leads else []
+        self.phases, self.activity, self.stop = Phases(torch.profiler.record_function), Activity(), StopRequest()
+        how = self.config.logging
+        self.console = Console(how.console if leads else "off", how.samples_every, counts=self.activity.counts)
+        self.trackers = guests(how, self.config.run.name, trackers) if leads else []
         self.folder = RunFolder(self.config)
         self.health = Health(self.config.health, self.console, self.folder.health if leads else None)
-        self.rollout_log = RolloutLog(self.folder.path, self.config.logging.rollouts if leads else 0)
-        self.profiler = StepProfiler(self.folder.path, self.config.logging.profile)
-        self.phases, self.idle, self.stop = Phases(torch.profiler.record_function), IdleClock(), StopRequest()
+        self.rollout_log = RolloutLog(self.folder.path, how.rollouts if leads else 0)
+        self.profiler = StepProfiler(self.folder.path, how.profile)
 
         self.history = History()
         checks = self.config.verification
@@ -114,7 +115,6 @@ class GRPOTrainer:
             Verification(verifier if verifier is not None else plan.config.verifier, self.pool) for plan in self.plans
         ]
         self.collector = Collector(lambda: bool(self.stop))
-        self._backends = registry.build("backend", self.config.distributed.piece)
         ahead = any(plan.config.rollout.staleness for plan in self.plans)
         in_flight = self.config.rollout.in_flight if ahead else None
         self.engine = open_engine(
@@ -268,8 +268,7 @@ class GRPOTrainer:
                 "run/epoch": stage.sampler.epoch,
                 "policy/version": self.version,
                 **(self._published.metrics() if self._published and stage.samples else {}),
-                "rollout/ready": collected.ready if stage.samples else None,
-                "rollout/dropped": len(collected.dropped) if stage.samples else None,
+                **collected.metrics(),
             }
         )
         metrics = self.world.broadcast(metrics, "the metrics")  # what moves with them must move alike on all ranks
@@ -282,7 +281,7 @@ class GRPOTrainer:
         self.metrics.append(row)
         if self.world.leads:
             self.folder.metrics.append(row)
-        self.rollout_log.write(self.step, batch)
+        self.rollout_log.write(self.step, batch, collected.rollouts, collected.dropped, collected.columns)
         for tracker in self.trackers:
             tracker.log(self.step, row)
             tracker.log_rollouts(self.step, sample_rows(batch))
@@ -291,7 +290,7 @@ class GRPOTrainer:
 
     def _times(self, collected: Collected, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Seconds by phase; what verification took beyond sampling counts as verification."""
-        times, idle = self.phases.finish(), self.idle.take()
+        times, idle = self.phases.finish(), self.activity.idle.take()
         waited = min(collected.verifying, times["time/rollout"])
         times["time/rollout"] -= waited
         times["time/verify"] += waited
@@ -332,18 +331,19 @@ class GRPOTrainer:
             return self.collector.collect(draws, samples_with, means, plan.config.rollout.deadline)
 
         self._hand_over()
-        results: dict[str, Any] = {}
+        results, tallies = {}, list[Tally]()
         if self.world.leads:
+            scorer = chooser(plan.config, self.policy, chosen, self._backends.partitions)
             with contextlib.suppress(Interrupted):
-                done = evaluate(chosen, plan.config, collect, verification.of(chosen[0]).same_answer)
-                results = {**done.results, "time/evaluate": time.perf_counter() - start}
+                done = evaluate(chosen, plan.config, collect, verification.of(chosen[0]).same_answer, scorer=scorer)
+                results, tallies = {**done.results, "time/evaluate": time.perf_counter() - start}, done.tallies
         results = self.world.broadcast(results, "the evaluation")
         if not results:
             return {}
         row = {"step": self.step, "stage": plan.name, **results}
         self.evaluations.append(row)
         if self._begun and self.world.leads:
-            self.folder.evaluations.append(row)
+            self.folder.keep_evaluation(row, tallies)
         self.console.evaluation(self.step, results)
         return results
 
@@ -396,7 +396,7 @@ class GRPOTrainer:
         stage: Stage = make(plan, parts, tasks, seed_of(self.seed, number, "sampler"), **plan.options)
         if stage.left_out:
             self.console.message(f"stage {plan.name}: {stage.left_out} tasks are left out, they are too long")
-        if stage.samples and self.world.leads:
+        if stage.verifies and self.world.leads:
             self.verifications[number].check(stage.pool)
         for task in (held_out := self.evaluation_tasks(plan.config)):
             if (length := len(prompts(task))) >= self.policy.context:
@@ -412,8 +412,8 @@ class GRPOTrainer:
         self, verification: Verification, prompts: Prompts, sampling: Sampling, group_size: int, *path: int | str
     ) -> Means:
         """What a plan works with. Seeds follow a path, so that nothing depends on the order of events (N7)."""
-        return Means(
-            generate=self._generate,
+        means = Means(
+            generate=self.engine.generate,
             verify=verification.verify,
             prompt=prompts,
             reply=prompts.reply,
@@ -426,10 +426,7 @@ class GRPOTrainer:
             by_group=verification.by_group,
             same_answer=verification.same_answer,
         )
-
-    async def _generate(self, request: Request) -> Completion:
-        with self.idle.request():
-            return await self.engine.generate(request)
+        return self.activity.watched(means)
 
     def enter(self, number: int) -> None:
         """Come to the start of a stage: a fresh optimizer, and a snapshot of the policy where a reference is kept."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
+import sys
 
 import pytest
 
 from rlvr.evaluate import main
 
-TASKS = [{"prompt": f"{k}+{k}=", "answer": str(k % 4), "id": f"t{k}"} for k in range(6)]
+TASKS = [{"prompt": f"{k}+{k}=", "answer": str(k % 4), "id": f"t{k}", "level": 1 + k % 2} for k in range(6)]
 VERIFIER = """
 def even(completion, answer):
     \"\"\"Right where the first digit is even.\"\"\"
@@ -69,6 +73,88 @@ def test_it_writes_what_the_trainer_would_find(run, folder, tmp_path):
     assert low <= got["results"]["mean"] <= high
     assert [row["id"] for row in got["by_task"]] == [task["id"] for task in TASKS]
     assert "iqm" in got["results"] and got["by_source"]["tasks"]["tasks"] == 6
+    assert got["by_difficulty"] == {} and got["results"]["answer_entropy"] == got["answer_entropy"]
+
+
+@pytest.mark.parametrize("scorer", ["likelihood", "self_certainty"])
+def test_the_best_of_k_by_the_policys_own_judgement(run, scorer):
+    code, got, err = run("--samples", "6", "--k", "1,3,6", "--scorer", scorer, "evaluation.difficulty=level")
+    assert code == 0 and got is not None, err
+    found = got["results"]
+    assert got["scorer"] == scorer and "best@1" not in found
+    assert found["best@6"] <= found["pass@6"] + 1e-12 and found["best@3"] <= found["pass@3"] + 1e-12
+    low, high = found["best@3 interval"]
+    assert low <= found["best@3"] <= high
+    assert set(got["by_difficulty"]) == {"1", "2"} and got["by_difficulty"]["2"]["tasks"] == 3
+
+
+def test_the_trainer_keeps_each_evaluation_by_task(folder, tmp_path):
+    from rlvr.evaluation import compare, read_result
+    from rlvr.trainer import GRPOTrainer
+
+    config = {
+        "run": {"dir": str(tmp_path), "name": "mine", "steps": 2},
+        "rollout": {"max_new_tokens": 6, "prompts_per_step": 2, "group_size": 2},
+        "evaluation": {"samples": 4, "k": [1, 4], "scorer": "likelihood", "every": 1},
+        "logging": {"console": "off", "rollouts": 0},
+    }
+    tasks = str(folder / "tasks.jsonl")
+    with GRPOTrainer(str(folder / "model"), tasks, f"{folder / 'even.py'}:even", config, eval_tasks=tasks) as trainer:
+        rows = trainer.train()
+    files = sorted((tmp_path / "mine" / "evaluations").iterdir())
+    assert [file.name for file in files] == ["step-000000.json", "step-000001.json", "step-000002.json"]
+    tallies = read_result(files[2])
+    assert [t.id for t in tallies] == [task["id"] for task in TASKS]
+    assert sum(t.best[4] for t in tallies) / 6 == rows[-1]["eval/best@4"]
+    assert compare(read_result(files[0]), tallies, [1, 4])["tasks"] == 6
+
+
+def test_two_ranks_find_what_one_process_finds(run, folder, tmp_path):
+    output = tmp_path / "both.json"
+    code, alone, _ = run("--samples", "4", "--k", "1,4", "--seed", "5")
+    assert code == 0 and alone is not None
+    arguments = ["--model", str(folder / "model"), "--data", str(folder / "tasks.jsonl"), "--max-new-tokens", "6"]
+    arguments += ["--verifier", f"{folder / 'even.py'}:even", "--samples", "4", "--k", "1,4", "--seed", "5"]
+    ended = on_ranks(2, "-m", "rlvr.evaluate", *arguments, "--output", str(output), "model.device=cpu")
+    assert [code for code, _ in ended] == [0, 0], ended
+    both = json.loads(output.read_text())
+    assert both["ranks"] == 2 and alone["ranks"] == 1
+    for key in ("results", "by_source", "by_task", "samples", "k"):
+        assert both[key] == alone[key]
+    assert "6/6 tasks" in ended[0][1] and "tasks" not in ended[1][1]  # rank 0 alone speaks and writes
+
+
+def test_what_one_rank_refuses_ends_all(folder, tmp_path):
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"prompt": "1+1=" * 40, "answer": "2"}) + "\n")
+    arguments = ["--model", str(folder / "model"), "--data", str(tmp_path / "tasks.jsonl"), "--samples", "1"]
+    ended = on_ranks(2, "-m", "rlvr.evaluate", *arguments, "--verifier", "math", "model.device=cpu")
+    assert all(code in (1, 2) for code, _ in ended), ended
+    assert "leaves no room for a response" in ended[0][1]
+
+
+def on_ranks(ranks: int, *arguments: str) -> list[tuple[int, str]]:
+    """(exit code, what it said) of each rank, as a launcher would start them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *arguments],
+            env={**common, "WORLD_SIZE": str(ranks), "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        said = [process.communicate(timeout=180)[0] for process in processes]
+        return [(process.returncode, text) for process, text in zip(processes, said, strict=True)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def test_a_run_means_its_newest_checkpoint(run, folder):
@@ -110,6 +196,8 @@ def test_greedy_alone(run):
         (["--model", "no/such/folder"], "no/such/folder"),
         (["rollout.max_new_token=3"], "max_new_tokens"),
         (["--engine", "hff"], "did you mean 'hf'"),
+        (["--scorer", "likelyhood"], "did you mean 'likelihood'"),
+        (["--contamination", "nowhere.jsonl"], "nowhere.jsonl"),
     ],
 )
 def test_bad_input_is_named(run, arguments, said):

@@ -1,15 +1,26 @@
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import pty
+import re
+import select
+import struct
 import subprocess
 import sys
+import termios
+import time
 import unicodedata
 
 import numpy as np
 import pytest
+from rich.console import Console as RichConsole
+from rich.text import Text
 
 from rlvr.monitor.console import Console
 from rlvr.monitor.lines import duration, number, sparkline, step_cells
+from rlvr.monitor.live import LiveView
 from rlvr.monitor.metrics import record
 from rlvr.monitor.samples import sample_blocks
 from rlvr.monitor.text import clean, encodable, shorten
@@ -271,3 +282,98 @@ def test_batches_with_columns_only(rollout):
     file = io.StringIO()
     Console("plain", samples_every=1, file=file).step(STEP, batch)
     assert "#0 not verified" in file.getvalue()
+
+
+# the live view, quiet mode, and a real terminal
+
+
+def test_the_live_view_says_how_far_the_step_is():
+    now = {"sampling": (10, 12), "verifying": (9, 10)}
+    output = RichConsole(file=io.StringIO(), record=True, width=100, force_terminal=True)
+    view = LiveView(output, "grpo", 20, 4, lambda: now)
+
+    def shown():
+        output.print(view._view())
+        return [" ".join(re.sub(r"[━╸╺]+", "", line).split()) for line in output.export_text().splitlines()]
+
+    assert shown() == ["grpo step 4/20 0:00:00 left -:--:--", "sampling 0/2", "verifying 0/1"]
+    now |= {"sampling": (13, 76), "verifying": (10, 15)}
+    assert shown()[1:] == ["sampling 3/66", "verifying 1/6"]
+    view.step()
+    assert shown()[0].startswith("grpo step 5/20")
+    assert shown()[1:] == ["sampling 0/63", "verifying 0/5"]  # what was asked for ahead is not forgotten
+    view.note(Text("warning: first"))
+    view.note(Text("warning: all groups are wrong"))
+    assert shown()[3:] == ["warning: all groups are wrong"]
+
+
+def test_the_last_warning_stays_in_view(terminal):
+    console = Console("auto", file=terminal, counts=lambda: {"sampling": (1, 2)})
+    console.stage("grpo", 5)
+    console.message("all groups\nare wrong", "warning")
+    console.message("plain words")
+    console._view._live.refresh()
+    after = terminal.getvalue().split("plain words")[-1]
+    console.finish()
+    assert "warning: all groups are wrong" in after and "sampling" in after
+
+
+def test_quiet_shows_warnings_errors_and_the_last_line(rollout):
+    file = io.StringIO()
+    console = Console("quiet", samples_every=1, file=file)
+    show(console, Batch([rollout()]))
+    console.message("gone", "error")
+    console.closing("done: 200 steps")
+    assert file.getvalue() == "warning: look here\nerror: gone\ndone: 200 steps\n"
+
+
+def in_a_terminal(*command: str, cwd=None) -> tuple[int, str]:
+    """Exit code and everything that a command writes to a pseudo-terminal of its own."""
+    main, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 140, 0, 0))
+    environment = {**os.environ, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    for name in ("COLUMNS", "LINES", "NO_COLOR"):
+        environment.pop(name, None)
+    process = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, env=environment, cwd=cwd)
+    os.close(end)
+    parts, until = [], time.monotonic() + 120
+    try:
+        while time.monotonic() < until:
+            if select.select([main], [], [], 0.5)[0]:
+                try:
+                    data = os.read(main, 65536)
+                except OSError:  # the other end is closed: the process has ended
+                    break
+                if not data:
+                    break
+                parts.append(data)
+        return process.wait(10), b"".join(parts).decode("utf-8", "replace")
+    finally:
+        process.kill()
+        process.wait()
+        os.close(main)
+
+
+RUN = """
+run: {name: live, steps: 3}
+model: {scratch: {hidden_size: 32, layers: 2, context: 64}, device: cpu}
+data: {train: {name: arithmetic, count: 16, digits: [1]}}
+rollout: {prompts_per_step: 2, group_size: 4, max_new_tokens: 6}
+verifier: slow.py:slow
+logging: {samples_every: 0}
+"""
+
+
+def test_training_in_a_real_terminal(tmp_path):
+    (tmp_path / "run.yaml").write_text(RUN)
+    (tmp_path / "slow.py").write_text("import time\ndef slow(completion):\n    time.sleep(0.5)\n    return 0.0\n")
+    command = [sys.executable, "-m", "rlvr.train", "--config", "run.yaml", "verification.workers=2"]
+    code, text = in_a_terminal(*command, cwd=tmp_path)
+    assert code == 0, text
+    frames = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+    assert "━" in frames and re.search(r"grpo.*step \d/3", frames)
+    assert re.search(r"sampling\s*\S+\s*8/8", frames), "the bar of sampling inside the step"
+    assert re.search(r"verifying\s*\S+\s*[1-7]/8", frames), "the bar of verifying moves inside the step"
+    assert "trend" in frames and "right/mixed/wrong" in frames and "0/0/100%" in frames and "tok/s" in frames
+    assert frames.rstrip().splitlines()[-1].strip().startswith("done: 3 steps, reward 0.000")
+    assert text.count("\x1b[?25l") <= text.count("\x1b[?25h")  # the cursor is given back

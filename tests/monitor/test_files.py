@@ -8,7 +8,8 @@ import pytest
 
 from rlvr.errors import DataError
 from rlvr.monitor.metrics import record
-from rlvr.monitor.rollout_log import RolloutLog, read_rollouts
+from rlvr.monitor.recording import read_rollouts
+from rlvr.monitor.rollout_log import RolloutLog
 from rlvr.monitor.trackers import MetricsFile
 from rlvr.records import Batch
 

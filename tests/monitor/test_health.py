@@ -13,12 +13,12 @@ import pytest
 
 from rlvr.config_loading import load_config
 from rlvr.errors import ConfigError, TrainingError
-from rlvr.monitor.batch import _duplicates, _explained, _repetition, batch_metrics
+from rlvr.monitor.batch import _completions, _explained, batch_metrics
 from rlvr.monitor.console import Console
 from rlvr.monitor.health import MONITORS, Finding, Health, Watch, checked_modes, findings_of
 from rlvr.monitor.metrics import FAMILIES, METRICS, record
 from rlvr.monitor.trackers import MetricsFile
-from rlvr.records import Batch, StopReason, Verdict, VerdictStatus
+from rlvr.records import Batch, Origin, StopReason, Verdict, VerdictStatus
 
 Row = dict[str, Any]
 HEALTHY: Row = {
@@ -243,8 +243,8 @@ def test_monitors_take_less_than_a_hundredth_of_a_small_step(rollout):
     batch.columns["reward"] = np.arange(64.0) % 2
     batch.columns |= {"reward/a": np.arange(64.0) % 2, "reward/b": np.arange(64.0) % 3}
     looking = min(_seconds(lambda: findings_of(rows)) / 300 for _ in range(5))
-    made = (_repetition, _duplicates)
-    measuring = min(_seconds(lambda: (_explained(batch), *(f(batch.rollouts) for f in made))) for _ in range(20))
+    made = (_explained, _completions)
+    measuring = min(_seconds(lambda: [metrics(batch) for metrics in made]) for _ in range(20))
     print(f"monitors {1e6 * looking:.0f} us, their metrics {1e6 * measuring:.0f} us")
     assert looking + measuring < 0.00097
 
@@ -264,6 +264,29 @@ def test_repetition_counts_runs_of_four_tokens_that_come_again(rollout):
     two.token_ids[3:] = [5] * 8  # 5 runs, all the same: 4 come again
     assert batch_metrics(Batch([one, two]))["completion/repetition"] == 0.5
     assert batch_metrics(Batch([rollout(tokens=3)]))["completion/repetition"] is None
+
+
+def test_repetition_is_that_of_sets_of_runs(rollout):
+    """Rollouts of several lengths and turns, ids of a vocabulary whose fourth power no integer holds."""
+    random = np.random.default_rng(0)
+    rollouts = []
+    for member in range(40):
+        one = rollout(member=member, tokens=int(random.integers(0, 30)))
+        one.token_ids = random.choice([3, 150_000, 2**31 - 2], len(one.token_ids))
+        one.origin[3:][random.random(len(one.origin) - 3) < 0.1] = Origin.TOOL
+        rollouts.append(one)
+    runs = repeats = 0
+    for one in rollouts:
+        ids = one.token_ids[one.origin == Origin.POLICY].tolist()
+        grams = [tuple(ids[i : i + 4]) for i in range(len(ids) - 3)]
+        runs, repeats = runs + len(grams), repeats + len(grams) - len(set(grams))
+    got = batch_metrics(Batch(rollouts))
+    assert got["completion/repetition"] == repeats / runs
+    lengths = [int((one.origin != Origin.PROMPT).sum()) for one in rollouts]
+    found = [got[f"completion/length_{name}"] for name in ("mean", "max", "min")]
+    assert found == [np.mean(lengths), max(lengths), min(lengths)]
+    assert got["tokens/sampled"] == sum(int((one.origin == Origin.POLICY).sum()) for one in rollouts)
+    assert batch_metrics(Batch([]))["completion/length_mean"] is None
 
 
 def test_duplicates_are_counted_within_groups_and_not_among_demonstrations(rollout):

@@ -14,6 +14,7 @@ import pytest
 
 from rlvr.errors import ConfigError
 from rlvr.monitor.batch import sample_rows
+from rlvr.monitor.guests import Guest
 from rlvr.monitor.metrics import record
 from rlvr.monitor.trackers import Tracker
 from rlvr.monitor.wandb_tracker import WandbTracker
@@ -24,6 +25,11 @@ from rlvr.records import Batch
 def no_account(monkeypatch, tmp_path):
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR"):
         monkeypatch.delenv(name, raising=False)
+
+
+def guest(timeout: float = 20.0, size: int = 1000, **options) -> Tracker:
+    """The tracker as a run has it, offline where nothing else is said."""
+    return Guest(WandbTracker(**{"mode": "offline", **options}), "wandb", size, timeout)
 
 
 class Run:
@@ -61,14 +67,15 @@ def stand_in(monkeypatch):
 
 def test_real_wandb_offline(tmp_path, rollout, caplog):
     pytest.importorskip("wandb")
-    tracker: Tracker = WandbTracker(finish_timeout=60)
+    tracker = guest(60, mode="auto")
     tracker.start({"optim": {"lr": 1e-6}}, tmp_path)
     for step in (1, 2, 1, 2):
         tracker.log(step, record({"step": step, "reward/mean": 0.5 * step, "run/stage": "grpo"}))
         tracker.log_rollouts(step, sample_rows(Batch([rollout(text="odd \ud800 \x1b 😀"), rollout(score=None)])))
     tracker.finish()
     tracker.finish()
-    assert not caplog.records
+    (said,) = caplog.records
+    assert "has no WANDB_API_KEY and logs offline" in said.message
     (folder,) = (tmp_path / "wandb").glob("offline-run-*")
     assert any(path.stat().st_size > 0 for path in folder.glob("*.wandb"))
     tables = [json.loads(path.read_text()) for path in folder.rglob("*.table.json")]
@@ -81,8 +88,9 @@ def test_real_wandb_without_network_logs_offline_and_lets_the_process_end(tmp_pa
     pytest.importorskip("wandb")
     code = f"""if True:
         import time
+        from rlvr.monitor.guests import Guest
         from rlvr.monitor.wandb_tracker import WandbTracker
-        tracker = WandbTracker(finish_timeout=4)
+        tracker = Guest(WandbTracker(patience=4), 'wandb', finish_timeout=4)
         tracker.start({{}}, {str(tmp_path)!r})
         for step in range(60):
             tracker.log(step, {{"lr": 0.1}})
@@ -98,7 +106,7 @@ def test_real_wandb_without_network_logs_offline_and_lets_the_process_end(tmp_pa
 def test_values_reach_wandb_without_nulls(stand_in, tmp_path):
     run, options = Run(), {}
     stand_in(lambda **kw: options.update(kw) or run)
-    tracker = WandbTracker(project="p")
+    tracker = guest(project="p")
     tracker.start({"run": {"seed": 1}}, tmp_path / "my-run")
     tracker.log(3, {"step": 3, "lr": 0.1, "entropy": None})
     tracker.log_rollouts(3, [])
@@ -127,7 +135,7 @@ def test_modes(stand_in, tmp_path, monkeypatch, mode, environment, expected):
     stand_in(lambda **kw: seen.update(kw) or Run())
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    tracker = WandbTracker(mode)
+    tracker = guest(mode=mode)
     tracker.start({}, tmp_path)
     tracker.finish()
     assert seen["mode"] == expected
@@ -137,7 +145,7 @@ def test_a_resumed_online_run_keeps_its_id(stand_in, tmp_path):
     ids = []
     stand_in(lambda **kw: ids.append((kw["id"], kw["resume"])) or Run())
     for _ in range(2):
-        tracker = WandbTracker("online")
+        tracker = guest(mode="online")
         tracker.start({}, tmp_path)
         tracker.finish()
     assert ids[0] == ids[1]
@@ -146,18 +154,18 @@ def test_a_resumed_online_run_keeps_its_id(stand_in, tmp_path):
 
 def test_disabled_needs_no_wandb(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    tracker = WandbTracker("disabled")
+    tracker = guest(mode="disabled")
     tracker.start({}, tmp_path)
     tracker.log(1, {"lr": 1})
     tracker.finish()
     assert not list(tmp_path.iterdir())
 
 
-def test_not_installed_is_one_clear_error(monkeypatch, tmp_path):
+def test_not_installed_is_one_clear_error(monkeypatch):
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r'pip install "rlvr\[wandb\]"'):
-        WandbTracker("offline").start({}, tmp_path)
+        WandbTracker("offline")
 
 
 def test_no_network_is_offline(stand_in, tmp_path, caplog):
@@ -170,7 +178,7 @@ def test_no_network_is_offline(stand_in, tmp_path, caplog):
         return run
 
     stand_in(init)
-    tracker = WandbTracker("online")
+    tracker = guest(mode="online")
     tracker.start({}, tmp_path)
     tracker.log(1, {"lr": 0.1})
     tracker.finish()
@@ -189,7 +197,7 @@ def test_wandb_that_raises_is_switched_off_once(stand_in, tmp_path, caplog, wher
         raise error
 
     stand_in(fail if where == "init" else lambda **_: Run(log=fail))
-    tracker = WandbTracker(finish_timeout=5)
+    tracker = guest(5)
     tracker.start({}, tmp_path)
     for step in range(50):
         tracker.log(step, {"lr": 0.1})
@@ -206,7 +214,7 @@ def test_wandb_that_hangs_does_not_hold_the_run(stand_in, tmp_path, caplog, wher
     release = threading.Event()
     run = Run(log=release.wait)
     stand_in((lambda **_: release.wait() and run) if where == "init" else (lambda **_: run))
-    tracker = WandbTracker(queue_size=10, finish_timeout=0.5)
+    tracker = guest(0.5, 10)
     began = time.monotonic()
     tracker.start({}, tmp_path)
     for step in range(100):
@@ -223,7 +231,7 @@ def test_wandb_that_hangs_does_not_hold_the_run(stand_in, tmp_path, caplog, wher
 def test_a_slow_wandb_gets_what_is_queued_at_the_end(stand_in, tmp_path, caplog):
     run = Run(log=lambda: time.sleep(0.01))
     stand_in(lambda **_: run)
-    tracker = WandbTracker()
+    tracker = guest()
     tracker.start({}, tmp_path)
     for step in range(30):
         tracker.log(step, {})

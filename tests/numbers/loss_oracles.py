@@ -123,6 +123,33 @@ def copg(logprobs, s, beta):
     return math.fsum(by_group) / max(1, len(by_group))
 
 
+def balance(logprobs, s, scale, floor):
+    """Trajectory balance: the variance of log pi - log R within each group, with every response counting the same."""
+    score = [a - math.log(floor + scale * r) for a, r in zip(logprobs, s.reward, strict=True)]
+    total = 0.0
+    for i in range(len(score)):
+        members = [score[j] for j in range(len(score)) if s.group[j] == s.group[i]]
+        total += (score[i] - math.fsum(members) / len(members)) ** 2
+    return total / len(score)
+
+
+def self_score(logprobs, s, beta, constant, balanced):
+    right = [r >= 0.5 for r in s.reward]
+    total = 0.0
+    for value, reward, is_right in zip(logprobs, s.reward, right, strict=True):
+        weight = len(right) / (2 * right.count(is_right)) if balanced and len(set(right)) == 2 else 1.0
+        total += weight * (beta * (value - constant) - reward) ** 2
+    return total / len(right)
+
+
+def outcome(logprobs, s, beta):
+    total = 0.0
+    for value, reference, label in zip(logprobs, s.reference, s.reward, strict=True):
+        p = sigmoid(beta * (value - reference))
+        total -= label * math.log(p) + (1 - label) * math.log(1 - p)
+    return total / len(s.reward)
+
+
 def pairs_of(s, which):
     found = []
     for group in sorted(set(s.group)):

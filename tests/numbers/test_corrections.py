@@ -182,6 +182,20 @@ def test_the_effective_sample_size_and_the_touched_share_by_hand(policy, make_ba
     assert metrics["correction/weight"] == pytest.approx(sum(min(r, 1.3) for r in ratios) / n, rel=1e-4)
 
 
+def test_without_a_cap_only_what_is_masked_is_touched(policy, make_batch, recording):
+    """mask_negatives with cap null weighs by 1, not by the ratio: with a bound that nothing passes no token is touched."""
+    batch = make_batch(policy)
+    component = Component("policy", ClippedPolicyLoss(), "policy", corrected=True)
+    touched = []
+    for max_kl in (1e9, 1e-6):
+        objective = Objective((component,), 1.0, MaskNegatives(max_kl, None))
+        metrics = Learner(recording(policy, moves=False)).update(
+            batch, objective, OptimConfig(optimizer="sgd", lr=1.0), 1.0
+        )
+        touched.append(metrics["correction/touched"])
+    assert touched[0] == 0 and 0 < 1 - metrics["correction/weight"] == pytest.approx(touched[1])
+
+
 def test_unknown_behaviour_log_probs_cannot_be_corrected(policy, make_batch, recording):
     batch = make_batch(policy)
     trained = next(r for i, r in enumerate(batch.rollouts) if batch.token_columns["weight/policy"][i].any())

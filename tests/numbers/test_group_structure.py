@@ -129,3 +129,40 @@ def test_permutation_and_scale_of_the_batch(batch_of, name):
     if name != "consistency":  # which compares prompts with each other
         for got, expected in zip(advantage(batch.select(range(10)), name), whole[:10], strict=True):
             close(got, expected)
+
+
+def steps_by_prefix(members):
+    """For each response and token: the mean reward of those that begin with the prefix, minus that before the token."""
+    found = []
+    for _, ids in members:
+        values = []
+        for t in range(len(ids)):
+            before, after = ([r for r, other in members if list(other[:n]) == list(ids[:n])] for n in (t, t + 1))
+            values.append(math.fsum(after) / len(after) - math.fsum(before) / len(before))
+        found.append(values)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_tree_equals_a_loop_over_prefixes(batch_of, seed):
+    """Ragged groups, empty responses among them, whose tokens and rewards repeat."""
+    rng = np.random.default_rng(seed)
+    groups = [
+        [
+            (float(rng.integers(0, 3)) / 2, rng.integers(1, 3, rng.integers(0, 6)).tolist())
+            for _ in range(rng.integers(2, 9))
+        ]
+        for _ in range(5)
+    ]
+    got = iter(advantage(batch_of(*groups), "prefix_tree", epsilon=0.0))
+    for members in groups:
+        rewards = np.asarray([r for r, _ in members])
+        for (r, ids), steps in zip(members, steps_by_prefix(members), strict=True):
+            own = next(got)
+            if rewards.min() == rewards.max():
+                assert not own.any()
+            else:
+                close(
+                    own[-len(ids) :] if ids else [],
+                    (r - rewards.mean() + np.asarray(steps)) / rewards.std() if ids else [],
+                )

@@ -81,6 +81,16 @@ def behind(make_policy):
 # N1 ------------------------------------------------------------------------------------------------------------------
 
 
+def test_an_entropy_bonus_may_be_the_whole_objective(policy, make_batch, recording):
+    batch, model = make_batch(policy), double(policy)
+    _, values = objective(model, batch, "tokens", entropy=0.3, constant=11.0)
+    want = gradient_of(model, 0.3 * values["entropy"])
+    target = Objective((Component("entropy", EntropyBonus("tokens"), "policy", 0.3),), 11.0)
+    gradient, metrics = one_gradient(recording, policy, batch, target)
+    assert gap(gradient, want) < 1e-5
+    assert metrics["loss/total"] == pytest.approx(0.3 * float(values["entropy"].detach()), rel=1e-4)
+
+
 @pytest.mark.parametrize("average", AVERAGES)
 @pytest.mark.parametrize(("kl", "entropy"), [(None, 0.0), (("k3", 0.5), 0.3)])
 def test_the_gradient_is_that_of_the_float64_objective_however_it_is_cut(

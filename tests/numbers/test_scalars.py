@@ -178,3 +178,57 @@ def test_the_learning_rate_is_positive_on_every_step_of_the_stage(schedule):
         for warmup in (0, 1, 3, 9):
             config = OptimConfig(lr=1e-6, schedule=schedule, warmup_steps=warmup)
             assert all(0 < learning_rate(config, step, steps) <= 1e-6 for step in range(steps))
+
+
+# Steps of one size
+
+
+@pytest.mark.parametrize(
+    ("delta", "measured", "want"),
+    [
+        (0.25, [0.6, 0.7, 0.4], [2.25, 2.5, 2.25]),
+        (-0.25, [0.6, 0.7, 0.4, 0.1], [1.75, 1.5, 1.75, 2.0]),
+        (-0.25, [0.5], [2.25]),  # at its target it is not above it
+        (0.25, [None, math.nan], [2.0, 2.0]),
+        (-5.0, [0.6, 0.4], [0.0, 3.0]),  # bounded at 0 and at the maximum
+    ],
+)
+def test_a_controller_of_equal_steps(delta, measured, want):
+    driven = Controller(metric="entropy", target=0.5, initial=2.0, delta=delta, maximum=3.0)
+    got = []
+    for value in measured:
+        driven.observe({"entropy": value})
+        got.append(driven.current)
+    assert got == want
+
+
+def test_it_may_leave_zero_which_a_proportional_one_cannot():
+    driven = Controller(metric="entropy", target=0.5, initial=0.0, delta=-0.005)
+    plain = Controller(metric="entropy", target=0.5, initial=0.0, gain=-1.0)
+    for one in (driven, plain):
+        one.observe({"entropy": 0.1})
+    assert (driven.current, plain.current) == (0.005, 0.0)
+
+
+def test_an_idle_controller_is_0_where_the_metric_is_and_goes_on_from_its_value():
+    """Skywork-OR1: the coefficient moves by delta, and weighs only while the entropy is not above its target."""
+    driven = Controller(metric="entropy", target=0.2, initial=0.01, delta=-0.005, idle=True)
+    seen = []
+    for entropy in (0.1, 0.3, 0.1):
+        driven.observe({"entropy": entropy})
+        seen.append(driven.current)
+    assert seen == pytest.approx([0.015, 0.0, 0.015])
+    again = Controller(metric="entropy", target=0.2, initial=0.01, delta=-0.005, idle=True)
+    driven.observe({"entropy": 0.3})
+    again.load_state_dict(driven.state_dict())
+    for one in (driven, again):
+        one.observe({"entropy": 0.1})
+    assert driven.current == again.current == pytest.approx(0.015)
+    again.load_state_dict({"current": 0.5})  # a checkpoint from before there was `idle`
+    assert again.current == 0.5
+
+
+@pytest.mark.parametrize("options", [{"delta": 0.0}, {"idle": True}, {"delta": 0.1, "gain": 0.2}], ids=str)
+def test_ways_to_move_that_contradict_each_other(options):
+    with pytest.raises(ValidationError, match="delta"):
+        Controller(metric="entropy", target=0.2, initial=0.01, **options)

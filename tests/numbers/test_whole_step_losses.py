@@ -27,9 +27,13 @@ from rlvr.losses import (
     Divergence,
     GammaWeightedLoss,
     GeometricMeanLoss,
+    InverseSoftQ,
     KLCovLoss,
     KLPenalty,
+    LastTokenReward,
+    LikelihoodLoss,
     Objective,
+    OutcomeClassifier,
     QuadraticPenaltyLoss,
     RandomPolicyValueLoss,
     Reinforce,
@@ -39,6 +43,7 @@ from rlvr.losses import (
     SequenceBatch,
     TaperedLoss,
     TopEntropy,
+    TrajectoryBalance,
     WeightedLikelihood,
     k1,
     k2,
@@ -92,8 +97,19 @@ OF_RESPONSES = {
     "dpo": (DPO(0.4), lambda x, s: oracle.preference(x, s, "dpo", 0.4, "all")),
     "dpo, extremes": (DPO(0.4, "extremes"), lambda x, s: oracle.preference(x, s, "dpo", 0.4, "extremes")),
     "ipo": (IPO(0.4), lambda x, s: oracle.preference(x, s, "ipo", 0.4, "all")),
+    "trajectory balance": (TrajectoryBalance(100.0, 1e-3), lambda x, s: oracle.balance(x, s, 100.0, 1e-3)),
+    "last token": (LastTokenReward("~", 0.2, -9.0), lambda x, s: oracle.self_score(x, s, 0.2, -9.0, True)),
+    "last token, not balanced": (
+        LastTokenReward("~", 0.3, -7.0, False),
+        lambda x, s: oracle.self_score(x, s, 0.3, -7.0, False),
+    ),
+    "outcome": (OutcomeClassifier(0.6), lambda x, s: oracle.outcome(x, s, 0.6)),
     "kto": (KTO(0.4, right=1.5, wrong=0.7), lambda x, s: oracle.kto(x, s, 0.4, zero_point(s), 1.5, 0.7)),
 }
+
+
+ABSOLUTE = (TrajectoryBalance, LastTokenReward, OutcomeClassifier)
+"""Losses that have a gradient where all rewards of a group are the same."""
 
 
 @pytest.mark.parametrize("name", OF_RESPONSES)
@@ -119,9 +135,9 @@ def test_groups_that_compare_nothing(name):
         shares = loss.shares(batch)
         assert bool(shares.isfinite().all())
         (gradient,) = torch.autograd.grad(shares.sum(), batch.logprobs, allow_unused=True)
-        if not isinstance(loss, (KTO, RewardClassification, ContrastiveLoss)):
+        if not isinstance(loss, (KTO, RewardClassification, ContrastiveLoss, *ABSOLUTE)):
             assert gradient is None or not gradient.any()
-        if isinstance(loss, (RewardClassification, ContrastiveLoss)) and groups == [0, 1]:
+        if isinstance(loss, (RewardClassification, ContrastiveLoss, TrajectoryBalance)) and groups == [0, 1]:
             assert not gradient.any()
 
 
@@ -150,9 +166,37 @@ def test_neutral_settings():
     np.testing.assert_allclose(flat.numpy(), -0.5e-7 * np.asarray(wins) / 6, rtol=1e-5)
 
 
-def test_pacs_refuses_rewards_that_are_no_probabilities():
-    with pytest.raises(ValueError, match=r"within \[0, 1\]"):
-        RewardClassification().shares(as_batch(responses(0, [1.0, -0.5], [0, 0])))
+@pytest.mark.parametrize("loss", [RewardClassification(), OutcomeClassifier(), TrajectoryBalance()], ids=str)
+def test_rewards_that_are_no_probabilities_are_refused(loss):
+    with pytest.raises(ValueError, match=r"within \[0, 1\]|at least 0"):
+        loss.shares(as_batch(responses(0, [1.0, -0.5], [0, 0])))
+
+
+def test_trajectory_balance_is_reinforce_where_the_policy_is_flat():
+    """Equal log-probs: twice the gradient of REINFORCE on log R with the group's mean as baseline; proportional to R: 0."""
+    s = responses(1, [1.0, 0.0, 0.3, 0.9], [0, 0, 0, 0])
+    s.logprobs = np.full(4, -7.0)
+    batch, log_reward = as_batch(s), np.log(1e-3 + 100.0 * np.asarray(s.reward))
+    (gradient,) = torch.autograd.grad(TrajectoryBalance().shares(batch).sum(), batch.logprobs)
+    np.testing.assert_allclose(gradient.numpy(), -2 * (log_reward - log_reward.mean()) / 4, rtol=1e-9)
+    s.logprobs = log_reward - 11.0
+    batch = as_batch(s)
+    value = TrajectoryBalance().shares(batch).sum()
+    assert float(value.detach()) == pytest.approx(0, abs=1e-20)
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda: TrajectoryBalance(floor=0.0), "floor must be above 0"),
+        (lambda: TrajectoryBalance(scale=-1.0), "scale must be above 0"),
+        (lambda: LastTokenReward("~", beta=0.0), "beta=0.0 must be above 0"),
+        (lambda: LastTokenReward("~", constant=1.0), "constant=1.0 below 0"),
+    ],
+)
+def test_options_out_of_range_are_refused(make, problem):
+    with pytest.raises(ValueError, match=problem):
+        make()
 
 
 # In the learner ------------------------------------------------------------------------------------------------------
@@ -181,6 +225,9 @@ class Steps:
         )
         self.model = double(self.policy)
         rng = np.random.default_rng(1)
+        self.batch.token_columns["factor/kl"] = [
+            rng.choice([0.0, 1.0, 3.0], len(r)).astype(np.float32) for r in self.batch.rollouts
+        ]
         for rollout in self.batch.rollouts:
             now = token_statistics(self.model, rollout)[0].detach().numpy()
             rollout.behaviour_logprobs[rollout.sampled] = now[rollout.sampled[1:]] + rng.normal(
@@ -233,8 +280,16 @@ OBJECTIVES = {
             SecondMomentLoss(0.02),
             RewardClassification(),
             ContrastiveLoss(),
+            TrajectoryBalance(),
+            Reinforce(average="groups"),
         )
     },
+    "inverse soft q": (component(ClippedPolicyLoss()), Component("td", InverseSoftQ(0.2, 0.9), "policy", 0.5)),
+    "outcome": (component(ClippedPolicyLoss()), Component("outcome", OutcomeClassifier(), "policy", 0.5)),
+    "kl by token": (
+        component(ClippedPolicyLoss()),
+        Component("kl", KLPenalty(k3, "tokens"), "policy", 0.5, by_token=True),
+    ),
     "top entropy": (component(ClippedPolicyLoss(), keep=(TopEntropy(0.3),)),),
     "weighted kl": (component(ClippedPolicyLoss()), Component("kl", KLPenalty(k3, "tokens", True), "policy", 0.5)),
     "kl, value of one, gradient of another": (
@@ -273,7 +328,7 @@ def sums(steps, model):
     ]
 
 
-@pytest.mark.parametrize("name", ["pacs", "copg", "dpo", "ipo", "kto"])
+@pytest.mark.parametrize("name", ["pacs", "copg", "dpo", "ipo", "kto", "trajectory balance", "outcome"])
 def test_the_gradient_of_a_loss_of_responses_is_that_of_the_float64_model(steps, name):
     """By the chain rule through finite differences of the oracle in the responses' sums."""
     loss, wanted = OF_RESPONSES[name]
@@ -297,6 +352,79 @@ def test_the_gradient_of_a_loss_of_responses_is_that_of_the_float64_model(steps,
         (gradient,), metrics = steps.gradients(weights, **options)
         assert gap(gradient, want) < 1e-5, options
         assert metrics["loss/policy"] == pytest.approx(wanted(values, s), rel=1e-5)
+
+
+def implied(steps, penalty, discount):
+    """The loss of inverse soft Q-learning over all decided tokens, from the float64 model's own logits."""
+    total, count = 0.0, 0.0
+    for rollout, weight in zip(steps.batch.rollouts, steps.batch.token_columns["weight/policy"], strict=True):
+        logits = steps.model(input_ids=torch.as_tensor(rollout.token_ids)[None]).logits[0, :-1].double()
+        logits = logits / rollout.temperature
+        places = np.flatnonzero(weight[1:])
+        for k, t in enumerate(places):
+            q, v = logits[t, rollout.token_ids[t + 1]], torch.logsumexp(logits[t], 0)
+            following = torch.logsumexp(logits[places[k + 1]], 0) if k + 1 < len(places) else 0.0
+            total = total + (v - q) + penalty * (q - discount * following) ** 2
+            count += 1
+    return total / count
+
+
+@pytest.mark.parametrize(("penalty", "discount"), [(0.3, 0.9), (1.0, 1.0), (0.2, 0.0)])
+def test_inverse_soft_q_is_that_of_the_float64_model(steps, penalty, discount):
+    value = implied(steps, penalty, discount)
+    want = gradient_of(steps.model, value)
+    objective = Objective((Component("td", InverseSoftQ(penalty, discount), "policy"),))
+    for options in CUTS:
+        (gradient,), metrics = steps.gradients(objective, **options)
+        assert gap(gradient, want) < 1e-5, options
+        assert metrics["loss/td"] == pytest.approx(float(value.detach()), rel=1e-5)
+
+
+def test_inverse_soft_q_without_a_penalty_is_the_likelihood(steps):
+    plain = steps.gradients(Objective((Component("td", LikelihoodLoss(), "policy"),)))[0][0]
+    own = steps.gradients(Objective((Component("td", InverseSoftQ(0.0), "policy"),)))[0][0]
+    assert gap(own, plain) < 1e-6
+
+
+def test_factors_of_tokens_multiply_a_coefficient(steps):
+    """They count in no denominator: 0, 1 and 3 times the penalty of each token, over the number of all tokens."""
+    factors, weights = steps.batch.token_columns["factor/kl"], steps.batch.token_columns["weight/policy"]
+    total = sum(float(w.sum()) for w in weights)
+    value = 0.0
+    for rollout, factor, weight in zip(steps.batch.rollouts, factors, weights, strict=True):
+        with torch.no_grad():
+            reference = token_statistics(steps.reference_model, rollout)[0]
+        d = reference - token_statistics(steps.model, rollout)[0]
+        value = value + ((d.exp() - 1 - d) * torch.as_tensor(factor[1:] * weight[1:]).double()).sum() / total
+    want = gradient_of(steps.model, value)
+    kl = Component("kl", KLPenalty(k3, "tokens"), "policy", by_token=True)
+    for options in CUTS:
+        (gradient,), metrics = steps.gradients(Objective((kl,)), **options)
+        assert gap(gradient, want) < 1e-5
+        assert metrics["loss/kl"] == pytest.approx(float(value.detach()), rel=1e-5)
+    steps.batch.token_columns["factor/kl"] = [np.full(len(f), 2.5, np.float32) for f in factors]
+    twice = steps.gradients(Objective((kl,)))[0][0]
+    plain = steps.gradients(Objective((dataclasses.replace(kl, by_token=False),)))[0][0]
+    assert gap(twice, 2.5 * plain) < 1e-6
+
+
+def test_the_average_over_groups(steps):
+    """The mean over groups of the mean over each group's tokens; undecided responses count nowhere."""
+    value, groups = 0.0, {}
+    for i, rollout in enumerate(steps.batch.rollouts):
+        if steps.batch.token_columns["weight/policy"][i].any():
+            groups.setdefault(rollout.group, []).append(i)
+    for members in groups.values():
+        count = sum(float(steps.batch.token_columns["weight/policy"][i].sum()) for i in members)
+        for i in members:
+            weight = torch.as_tensor(steps.batch.token_columns["weight/policy"][i][1:]).double()
+            logprobs = token_statistics(steps.model, steps.batch.rollouts[i])[0]
+            value = value - steps.batch.columns["advantage"][i] * (logprobs * weight).sum() / count / len(groups)
+    want = gradient_of(steps.model, value)
+    for options in CUTS:
+        (gradient,), metrics = steps.gradients(Objective((component(Reinforce(average="groups")),)), **options)
+        assert gap(gradient, want) < 1e-5
+        assert metrics["loss/policy"] == pytest.approx(float(value.detach()), rel=1e-4, abs=1e-6)
 
 
 def test_top_entropy_in_the_learner(steps):

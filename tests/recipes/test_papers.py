@@ -22,7 +22,7 @@ FOLDER = ROOT / "configs/papers"
 SLUGS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 SAMPLE = ("chord", "co-reward", "pacs", "reasonrank", "toolrl")
 """Run in the default set: one of each kind of task, loss, reward, stages."""
-NO_POLICY_STAGE = ("openchat", "one-shot-cft")
+NO_POLICY_STAGE = ("openchat", "one-shot-cft", "scalable-irl", "implicit-prm")
 """Recipes of supervised learning alone."""
 
 
@@ -68,14 +68,11 @@ def test_a_recipe_trains_at_toy_size(slug):
 
 @pytest.mark.parametrize(
     "slug",
-    [
-        pytest.param(slug, marks=[] if slug in SAMPLE[1:3] else [pytest.mark.slow])
-        for slug in SLUGS
-        if slug not in NO_POLICY_STAGE
-    ],
+    [pytest.param(slug, marks=[] if slug in SAMPLE[1:3] else [pytest.mark.slow]) for slug in SLUGS],
 )
 def test_a_recipe_is_not_plain_grpo(slug):
-    """Its gradient differs on the same rollouts, unless what it changes is data, stages or sizes."""
+    """Its gradient differs on the same rollouts, unless what it changes is data, stages or sizes. Of one without
+    reinforcement: from the plain likelihood's."""
     apart = against_grpo(find_paper(slug, FOLDER))
     changed = max(one.relative for one in apart.values())
     if slug in PLAIN:
@@ -84,8 +81,8 @@ def test_a_recipe_is_not_plain_grpo(slug):
         assert changed > 1e-5  # rounding is below 1e-6; pear's bonus is small at this size
 
 
-PLAIN = ("simplerl-zoo", "warm-up-before-you-train", "vmr", "j1-7b", "rm-r1", "light-if", "toolrl")
-"""GRPO's own loss, reward up to a scale, and advantage: the paper is about data, stages or judges."""
+PLAIN = ("simplerl-zoo", "warm-up-before-you-train", "vmr", "j1-7b", "rm-r1", "light-if", "toolrl", "one-shot-cft")
+"""GRPO's own loss, reward up to a scale, and advantage (or the plain likelihood): the paper is about data, stages or judges."""
 
 
 def test_the_list_the_search_and_the_difference(folder, capsys):

@@ -218,3 +218,18 @@ def test_a_term_that_needs_the_policy_cannot_be_refilled_by():
     config = Config.model_validate({"rollout": {"refill": {"attempts": 2}}})
     with pytest.raises(ConfigError, match=r"'entropy' needs a forward pass.*rollout.refill to null"):
         bind(build_terms([{"name": "gate", "by": "entropy"}]), Setting(config, []))
+
+
+def test_a_verdict_by_name_and_what_its_absence_is_worth():
+    """Undecided stays undecided; a rollout without that verdict is undecided, or worth `missing`."""
+    batch = make_batch([1.0, 0.5, None])
+    batch.rollouts[0].verdicts["turn 2"] = Verdict.from_score(0.25)
+    batch.rollouts[2].verdicts["turn 2"] = Verdict.undecided("down")
+    for options, want in (
+        ({}, [1.0, 0.5, np.nan]),
+        ({"missing": 9.0}, [1.0, 0.5, np.nan]),
+        ({"verifier": "turn 2"}, [0.25, np.nan, np.nan]),
+        ({"verifier": "turn 2", "missing": 0.0}, [0.25, 0.0, np.nan]),
+    ):
+        [term] = build_terms([{"name": "verdict", **options}])
+        np.testing.assert_array_equal(term.function(batch), want)

@@ -621,3 +621,49 @@ def test_the_calculator_takes_linear_time():
         start = time.monotonic()
         asyncio.run(calculator(text, Task("t", "?")))
         assert time.monotonic() - start < 5
+
+
+# Scripted turns, each judged by itself
+
+
+async def spelled(rollout):
+    """The score is the length of what was judged; its span is the whole of it."""
+    spans = ((0, len(rollout.text), 1.0),)
+    rollout.verdicts["here"] = Verdict.from_score(float(len(rollout.text)), answer=rollout.text, spans=spans)
+    return rollout
+
+
+def test_every_turn_is_judged_by_itself(collector):
+    engine = Script(("ab", StopReason.END), ("c", StopReason.END), ("defg", StopReason.END))
+    script = {"name": "script", "replies": ["again", "and {prompt}"]}
+    means = means_of(engine.generate, verify=spelled)
+    [rollout] = talk(collector, means, script, judge="each")
+    assert rollout.text == "ab\nc\ndefg"
+    assert said(rollout, "tool") == ["<u1>again", "<u1>and ?"]
+    scores = {name: verdict.score for name, verdict in rollout.verdicts.items()}
+    assert scores == {"here": 4.0, "turn 1": 2.0, "turn 2": 1.0, "turn 3": 4.0}
+    assert rollout.verdict.answer == "defg"
+    [(start, end, _)] = rollout.verdict.spans
+    assert rollout.text[start:end] == "defg"
+    again = Script(*engine.turns)
+    [together] = talk(collector, means_of(again.generate, verify=spelled), script)
+    assert {name: verdict.score for name, verdict in together.verdicts.items()} == {"here": 9.0}
+
+
+def test_a_talk_that_is_cut_off_has_no_verdict_of_the_turns_that_never_were(collector):
+    engine = Script(("ab", StopReason.LENGTH))
+    [rollout] = talk(
+        collector, means_of(engine.generate, verify=spelled), {"name": "script", "replies": ["x"]}, judge="each"
+    )
+    assert list(rollout.verdicts) == ["here", "turn 1"]
+
+
+def test_turns_judged_one_by_one_are_refused_where_a_group_is_judged(collector):
+    plan = registry.build(
+        "plan", {"name": "turns", "environment": {"name": "script", "replies": ["x"]}, "judge": "each"}
+    )
+    means = dataclasses.replace(means_of(None), by_group=lambda task: True)
+    with pytest.raises(ConfigError, match="judges a group together: set judge to all"):
+        plan.check(means, Task("t", "?"))
+    with pytest.raises(ConfigError, match="at least one reply"):
+        registry.build("plan", {"name": "turns", "environment": {"name": "script", "replies": []}})

@@ -16,7 +16,7 @@ from trainer_helpers import lines, task_rows, timeless
 
 from rlvr import train
 from rlvr.config_loading import load_config
-from rlvr.monitor.rollout_log import read_rollouts
+from rlvr.monitor.recording import read_rollouts
 
 KEYS = """step, reward/mean, reward/std, loss/policy, loss/total, grad_norm, lr, kl/ref, entropy, ratio/mean,
 ratio/clipped_low, ratio/clipped_high, mismatch/mean, mismatch/max, completion/length_mean, completion/truncated,

@@ -35,7 +35,7 @@ def test_later_optimizer_steps_of_a_batch(make_trainer, name):
     """Where ratios differ from 1."""
     trainer = trained(make_trainer, {**algorithm(loss=name), "optim": {"epochs_per_batch": 2, "lr": 3e-2}}, steps=1)
     ratio = trainer.metrics[0]["ratio/mean"]
-    if name not in ("reinforce", "weighted_likelihood", "pacs", "copg"):
+    if name not in ("reinforce", "weighted_likelihood", "pacs", "copg", "trajectory_balance"):
         assert ratio is not None and ratio != 1.0
     assert trainer.metrics[0]["loss/policy"] is not None
 
@@ -128,6 +128,17 @@ def test_an_adaptive_entropy_bonus(make_trainer):
         assert (coefs[1] > coefs[0]) == up
 
 
+def test_an_entropy_bonus_of_equal_steps_starts_from_nothing(make_trainer):
+    """Skywork-OR1: +delta while the entropy is below its target; idle above it."""
+    bonus = {"metric": "entropy", "target": 50.0, "initial": 0.0, "delta": -0.01, "maximum": 0.015}
+    rows = trained(make_trainer, algorithm(entropy=bonus), steps=3).metrics
+    assert [row["schedule/entropy.coef"] for row in rows] == pytest.approx([0.0, 0.01, 0.015])
+    assert rows[0]["loss/entropy"] is None and rows[2]["loss/entropy"] < 0
+    idle = {"metric": "entropy", "target": 0.01, "initial": 0.02, "delta": -0.01, "idle": True}
+    rows = trained(make_trainer, algorithm(entropy=idle), "idle", steps=2).metrics
+    assert [row["schedule/entropy.coef"] for row in rows] == [0.02, 0.0]
+
+
 def test_learning_from_the_tokens_that_were_least_sure(make_trainer):
     selector = {"name": "top_entropy", "share": {"schedule": "linear", "start": 0.25, "end": 1.0, "over": 2}}
     trainer = trained(make_trainer, algorithm(token_select=[selector]), steps=3)
@@ -178,6 +189,11 @@ def test_two_terms_of_the_same_kind(make_trainer):
         ({"kl": {"coef": 0.1, "where": "advantage", "gradient": "k2"}}, "algorithm.kl.gradient is about the gradient"),
         ({"loss": "pacs", "kl": {"coef": 0.1, "where": "reward"}}, "set algorithm.kl.where to loss"),
         ({"kl": {"renew_every": 5}}, "nothing is compared with it"),
+        ({"kl": {"scale": {"by": "turn", "factors": {1: 2}}}}, "algorithm.kl.coef, which is 0"),
+        ({"kl": {"coef": 0.1, "where": "reward"}, "auxiliary": ["kto"]}, "'kto' reads the rewards as the verifier"),
+        ({"loss_coef": 0.0}, "the policy loss is the only term"),
+        ({"loss": {"name": "clip", "average": "tokens", "constant": 5}}, "set average to constant"),
+        ({"loss": "trajectory_balance", "token_select": ["top_entropy"]}, "token_select leaves out single tokens"),
         ({"loss": {"name": "clip", "clip": "tv", "ratio": "geometric"}}, "masks single tokens"),
         ({"auxiliary": [{"name": "dpo", "coef": "much"}]}, "coef='much'"),
         ({"auxiliary": [{"name": "dpo", "beat": 1}]}, "no option 'beat'.*beta"),

@@ -100,6 +100,7 @@ def test_each_setting_that_is_to_need_less_needs_less():
     assert needed(model=checkpointed)["activations"] < plain["activations"]
     assert "reference" not in plain
     assert needed(algorithm={"kl": {"coef": 0.1}})["reference"] == plain["weights"]
+    assert "reference" not in needed(algorithm={"kl": {"coef": 0.0}})
     ahead = needed(rollout={**RUN["rollout"], "staleness": 1})
     assert ahead["engine's weights"] == plain["weights"] and ahead["keys and values"] > 0
 
@@ -217,3 +218,26 @@ def test_adamw_in_8_bits_without_its_library_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
     with pytest.raises(ConfigError, match=r"pip install 'rlvr\[bitsandbytes\]'"):
         adamw_8bit([torch.nn.Parameter(torch.zeros(2, 2))])
+
+
+def test_the_estimate_counts_a_reference_where_the_stage_keeps_one(make_trainer):
+    """For every loss and every further term."""
+    from rlvr import registry
+    from rlvr.losses.reference import compares_with_reference
+
+    written = [{"loss": name} for name in registry.names("loss")]
+    written += [
+        {"auxiliary": [{"name": n, **({"token": "?"} if n == "last_token" else {})}]}
+        for n in registry.names("auxiliary")
+    ]
+    written += [{"kl": {"coef": 0.1, "where": where}} for where in ("loss", "reward", "advantage")] + [
+        {"kl": {"coef": 0.0}}
+    ]
+    kept = {}
+    for number, algorithm in enumerate(written):
+        trainer = make_trainer({"algorithm": algorithm}, f"run-{number}")
+        said = compares_with_reference(trainer.config.algorithm)
+        assert said == trainer.stages[0].keeps_reference == (trainer.stages[0].reference is not None), algorithm
+        kept[str(algorithm)] = said
+        trainer.close()
+    assert sum(kept.values()) == 8  # copg, dpo, ipo, kto, outcome_classifier, and the three places of a penalty

@@ -152,6 +152,10 @@ def test_stages_differ_in_data_verifier_and_settings(make_trainer, tmp_path, pie
 # every registered piece is wired
 
 
+ASKED = {"last_token": {"token": "?"}, "blend": {"of": "verdict"}}
+"""Options that some pieces have to be given."""
+
+
 def wired():
     for kind, key in (
         ("advantage", "algorithm.advantage"),
@@ -175,9 +179,9 @@ def wired():
                 "kl": {"estimator": name, "coef": 0.1},
                 "selector": [name],
                 "token_selector": [name],
-                "auxiliary": [{"name": name, "coef": 0.1}],
-                "modifier": [name],
-                "reward": [name, f"{'verdict' if name != 'verdict' else 'length'}"],
+                "auxiliary": [{"name": name, "coef": 0.1, **ASKED.get(name, {})}],
+                "modifier": [{"name": name, **ASKED.get(name, {})}],
+                "reward": [{"name": name, **ASKED.get(name, {})}, f"{'verdict' if name != 'verdict' else 'length'}"],
                 "plan": {"name": name, "environment": "calculator"} if name == "turns" else name,
             }.get(kind, name)
             absent = name in ("vllm", "vllm-server") and importlib.util.find_spec("vllm") is None
@@ -195,7 +199,7 @@ def at(key, value):
 def test_every_registered_piece_trains(make_trainer, pieces, kind, key, value):
     heads = {"model": {"scratch": {"head_dim": 32}}}  # vLLM's attention on a CPU takes no smaller ones
     over = overlaid(heads, at(key, value)) if kind == "engine" else at(key, value)
-    if kind == "reward" and value[0] == "majority_vote":
+    if kind == "reward" and value[0]["name"] == "majority_vote":
         over["verifier"] = f"{pieces}:Odd"  # it says which answer it found
     trainer = make_trainer(over)
     assert train(trainer, 2)
@@ -205,7 +209,7 @@ def test_every_registered_piece_trains(make_trainer, pieces, kind, key, value):
         assert trainer.metrics[0]["kl/ref"] == pytest.approx(0, abs=1e-6)
         assert trainer.metrics[1]["kl/ref"] != 0
     if kind == "reward":
-        assert {f"reward/{name}" for name in value} <= set(trainer.metrics[0])
+        assert {f"reward/{value[0]['name']}", f"reward/{value[1]}"} <= set(trainer.metrics[0])
 
 
 @pytest.mark.parametrize("name", [name for name in registry.names("verifier") if name in EXAMPLES])

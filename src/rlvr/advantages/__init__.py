@@ -8,6 +8,7 @@ needs one per response), `reads_characters` (it reads `Rollout.char_ends`), `che
 memory `observe(metrics)`, `state_dict` and `load_state_dict`.
 """
 
+from rlvr.advantages.blend import Blend
 from rlvr.advantages.conditional import Conditional
 from rlvr.advantages.consistency import Consistency
 from rlvr.advantages.exploration import Confidence, Entropy, Surprise
@@ -21,6 +22,7 @@ from rlvr.advantages.risk import MixedValueAtRisk
 from rlvr.advantages.spans import SpanAdvantage
 
 __all__ = [
+    "Blend",
     "Clip",
     "Conditional",
     "Confidence",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -45,9 +46,11 @@ class Consistency:
         result, on = np.zeros(len(batch)), np.isfinite(rewards)
         if not on.any():
             return result
-        present, g = np.unique(groups[on], return_inverse=True)
+        g = np.unique(groups[on], return_inverse=True)[1]
         answers = [None if r.verdict is None else r.verdict.answer for r in batch.rollouts]
-        entropy = np.asarray([_entropy([answers[i] for i in np.flatnonzero(on & (groups == p))]) for p in present])
+        answers = [answers[i] for i in np.flatnonzero(on)]
+        members = np.split(np.argsort(g, kind="stable"), np.cumsum(np.bincount(g))[:-1])
+        entropy = np.asarray([_entropy([answers[i] for i in index]) for index in members])
         rates, size = means(rewards[on], g), np.bincount(g)
         if self.agreement:
             rates = rates * (1 - (1 - 1 / size) * entropy / np.log2(np.maximum(size, 2)))
@@ -62,7 +65,6 @@ class Consistency:
 
 
 def _entropy(answers: list[str | None]) -> float:
-    kinds = [f"={a.strip()}" if a is not None else f"?{i}" for i, a in enumerate(answers)]
-    _, counts = np.unique(kinds, return_counts=True)
-    share = counts / counts.sum()
+    kinds = Counter(f"={a.strip()}" if a is not None else f"?{i}" for i, a in enumerate(answers))
+    share = np.fromiter(kinds.values(), dtype=np.float64) / len(answers)
     return float(-(share * np.log2(share)).sum())

@@ -46,8 +46,9 @@ class OptimalTokenBaseline:
         energy = np.maximum(1.0 - 2.0 * np.exp(logprobs) + squares, 0.0)
         position, weight = _along(of, energy)
         # every (group, position) is a cell: its members are the tokens at that place of the group's responses
-        width = int(position.max(initial=-1)) + 1
-        cell = np.unique(groups[of] * width + position, return_inverse=True)[1]
+        width = np.zeros(int(groups.max(initial=-1)) + 1, dtype=np.int64)
+        np.maximum.at(width, groups, np.bincount(of, minlength=len(batch)))
+        cell = (np.cumsum(width) - width)[groups[of]] + position
         count, total = np.bincount(cell), np.bincount(cell, weight)
         plain = np.bincount(cell, rewards[of]) / np.maximum(count, 1)
         weighted = np.bincount(cell, weight * rewards[of]) / np.where(total > 0, total, 1.0)

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from rlvr.records import Batch
+from rlvr.advantages.statistics import Tokens, decided, means, same, stds
+from rlvr.records import Batch, Origin
 from rlvr.registry import register
 from rlvr.schedules import Scalar
 
@@ -31,39 +32,48 @@ class PrefixTree:
     per_token: ClassVar = True
 
     def __call__(self, batch: Batch) -> list[np.ndarray]:
-        rewards, weight = batch.column("reward"), float(self.branch)  # type: ignore[arg-type]
-        result = [np.zeros(len(r)) for r in batch.rollouts]
-        for group in batch.groups():
-            index = group.index[np.isfinite(rewards[group.index])]
-            r = rewards[index]
-            if not len(index) or r.min() == r.max():
-                continue
-            written = [batch.rollouts[i].origin != 0 for i in index]
-            ids = [batch.rollouts[i].token_ids[on] for i, on in zip(index, written, strict=True)]
-            for i, on, reward, steps in zip(index, written, r, branches(ids, r), strict=True):
-                values = (reward - r.mean() + weight * steps) / (r.std() + self.epsilon)
-                result[i][on] = np.where(batch.rollouts[i].sampled[on], values, 0.0)
-        return result
+        rewards, groups, tokens = batch.column("reward"), batch.group_index(), Tokens.of(batch)
+        result, on = np.zeros(len(tokens.sampled)), decided(batch)
+        if not on.any():
+            return tokens.split(result)
+        flat, known = np.ones(int(groups.max()) + 1, dtype=bool), same(rewards[on], groups[on])
+        flat[: len(known)] = known
+        live = on & ~flat[groups]
+        origins = np.concatenate([r.origin for r in batch.rollouts])
+        written = (origins != Origin.PROMPT) & live[tokens.rollout]
+        of = tokens.rollout[written]
+        ids = np.concatenate([r.token_ids for r in batch.rollouts])[written]
+        r, g = np.where(live, rewards, 0.0)[live], groups[live]
+        center, spread = np.zeros(len(batch)), np.ones(len(batch))
+        center[live], spread[live] = r - means(r, g)[g], stds(r, g)[g] + self.epsilon
+        steps = branches(ids, np.bincount(of, minlength=len(batch)), np.where(live, rewards, 0.0), groups, live)
+        values = (center[of] + float(self.branch) * steps) / spread[of]  # type: ignore[arg-type]
+        result[written] = np.where(tokens.sampled[written], values, 0.0)
+        return tokens.split(result)
 
 
-def branches(ids: list[np.ndarray], rewards: np.ndarray) -> list[np.ndarray]:
-    """For each response, per token, how the mean reward of the responses with its prefix changes by the token.
+def branches(
+    ids: np.ndarray, sizes: np.ndarray, rewards: np.ndarray, groups: np.ndarray, live: np.ndarray
+) -> np.ndarray:
+    """Per token, how the mean reward of the responses of its group with its prefix changes by the token.
 
-    The work is that of the common prefixes: a response that is alone in its branch is not looked at again.
+    `ids` [N] are the tokens of the `live` responses one after the other, `sizes` [B] their numbers (0 for others). All groups go on token by token
+    together; a response that is alone in its branch is not looked at again, so the work is that of the common prefixes.
     """
-    steps = [np.zeros(len(one)) for one in ids]
-    together = [(0, list(range(len(ids))))]
-    while together:
-        t, members = together.pop()
-        by_token: dict[int, list[int]] = {}
-        for m in members:
-            if t < len(ids[m]):
-                by_token.setdefault(int(ids[m][t]), []).append(m)
-        before = rewards[members].mean()
-        for branch in by_token.values():
-            change = rewards[branch].mean() - before if len(branch) < len(members) else 0.0
-            for m in branch:
-                steps[m][t] = change
-            if len(branch) > 1:
-                together.append((t + 1, branch))
+    steps, starts = np.zeros(len(ids)), np.cumsum(sizes) - sizes
+    members = np.flatnonzero(live)
+    node, t = np.unique(groups[members], return_inverse=True)[1], 0
+    while len(members):
+        before, count = means(rewards[members], node), np.bincount(node)
+        goes_on = sizes[members] > t
+        members, node = members[goes_on], node[goes_on]
+        at = starts[members] + t
+        token = np.unique(ids[at], return_inverse=True)[1]
+        child = np.unique(node * (int(token.max(initial=0)) + 1) + token, return_inverse=True)[1]
+        after, size = means(rewards[members], child), np.bincount(child)
+        parted = size[child] < count[node]
+        steps[at] = np.where(parted, after[child] - before[node], 0.0)
+        more = size[child] > 1
+        members, t = members[more], t + 1
+        node = np.unique(child[more], return_inverse=True)[1]
     return steps

@@ -67,7 +67,8 @@ class SpanAdvantage:
     def __call__(self, batch: Batch) -> list[np.ndarray]:
         on, groups, tokens = decided(batch), batch.group_index(), Tokens.of(batch)
         rewards = np.where(on, batch.column("reward"), np.nan)
-        found = {i: s for i in np.flatnonzero(on).tolist() if (s := _steps(batch.rollouts[i], self.kind)) is not None}
+        scored = [i for i, r in enumerate(batch.rollouts) if on[i] and (v := r.verdict) is not None and v.spans]
+        found = {i: s for i in scored if (s := _steps(batch.rollouts[i], self.kind)) is not None}
         count = np.ones(len(batch), dtype=np.int64)
         count[list(found)] = [len(s.scores) for s in found.values()]
         first = np.cumsum(count) - count
@@ -118,14 +119,14 @@ def _steps(rollout: Rollout, kind: str | None) -> _Steps | None:
     spans = [s for s in verdict.spans if math.isfinite(s[2])]
     if not spans:
         return None
+    places, scores = _last_tokens(rollout, [end for _, end, _ in spans]), np.asarray([s[2] for s in spans])
     if kind is not None:
-        return _by_segment(rollout, kind, spans)
-    places = np.asarray([_last_token(rollout, end) for _, end, _ in spans])
+        return _by_segment(rollout, kind, places, scores)
     order = np.argsort(places, kind="stable")
-    return _ending_at(rollout, places[order], np.asarray([s[2] for s in spans])[order])
+    return _ending_at(rollout, places[order], scores[order])
 
 
-def _by_segment(rollout: Rollout, kind: str, spans: Sequence[tuple[int, int, float]]) -> _Steps | None:
+def _by_segment(rollout: Rollout, kind: str, places: np.ndarray, given: np.ndarray) -> _Steps | None:
     """Each segment of the kind is a step; a span belongs to the first one that does not end before the span does."""
     lasts = np.asarray(
         sorted(s.end - 1 for s in rollout.segments if s.kind == kind and s.end > s.start), dtype=np.int64
@@ -133,8 +134,7 @@ def _by_segment(rollout: Rollout, kind: str, spans: Sequence[tuple[int, int, flo
     if not len(lasts):
         return None
     scores = np.zeros(len(lasts))
-    for _, end, score in spans:
-        scores[min(int(np.searchsorted(lasts, _last_token(rollout, end))), len(lasts) - 1)] += score
+    np.add.at(scores, np.minimum(np.searchsorted(lasts, places), len(lasts) - 1), given)
     return _ending_at(rollout, lasts, scores)
 
 
@@ -142,14 +142,13 @@ def _ending_at(rollout: Rollout, lasts: np.ndarray, scores: np.ndarray) -> _Step
     return _Steps(scores, np.searchsorted(lasts, np.arange(len(rollout))))
 
 
-def _last_token(rollout: Rollout, end: int) -> int:
-    """The token that completes the text up to character `end`; the last sampled one where nothing says which."""
-    written = np.flatnonzero(rollout.sampled)
+def _last_tokens(rollout: Rollout, ends: Sequence[int]) -> np.ndarray:
+    """The tokens that complete the text up to each of the characters `ends`; the last sampled one where nothing says which."""
+    written = rollout.sampled.nonzero()[0]
     last = int(written[-1]) if len(written) else len(rollout) - 1
     if rollout.char_ends is None:
-        return last
-    reached = np.flatnonzero(rollout.char_ends >= end)
-    return int(reached[0]) if len(reached) and reached[0] < last else last
+        return np.full(len(ends), last)
+    return np.minimum(np.maximum.accumulate(rollout.char_ends).searchsorted(ends), last)
 
 
 def _returns(rewards: np.ndarray, first: np.ndarray, count: np.ndarray, discount: float) -> np.ndarray:

@@ -13,10 +13,19 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, model_validator
 
-from rlvr.config.algorithm import AlgorithmConfig, KLConfig, over_preset
+from rlvr.config.algorithm import AlgorithmConfig, KLConfig, KLScaleConfig, over_preset
 from rlvr.config.model import LoraConfig, ModelConfig, ScratchConfig
 from rlvr.config.pieces import TERM_KEYS, OfKind, Section, bare_auxiliary, bare_term, coefficient, piece_of, term_name
-from rlvr.config.running import BestConfig, CheckpointConfig, EvaluationConfig, LoggingConfig, RunConfig, WandbConfig
+from rlvr.config.running import (
+    BestConfig,
+    CheckpointConfig,
+    EvaluationConfig,
+    LoggingConfig,
+    MlflowConfig,
+    RunConfig,
+    TensorBoardConfig,
+    WandbConfig,
+)
 from rlvr.config.sampling import DataConfig, RefillConfig, RolloutConfig, VerificationConfig
 from rlvr.config.updating import DistributedConfig, OptimConfig
 from rlvr.monitor.health.watch import Mode, checked_modes
@@ -31,8 +40,10 @@ __all__ = [
     "DistributedConfig",
     "EvaluationConfig",
     "KLConfig",
+    "KLScaleConfig",
     "LoggingConfig",
     "LoraConfig",
+    "MlflowConfig",
     "ModelConfig",
     "OfKind",
     "OptimConfig",
@@ -41,6 +52,7 @@ __all__ = [
     "RunConfig",
     "ScratchConfig",
     "Section",
+    "TensorBoardConfig",
     "VerificationConfig",
     "WandbConfig",
     "bare_auxiliary",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from rlvr import registry
 from rlvr.config.pieces import Section, piece_of
@@ -19,6 +19,34 @@ def _known_preset(name: str) -> str:
     except ConfigError as error:
         raise ValueError(str(error)) from error
     return name
+
+
+class KLScaleConfig(Section):
+    """Which tokens a penalty on the divergence holds more or less than others."""
+
+    by: Literal["source", "turn", "part"]
+    """source: the task's source; turn: the number of the policy's turn, from 1; part: `think`, up to and with `closing`, and
+    `answer`, what follows."""
+    factors: dict[str, Annotated[float, Field(ge=0)]]
+    """Name of a source, number of a turn, or part -> what `coef` is multiplied by there."""
+    other: float = Field(default=1.0, ge=0)
+    """The factor of sources, turns and parts that are not named."""
+    closing: str = Field(default="</think>", min_length=1)
+    """With `by: part`, the text that ends the thinking; without it all is `think`."""
+
+    @field_validator("factors", mode="before")
+    @classmethod
+    def _named_by_text(cls, factors: Any) -> Any:
+        return {str(name): factor for name, factor in factors.items()} if isinstance(factors, dict) else factors
+
+    @model_validator(mode="after")
+    def _names(self) -> KLScaleConfig:
+        for name in self.factors:
+            if self.by == "turn" and not (name.isascii() and name.isdecimal() and int(name) > 0):
+                raise ValueError(f"`by: turn` numbers turns from 1, and {name!r} is no such number")
+            if self.by == "part" and name not in ("think", "answer"):
+                raise ValueError(f"`by: part` knows think and answer, not {name!r}")
+        return self
 
 
 class KLConfig(Section):
@@ -38,6 +66,9 @@ class KLConfig(Section):
     """In the loss: times the ratio of current to proximal policy, which keeps k3's gradient right off-policy (DeepSeek-V3.2)."""
     bound: float | None = Field(default=None, gt=0)
     """Clamps the value at each token to [-bound, bound] (and the log-ratio to 20 nats), beyond which there is no gradient."""
+    scale: KLScaleConfig | None = None
+    """Factors of `coef` for tasks of some sources, some turns, or thinking and answer; null: `coef` everywhere. They count in no
+    average: a factor of 2 everywhere is twice the coefficient."""
     renew_every: int | None = Field(default=None, ge=1)
     """Steps after which the reference follows the policy; null: it stays as it was at the start of the stage."""
     renew_mix: float = Field(default=1.0, gt=0, le=1)

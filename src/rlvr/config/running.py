@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlvr.config.pieces import Section
+from rlvr.config.pieces import Section, piece_of
 from rlvr.errors import nearest
 from rlvr.monitor.metrics import FAMILIES, METRICS
 
@@ -20,12 +20,26 @@ class RunConfig(Section):
     """Where run folders are made."""
     seed: int = Field(default=0, ge=0)
     """The seed that every random choice is derived from."""
+    seeds: list[Annotated[int, Field(ge=0)]] = []
+    """Several seeds: `python -m rlvr.train` trains one after the other, each in a folder `seed-N` of the run folder, and puts
+    their results together. Empty: one run with `seed`."""
     steps: int | None = Field(default=None, ge=0)
     """At most this many steps in all; a stage's `steps` is its share. Null: the sum of the stages' steps."""
     overwrite: bool = False
     """Replace a run folder that already holds metrics."""
     max_nonfinite: int = Field(default=5, ge=1)
     """Stop, with a checkpoint, after this many steps in a row with a non-finite loss or gradient."""
+
+    @model_validator(mode="after")
+    def _one_way_to_say_the_seed(self) -> Self:
+        twice = [seed for seed in dict.fromkeys(self.seeds) if self.seeds.count(seed) > 1]
+        if twice:
+            raise ValueError(
+                f"the seed {twice[0]} stands in `seeds` twice: the second run would be the first one again"
+            )
+        if self.seeds and self.seed:
+            raise ValueError("`seed` and `seeds` exclude each other: leave one out")
+        return self
 
 
 class BestConfig(Section):
@@ -92,6 +106,11 @@ class EvaluationConfig(Section):
     """Min-p sampling in evaluation."""
     max_new_tokens: int | None = Field(default=None, ge=1)
     """Longest response in evaluation; null: as in training."""
+    scorer: piece_of("reward") | None = None  # type: ignore[valid-type]
+    """What chooses among samples without the verdict, for best@k: a reward term, such as `likelihood`, `self_certainty`, or a
+    function `FILE.py:name`; null: no best@k."""
+    difficulty: str = "difficulty"
+    """The field of a task's `info` (a column of the data) that says how difficult it is: results are given by level too."""
 
     @model_validator(mode="after")
     def _k_fits(self) -> EvaluationConfig:
@@ -111,17 +130,39 @@ class WandbConfig(Section):
     """Team or user."""
 
 
+class TensorBoardConfig(Section):
+    """TensorBoard."""
+
+    directory: str | None = None
+    """Where the run's folder of event files goes; null: `tensorboard/` of the run folder."""
+
+
+class MlflowConfig(Section):
+    """MLflow."""
+
+    uri: str | None = None
+    """Tracking server or store; null: what MLFLOW_TRACKING_URI says, else a database in `mlflow/` of the run folder, where it also
+    goes when the server cannot be reached."""
+    experiment: str = "rlvr"
+    """Experiment that the run is filed under."""
+
+
 class LoggingConfig(Section):
     """What is said and kept beside metrics.jsonl."""
 
-    console: Literal["auto", "plain", "off"] = "auto"
-    """A live display in a terminal, plain lines elsewhere; or always plain; or nothing."""
+    console: Literal["auto", "plain", "quiet", "off"] = "auto"
+    """auto: a live view in a terminal, plain lines elsewhere. plain: always lines. quiet: what the monitors of health find, errors
+    and a last line. off: nothing."""
     samples_every: int = Field(default=10, ge=0)
     """Steps between samples of a group shown on the console; 0: never."""
     rollouts: int = Field(default=1, ge=0)
     """Steps between files of rollouts in the run folder; 0: none."""
     wandb: bool | WandbConfig = False
     """Track the run with wandb."""
+    tensorboard: bool | TensorBoardConfig = False
+    """Track the run with TensorBoard."""
+    mlflow: bool | MlflowConfig = False
+    """Track the run with MLflow."""
     profile: list[int] = []
     """Steps whose time is looked into: `profile/step-N.json` of the run folder is a trace by torch's profiler (for Perfetto
     or chrome://tracing), `profile/step-N.txt` says what took longest. Such a step is slower."""

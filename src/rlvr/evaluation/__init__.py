@@ -1,23 +1,32 @@
 """Evaluation: estimators, the run of one over held-out tasks, and what can be said of its results."""
 
+from rlvr.evaluation.best_of import best_of_k
 from rlvr.evaluation.compare import compare
 from rlvr.evaluation.contamination import contamination
 from rlvr.evaluation.estimators import majority_at_k, pass_at_k
-from rlvr.evaluation.evaluate import Collect, Evaluation, evaluate
+from rlvr.evaluation.evaluate import Collect, Evaluation, Scorer, evaluate
 from rlvr.evaluation.intervals import interquartile_mean, interval
+from rlvr.evaluation.result import describe, read_result, write_tallies
+from rlvr.evaluation.runs import over_runs
 from rlvr.evaluation.tally import Tally, summary, values_of
 
 __all__ = [
     "Collect",
     "Evaluation",
+    "Scorer",
     "Tally",
+    "best_of_k",
     "compare",
     "contamination",
+    "describe",
     "evaluate",
     "interquartile_mean",
     "interval",
     "majority_at_k",
+    "over_runs",
     "pass_at_k",
+    "read_result",
     "summary",
     "values_of",
+    "write_tallies",
 ]

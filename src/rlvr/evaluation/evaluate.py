@@ -11,13 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from rlvr.config import Config
+from rlvr.evaluation.levels import by_difficulty
 from rlvr.evaluation.tally import Same, Tally, summary, tally_of
 from rlvr.records import Rollout, Task
 from rlvr.rollout import Draw, Sampling
 
 Collect = Callable[[Sequence[Draw], Sampling, int], list[Rollout]]
 """(draws of tasks, sampling, samples per task) -> verified rollouts"""
+Scorer = Callable[[Sequence[Rollout]], np.ndarray]
+"""What is liked of each of a task's samples, without looking at its verdict; the more the better."""
 
 BLOCK = 4096
 """Rollouts that are held at a time, where one task's samples are not more."""
@@ -37,12 +42,14 @@ def evaluate(
     collect: Collect,
     same: Same = str.__eq__,
     said: Callable[[int], None] = lambda done: None,
+    scorer: Scorer | None = None,
 ) -> Evaluation:
     """Evaluate on `tasks` as `config.evaluation` says; `said` is told how many tasks are done.
 
     Results: `eval/greedy` (mean score of greedy responses), `eval/mean` (mean score of samples), `eval/pass@k`,
-    `eval/maj@k`, `eval/truncated`, `eval/unparsable`, `eval/undecided` (shares of responses), `eval/length_mean` (tokens)
-    and `eval/tasks`; where tasks are of several sources, also greedy, mean and pass@k of each as `eval/SOURCE/...`.
+    `eval/maj@k`, with a `scorer` `eval/best@k`, `eval/truncated`, `eval/unparsable`, `eval/undecided` (shares of responses),
+    `eval/length_mean` (tokens), `eval/answer_entropy` (nats) and `eval/tasks`; where tasks are of several sources or levels of
+    difficulty, also greedy, mean, pass@k and best@k of each as `eval/SOURCE/...` and `eval/difficulty/LEVEL/...`.
     """
     asked = config.evaluation
     budget, stop = asked.max_new_tokens or config.rollout.max_new_tokens, tuple(config.rollout.stop)
@@ -52,13 +59,14 @@ def evaluate(
     size = max(1, BLOCK // max(asked.samples, 1))
     for begin in range(0, len(tasks), size):
         draws = [Draw(begin + place, task) for place, task in enumerate(tasks[begin : begin + size])]
-        block = [tally_of(draw.task) for draw in draws]
+        block = [tally_of(draw.task, asked.difficulty) for draw in draws]
         if asked.greedy:
             for number, rollouts in _by_draw(collect(draws, greedy, 1)).items():
                 block[number - begin].add_greedy(rollouts)
         if asked.samples:
             for number, rollouts in _by_draw(collect(draws, sampling, asked.samples)).items():
-                block[number - begin].add_samples(rollouts, asked.k, same)
+                liked = None if scorer is None else scorer(rollouts)
+                block[number - begin].add_samples(rollouts, asked.k, same, liked)
         tallies += block
         said(len(tallies))
     return Evaluation(_results(tallies, config), tallies)
@@ -76,10 +84,15 @@ def _results(tallies: Sequence[Tally], config: Config) -> dict[str, float | None
     asked = config.evaluation
     how = (asked.k, asked.greedy, asked.samples > 0)
     results = {f"eval/{name}": value for name, value in summary(tallies, *how).items()}
-    sources = dict.fromkeys(t.source for t in tallies)
-    for source in sources if len(sources) > 1 else ():
-        of_source = summary([t for t in tallies if t.source == source], *how)
-        for name, value in of_source.items():
-            if name.startswith(("greedy", "mean", "pass@")):
-                results[f"eval/{source}/{name}"] = value
+    for part, members in parts(tallies).items():
+        for name, value in summary(members, *how).items():
+            if name.startswith(("greedy", "mean", "pass@", "best@")):
+                results[f"eval/{part}/{name}"] = value
     return results
+
+
+def parts(tallies: Sequence[Tally]) -> dict[str, list[Tally]]:
+    """The tasks by source, and by level of difficulty (`difficulty/LEVEL`), where there are several."""
+    sources = {str(s): [t for t in tallies if t.source == s] for s in dict.fromkeys(t.source for t in tallies)}
+    levels = {f"difficulty/{level}": members for level, members in by_difficulty(tallies).items()}
+    return (sources if len(sources) > 1 else {}) | (levels if len(levels) > 1 else {})

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from rlvr.evaluation.best_of import best_of_k
 from rlvr.evaluation.estimators import clusters, majority_at_k, pass_at_k
 from rlvr.records import Rollout, Task, VerdictStatus
 
@@ -27,6 +28,8 @@ class Tally:
 
     id: str
     source: str | None = None
+    difficulty: str | float | None = None
+    """What the task says of itself (`evaluation.difficulty`)."""
     samples: int = 0
     """Decided samples, the greedy response apart."""
     correct: int = 0
@@ -37,6 +40,8 @@ class Tally:
     """Score of the greedy response."""
     majority: dict[int, float] = field(default_factory=dict)
     """maj@k by k."""
+    best: dict[int, float] = field(default_factory=dict)
+    """best@k by k: the score of the one that the scorer likes best."""
     answer_entropy: float | None = None
     """Entropy of the answers among the samples, in nats."""
     responses: int = 0
@@ -52,16 +57,26 @@ class Tally:
         scores = [r.verdict.score for r in rollouts if r.verdict is not None and r.verdict.score is not None]
         self.greedy = float(np.mean(scores)) if scores else None
 
-    def add_samples(self, rollouts: Sequence[Rollout], ks: Sequence[int], same: Same = str.__eq__) -> None:
-        """Take in all samples of the task."""
+    def add_samples(
+        self,
+        rollouts: Sequence[Rollout],
+        ks: Sequence[int],
+        same: Same = str.__eq__,
+        liked: np.ndarray | None = None,
+    ) -> None:
+        """Take in all samples of the task; `liked` is what a scorer says of each."""
         self._count(rollouts)
-        verdicts = [r.verdict for r in rollouts if r.verdict is not None and r.verdict.decided]
+        decided = [i for i, r in enumerate(rollouts) if r.verdict is not None and r.verdict.decided]
+        verdicts = [v for i in decided if (v := rollouts[i].verdict) is not None]
         if not verdicts:
             return
         right, answers = [v.score == 1.0 for v in verdicts], [v.answer for v in verdicts]
         self.samples, self.correct = len(verdicts), sum(right)
         self.score = float(np.mean([v.score for v in verdicts]))
         self.majority = {k: majority_at_k(answers, right, k, same) for k in ks if 1 < k <= len(verdicts)}
+        if liked is not None:
+            scores = [float(v.score or 0.0) for v in verdicts]
+            self.best = {k: best_of_k(liked[decided], scores, k) for k in ks if 1 < k <= len(scores)}
         counts = Counter(label for label in clusters(answers, same) if label is not None)
         shares = [count / counts.total() for count in counts.values()]
         self.answer_entropy = -sum(p * math.log(p) for p in shares) + 0.0 if shares else None
@@ -82,16 +97,18 @@ class Tally:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Tally:
-        return cls(**{**row, "majority": {int(k): v for k, v in row["majority"].items()}})
+        by_k = {name: {int(k): v for k, v in row.get(name, {}).items()} for name in ("majority", "best")}
+        return cls(**{**row, **by_k})
 
 
-def tally_of(task: Task) -> Tally:
-    """The empty tally of a task."""
-    return Tally(task.id, task.source)
+def tally_of(task: Task, difficulty: str = "difficulty") -> Tally:
+    """The empty tally of a task; `difficulty` is the field of its `info` that says how difficult it is."""
+    said = task.info.get(difficulty)
+    return Tally(task.id, task.source, said if isinstance(said, (str, int, float)) else None)
 
 
 def values_of(tallies: Sequence[Tally], ks: Sequence[int]) -> dict[str, np.ndarray]:
-    """Result -> its value for each task, NaN where it has none: greedy, mean, pass@k, maj@k."""
+    """Result -> its value for each task, NaN where it has none: greedy, mean, pass@k, maj@k, and best@k where there is one."""
 
     def column(values: Sequence[float | None]) -> np.ndarray:
         return np.asarray([math.nan if v is None else v for v in values], dtype=np.float64)
@@ -101,6 +118,8 @@ def values_of(tallies: Sequence[Tally], ks: Sequence[int]) -> dict[str, np.ndarr
         found[f"pass@{k}"] = column([t.pass_at(k) for t in tallies])
         if k > 1:  # a majority of one is a single sample
             found[f"maj@{k}"] = column([t.majority.get(k) for t in tallies])
+            if any(t.best for t in tallies):
+                found[f"best@{k}"] = column([t.best.get(k) for t in tallies])
     return found
 
 
@@ -120,7 +139,12 @@ def summary(tallies: Sequence[Tally], ks: Sequence[int], greedy: bool, samples: 
         "unparsable": share(sum(t.unparsable for t in tallies)),
         "undecided": share(sum(t.undecided for t in tallies)),
         "length_mean": share(sum(t.tokens for t in tallies)),
+        **({"answer_entropy": _known_mean([t.answer_entropy for t in tallies])} if samples else {}),
     }
+
+
+def _known_mean(values: Sequence[float | None]) -> float | None:
+    return mean(np.asarray([math.nan if v is None else v for v in values], dtype=np.float64))
 
 
 def mean(values: np.ndarray) -> float | None:

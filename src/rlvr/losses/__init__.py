@@ -7,6 +7,7 @@ from rlvr.losses.covariance import ClipCovLoss, KLCovLoss
 from rlvr.losses.dro import QuadraticPenaltyLoss
 from rlvr.losses.entropy import EntropyBonus
 from rlvr.losses.gmpo import GeometricMeanLoss
+from rlvr.losses.inverse_soft_q import InverseSoftQ
 from rlvr.losses.kl import Divergence, KLPenalty, absolute, k1, k2, k3
 from rlvr.losses.likelihood import ChosenLikelihood, LikelihoodLoss
 from rlvr.losses.m2po import SecondMomentLoss
@@ -16,9 +17,11 @@ from rlvr.losses.preference import DPO, IPO, KTO
 from rlvr.losses.reinforce import Reinforce
 from rlvr.losses.rover import RandomPolicyValueLoss
 from rlvr.losses.selectors import TokenSelector, TopEntropy
+from rlvr.losses.self_reward import LastTokenReward, OutcomeClassifier
 from rlvr.losses.sequences import SequenceBatch, SequenceLoss
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
 from rlvr.losses.topr import TaperedLoss
+from rlvr.losses.trajectory_balance import TrajectoryBalance
 from rlvr.losses.vespo import GammaWeightedLoss
 from rlvr.losses.weighted_likelihood import WeightedLikelihood
 
@@ -38,14 +41,17 @@ __all__ = [
     "EntropyBonus",
     "GammaWeightedLoss",
     "GeometricMeanLoss",
+    "InverseSoftQ",
     "KLCovLoss",
     "KLPenalty",
+    "LastTokenReward",
     "LikelihoodLoss",
     "Loss",
     "LossTerm",
     "Mask",
     "MaskNegatives",
     "Objective",
+    "OutcomeClassifier",
     "QuadraticPenaltyLoss",
     "RandomPolicyValueLoss",
     "Reinforce",
@@ -59,6 +65,7 @@ __all__ = [
     "TokenBatch",
     "TokenSelector",
     "TopEntropy",
+    "TrajectoryBalance",
     "Truncate",
     "WeightedLikelihood",
     "absolute",

@@ -31,7 +31,8 @@ class ClippedPolicyLoss:
     """The ratio is not rewarded for rising above 1 + clip_high. With clip tv or kl: the bound of the divergence by which a
     probability may rise."""
     average: Average = "sequences"
-    """tokens: every token weighs the same (DAPO); sequences: every response (GRPO); constant: divide by a fixed length."""
+    """tokens: every token weighs the same (DAPO); sequences: every response (GRPO); groups: every group, by its tokens (the prompt
+    average of ScaleRL, Khatri et al. 2025); constant: divide by a fixed length."""
     constant: int | None = None
     """Length of the constant average in tokens; null: rollout.max_new_tokens. 1 sums over the response."""
     ratio: Ratio = "token"

@@ -46,7 +46,7 @@ class ClipCovLoss:
     clip_high: Scalar = 0.2
     """As in `clip`."""
     average: Average = "tokens"
-    """tokens: every token weighs the same; sequences: every response; constant: divide by a fixed length."""
+    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed length."""
     constant: int | None = None
     """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 
@@ -96,7 +96,7 @@ class KLCovLoss:
     coef: Scalar = 1.0
     """Weight of the penalty."""
     average: Average = "tokens"
-    """tokens: every token weighs the same; sequences: every response; constant: divide by a fixed length."""
+    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed length."""
     constant: int | None = None
     """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 

@@ -22,7 +22,7 @@ class QuadraticPenaltyLoss:
     beta: Scalar = 0.1
     """Weight of the penalty, at least 0."""
     average: Average = "tokens"
-    """tokens: every token weighs the same; sequences: every response; constant: divide by a fixed length."""
+    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed length."""
     constant: int | None = None
     """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 

@@ -26,7 +26,7 @@ class SecondMomentLoss:
     moment: Scalar = 0.04
     """Bound of the mean squared log-ratio, nats squared, above 0."""
     average: Average = "tokens"
-    """tokens: every token weighs the same; sequences: every response; constant: divide by a fixed length."""
+    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed length."""
     constant: int | None = None
     """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 

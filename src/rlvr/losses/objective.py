@@ -57,6 +57,8 @@ class Component:
     """Whether the objective's correction weighs its tokens."""
     keep: tuple[TokenSelector, ...] = ()
     """Which tokens of the step it learns from; the product of what they give."""
+    by_token: bool = False
+    """Whether the token column `factor/<name>` multiplies the coefficient at each token."""
 
     @property
     def factor(self) -> float:
@@ -129,7 +131,8 @@ class Objective:
     def _denominator(self, component: Component, batch: Batch) -> Denominators:
         sums = np.asarray([float(w.sum()) for w in batch.tokens(f"weight/{component.weights}")])
         constant = getattr(component.loss, "constant", None) or self.constant
-        return Denominators(float(sums.sum()), float((sums > 0).sum()), float(constant))
+        groups = len(np.unique(batch.group_index()[sums > 0])) if component.loss.average == "groups" else 0
+        return Denominators(float(sums.sum()), float((sums > 0).sum()), float(constant), float(groups))
 
     def trains(self, batch: Batch) -> np.ndarray:
         """bool [B]: the rollouts that can have a gradient, so that the others cost no forward and no backward."""

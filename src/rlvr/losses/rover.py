@@ -28,7 +28,7 @@ class RandomPolicyValueLoss:
     beta: Scalar = 1.0
     """Weight of the next token's value; 0 fits the log-ratio to the advantage alone."""
     average: Average = "tokens"
-    """tokens: every token weighs the same; sequences: every response; constant: divide by a fixed length."""
+    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed length."""
     constant: int | None = None
     """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 

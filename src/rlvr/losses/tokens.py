@@ -14,7 +14,7 @@ import torch
 
 from rlvr.needs import CURRENT, REFERENCE
 
-Average = Literal["tokens", "sequences", "constant"]
+Average = Literal["tokens", "sequences", "groups", "constant"]
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,8 @@ class Denominators:
     """Rollouts with any weight."""
     constant: float
     """Tokens that a sequence counts for under the constant average."""
-
-    def __add__(self, other: Denominators) -> Denominators:
-        return Denominators(self.tokens + other.tokens, self.sequences + other.sequences, self.constant)
+    groups: float = 0.0
+    """Groups with any weight."""
 
 
 @dataclass
@@ -54,6 +53,10 @@ class TokenBatch:
     """What a correction multiplies each token's loss by, without counting in any denominator; None: 1."""
     kept: torch.Tensor | None = None
     """What token selectors multiply each token's loss by, without counting in any denominator; None: 1."""
+    factor: torch.Tensor | None = None
+    """What the component's coefficient is multiplied by at each token, without counting in any denominator; None: 1."""
+    group_weight: torch.Tensor | None = None
+    """[S]: the sum of the component's weights over the whole group of each sequence; read by the average over groups."""
     chosen: torch.Tensor | None = None
     """What the loss's own `choose` gave for each token when it was shown the whole optimizer step."""
 
@@ -82,16 +85,20 @@ class TokenBatch:
         """This micro-batch's share of the weighted average of `values` over the whole optimizer step.
 
         tokens: sum of values over the number of tokens. sequences: the mean over sequences of each one's mean.
-        constant: sum of values over sequences x a constant length.
+        groups: the mean over groups of each one's mean over its tokens. constant: sum of values over sequences x a constant
+        length.
         """
         weighted = self.weight * values
-        for factor in (self.importance, self.kept):
+        for factor in (self.importance, self.kept, self.factor):
             weighted = weighted if factor is None else factor * weighted
         if by == "tokens":
             return weighted.sum() / over.tokens
         if by == "sequences":
             lengths = self.sum_by_sequence(self.weight).clamp_min(torch.finfo(self.weight.dtype).tiny)
             return (weighted / lengths[self.sequence]).sum() / over.sequences
+        if by == "groups":
+            assert self.group_weight is not None, "the average over groups needs the weight of each sequence's group"
+            return (weighted / self.group_weight[self.sequence]).sum() / over.groups
         return weighted.sum() / (over.sequences * over.constant)
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from rlvr.records import Batch, Rollout, StopReason, VerdictStatus
+from rlvr.records import Batch, Origin, Rollout, StopReason, VerdictStatus
 
 SAME = 1e-8
 """Rewards of a group closer than this are the same: what is left is rounding."""
 REPEATED = 4
-"""Tokens of a run whose return within a completion is a repetition."""
+"""Tokens of a run whose return within a completion is a repetition: two pairs."""
 
 
 def batch_metrics(batch: Batch) -> dict[str, float | None]:
@@ -67,7 +67,7 @@ def _advantages(batch: Batch) -> np.ndarray:
 
 
 def _verdicts(batch: Batch) -> dict[str, float | None]:
-    statuses = [r.verdict.status for r in batch.rollouts if r.verdict]
+    statuses = [verdict.status for r in batch.rollouts if (verdict := r.verdict)]
     if not statuses:
         return {f"verdict/{status}": None for status in VerdictStatus}
     return {f"verdict/{status}": statuses.count(status) / len(batch) for status in VerdictStatus}
@@ -80,7 +80,7 @@ def _groups(batch: Batch) -> dict[str, float | None]:
     reward = batch.columns.get("reward")
     for group in batch.groups():
         total += 1
-        counts[_kind({r.verdict.score for r in group.rollouts if r.verdict and r.verdict.decided})] += 1
+        counts[_kind({verdict.score for r in group.rollouts if (verdict := r.verdict) and verdict.decided})] += 1
         if reward is not None:
             decided = reward[group.index][~np.isnan(reward[group.index])]
             same += bool(len(decided)) and bool(np.ptp(decided) < SAME)
@@ -99,27 +99,43 @@ def _kind(scores: set[float | None]) -> str:
 
 
 def _completions(batch: Batch) -> dict[str, float | None]:
-    lengths = [r.completion_length for r in batch.rollouts]
+    origin, row = _origins(batch)
+    lengths = np.bincount(row[origin != Origin.PROMPT], minlength=len(batch))
+    some = len(lengths) > 0
     return {
-        "completion/length_mean": float(np.mean(lengths)) if lengths else None,
-        "completion/length_max": max(lengths, default=None),
-        "completion/length_min": min(lengths, default=None),
+        "completion/length_mean": float(lengths.mean()) if some else None,
+        "completion/length_max": int(lengths.max()) if some else None,
+        "completion/length_min": int(lengths.min()) if some else None,
         "completion/truncated": _share(sum(r.stop.truncated for r in batch.rollouts), len(batch)),
-        "completion/repetition": _repetition(batch.rollouts),
+        "completion/repetition": _repetition(batch, origin == Origin.POLICY, row),
         "completion/duplicates": _duplicates(batch.rollouts),
-        "tokens/sampled": sum(int(r.sampled.sum()) for r in batch.rollouts),
+        "tokens/sampled": int((origin == Origin.POLICY).sum()),
     }
 
 
-def _repetition(rollouts: Sequence[Rollout]) -> float | None:
-    """Runs of `REPEATED` sampled tokens that their completion already holds, over all such runs."""
-    runs = repeats = 0
-    for rollout in rollouts:
-        ids = rollout.token_ids[rollout.sampled].tolist()
-        grams = list(zip(*(ids[shift:] for shift in range(REPEATED)), strict=False))
-        runs += len(grams)
-        repeats += len(grams) - len(set(grams))
-    return _share(repeats, runs)
+def _origins(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """The origin of every token of all rollouts in a row, and the number of the rollout that it is of; [N] each."""
+    origin = np.concatenate([r.origin for r in batch.rollouts] or [np.empty(0, dtype=np.int8)])
+    return origin, np.repeat(np.arange(len(batch)), [len(r.origin) for r in batch.rollouts])
+
+
+def _repetition(batch: Batch, sampled: np.ndarray, row: np.ndarray) -> float | None:
+    """Runs of `REPEATED` sampled tokens that their completion already holds, over all such runs.
+
+    A run gets a number by pairing twice: the ids of two tokens, then the numbers of two pairs.
+    """
+    if not sampled.any():
+        return None
+    number, row = np.concatenate([r.token_ids for r in batch.rollouts])[sampled].astype(np.int64), row[sampled]
+    for reach in (1, 2):
+        whole = row[reach:] == row[:-reach]
+        pairs = number[:-reach] * (number.max() + 1) + number[reach:]
+        _, number = np.unique(pairs[whole], return_inverse=True)
+        row = row[reach:][whole]
+        if not len(row):
+            return None
+    distinct = len(np.unique(row * (number.max() + 1) + number))
+    return (len(row) - distinct) / len(row)
 
 
 def _duplicates(rollouts: Sequence[Rollout]) -> float | None:
@@ -158,7 +174,9 @@ def _squared_correlation(group: np.ndarray, first: np.ndarray, second: np.ndarra
 
 def staleness_metrics(batch: Batch, version: int) -> dict[str, float | None]:
     """How many versions older than `version`, which trains, the weights were that sampled each token."""
-    ages = version - np.concatenate([r.policy_version[r.sampled] for r in batch.rollouts] or [np.empty(0)])
+    origin, _ = _origins(batch)
+    versions = np.concatenate([r.policy_version for r in batch.rollouts] or [np.empty(0)])
+    ages = version - versions[origin == Origin.POLICY]
     return {
         "policy/staleness_mean": float(ages.mean()) if len(ages) else None,
         "policy/staleness_max": int(ages.max()) if len(ages) else 0,

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar and a table on a terminal, plain lines anywhere else.
+"""What a person sees of a run: a live view and a table on a terminal, plain lines anywhere else.
 
 Invariants:
 - Both say the same. Plain output has no control characters and no wrapping: for logs, pipes and notebooks.
@@ -22,26 +22,18 @@ from typing import Any, Literal, TextIO
 
 from rich.console import Console as RichConsole
 from rich.console import RenderableType
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
 from rlvr.monitor.lines import Cells, duration, number, step_cells
+from rlvr.monitor.live import Counts, LiveView
 from rlvr.monitor.samples import sample_blocks
 from rlvr.monitor.text import clean, encodable
 from rlvr.records import Batch
 
 logger = logging.getLogger(__name__)
 
-Mode = Literal["auto", "plain", "off"]
+Mode = Literal["auto", "plain", "quiet", "off"]
 Level = Literal["info", "warning", "error"]
 
 _LEVELS = {"info": "", "warning": "yellow", "error": "bold red"}
@@ -50,20 +42,26 @@ _HEADER_EVERY = 20
 
 
 class Console:
-    """Shows a run. `mode` auto is a live table where the stream is a terminal, else plain; `off` shows nothing.
+    """Shows a run. `mode` auto is a live view where the stream is a terminal, else plain; `quiet` shows warnings, errors and
+    the last line; `off` shows nothing.
 
     `samples_every` counts steps (0: no samples), `completions` is how many of a sample group are shown, `file` defaults
-    to the standard output of the moment.
+    to the standard output of the moment; `counts` says how far sampling and verifying are.
     """
 
     def __init__(
-        self, mode: Mode = "auto", samples_every: int = 10, completions: int = 4, file: TextIO | None = None
+        self,
+        mode: Mode = "auto",
+        samples_every: int = 10,
+        completions: int = 4,
+        file: TextIO | None = None,
+        counts: Counts = dict,
     ) -> None:
-        self.samples_every, self.completions = samples_every, completions
-        self._off = mode == "off"
+        self.samples_every, self.completions, self._counts = samples_every, completions, counts
+        self._off, self._quiet = mode == "off", mode == "quiet"
         self._live = mode == "auto" and _is_terminal(file or sys.stdout)
         self._output = _output(file, self._live)
-        self._progress: Progress | None = None
+        self._view: LiveView | None = None
         self._rewards: deque[float] = deque(maxlen=_TREND)
         self._titles: list[str] = []
         self._rows = 0
@@ -85,9 +83,9 @@ class Console:
             return
         self.finish()
         if not self._off:
-            self._progress = _bar(self._output)
-            self._progress.add_task(encodable(self._stage, self._output.encoding), total=steps, completed=done)
-            self._guard(self._progress.start)
+            title = encodable(self._stage, self._output.encoding)
+            self._view = LiveView(self._output, title, steps, done, self._counts)
+            self._guard(self._view.start)
 
     def step(self, metrics: Mapping[str, Any], batch: Batch | None = None) -> None:
         """One line for a step's record, and a sample group of `batch` every `samples_every` steps."""
@@ -100,8 +98,8 @@ class Console:
             self._row(cells)
         else:
             self._say("  ".join(f"{title} {text}" for title, text in {**self._place(), **cells}.items()))
-        if self._progress is not None:
-            self._guard(functools.partial(self._progress.advance, TaskID(0)))
+        if self._view is not None:
+            self._guard(self._view.step)
         if batch is not None and self.samples_every > 0 and (metrics.get("step") or 0) % self.samples_every == 0:
             for style, text in sample_blocks(batch, self.completions):
                 self._say(text, style)
@@ -126,13 +124,26 @@ class Console:
         """One line with the results of an evaluation: scalars by name, with or without `eval/`."""
         shown = (f"{name.removeprefix('eval/')} {number(value)}" for name, value in results.items())
         self._say("  ".join([f"evaluation at step {step}", *shown]), "cyan")
+        if self._view is not None:
+            self._guard(self._view.again)
 
     def message(self, text: str, level: Level = "info") -> None:
-        """A line of words; a warning or an error says that it is one."""
-        self._say(text if level == "info" else f"{level}: {text}", _LEVELS.get(level, ""))
+        """A line of words; a warning or an error says that it is one, is shown in quiet mode too, and stays in view."""
+        said = text if level == "info" else f"{level}: {text}"
+        self._say(said, _LEVELS.get(level, ""), always=level != "info")
+        if self._view is not None and level != "info":
+            line = self._text(" ".join(said.split()), _LEVELS[level])
+            line.no_wrap, line.overflow = True, "ellipsis"
+            self._view.note(line)
+
+    def closing(self, text: str) -> None:
+        """The last line of a run, which quiet mode shows too."""
+        self._say(text, always=True)
 
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """A titled table; numbers to three digits, None as `-`."""
+        if self._quiet:
+            return
         self._say(title, "bold")
         table = Table(box=None, padding=(0, 2, 0, 0))
         for column in columns:
@@ -142,16 +153,21 @@ class Console:
         self._print(table)
 
     def finish(self) -> None:
-        """Take the bar away and give the terminal back; may be called twice."""
-        progress, self._progress = self._progress, None
-        if progress is not None:
-            self._guard(progress.stop)
+        """Take the live view away and give the terminal back; may be called twice."""
+        view, self._view = self._view, None
+        if view is not None:
+            self._guard(view.stop)
 
     def _text(self, text: object, style: str = "") -> Text:
         return Text(encodable(clean(text), self._output.encoding), style=style)
 
-    def _say(self, text: object, style: str = "", cut: bool = False) -> None:
-        """Print text; on a terminal it is wrapped, or cut at the edge."""
+    def _say(self, text: object, style: str = "", cut: bool = False, always: bool = False) -> None:
+        """Print text, in quiet mode only what is `always` shown; on a terminal it is wrapped, or cut at the edge."""
+        if self._quiet and not always:
+            return
+        if not self._live:  # what rich would print, at a tenth of its time
+            self._guard(lambda: self._output.write_line(encodable(clean(text), self._output.encoding)))
+            return
         how: dict[str, Any] = {"no_wrap": True, "overflow": "crop"} if cut else {}
         self._print(self._text(text, style), **how)
 
@@ -172,6 +188,14 @@ class Console:
 class _Output(RichConsole):
     """rich's console without its exit on a closed pipe."""
 
+    def write_line(self, text: str) -> None:
+        """A line of plain text."""
+        try:
+            self.file.write(text + "\n")
+            self.file.flush()
+        except BrokenPipeError:
+            self.on_broken_pipe()
+
     def on_broken_pipe(self) -> None:
         # What is still buffered must go somewhere when Python flushes it at exit, or the exit status would be 120.
         with contextlib.suppress(OSError, ValueError):
@@ -184,24 +208,10 @@ def _is_terminal(file: TextIO) -> bool:
     return file.isatty() and RichConsole(file=file).is_interactive
 
 
-def _output(file: TextIO | None, live: bool) -> RichConsole:
+def _output(file: TextIO | None, live: bool) -> _Output:
     plain: dict[str, Any] = {} if live else {"force_terminal": False, "color_system": None, "width": 160}
     # A notebook gets lines of text, not an HTML block for each.
     return _Output(file=file, force_jupyter=False, markup=False, highlight=False, emoji=False, **plain)
-
-
-def _bar(output: RichConsole) -> Progress:
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("step"),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    # Steps may take many minutes each, and the time left is estimated over this window.
-    return Progress(*columns, console=output, transient=True, refresh_per_second=2, speed_estimate_period=24 * 3600)
 
 
 _WIDTHS = {"step": 5, "reward": 11, "trend": _TREND, "length": 6, "kl": 7, "grad": 7, "tok/s": 5}

@@ -25,6 +25,13 @@ class Metric:
     unit: str
     description: str
     healthy: str
+    clocked: bool = False
+    """Whether it depends on how fast the machine is, though its unit does not say so."""
+
+    @property
+    def of_the_clock(self) -> bool:
+        """Whether two runs of the same seed differ in it."""
+        return self.clocked or self.unit in ("seconds", "tokens/s", "GB/s")
 
 
 _VERDICTS = {
@@ -109,7 +116,7 @@ _ALL = [
     Metric("policy/version", "version", "Version of the weights after this step's update.", "grows by 1"),
     Metric("policy/staleness_mean", "versions", "Mean age of the weights that sampled a token.", "0 if synchronous"),
     Metric("policy/staleness_max", "versions", "Age of the oldest weights that sampled a token.", "0 if synchronous"),
-    Metric("rollout/ready", "groups", "Groups of later steps that were complete when this one was taken.", "-"),
+    Metric("rollout/ready", "groups", "Groups of later steps that were complete when this one was taken.", "-", True),
     Metric("rollout/dropped", "rollouts", "Rollouts of groups that were replaced because they teach nothing.", "-"),
     Metric("publish/bytes", "bytes", "What was sent to the engine; null where it shares the weights.", "steady"),
     Metric("publish/seconds", "seconds", "Time that sending took, without the probe.", "far below time/rollout"),
@@ -141,6 +148,12 @@ FAMILIES: dict[str, Metric] = {
     )
 }
 """Prefix -> what its members are; a piece may add members, and they are in a record when computed."""
+
+
+def metric_of(name: str) -> Metric | None:
+    """What a key of metrics.jsonl is, by itself or as a member of a family; None for one of another version."""
+    family = next((metric for prefix, metric in FAMILIES.items() if name.startswith(prefix)), None)
+    return METRICS.get(name, family)
 
 
 def record(values: Mapping[str, Any]) -> dict[str, Any]:

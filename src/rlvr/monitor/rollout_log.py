@@ -1,11 +1,16 @@
-"""Rollouts on disk: what was sampled, judged and rewarded, as JSON lines that can be read back and trained on.
+"""Rollouts on disk: everything that a step sampled, judged and rewarded, as JSON lines that can be trained on again.
 
-Invariants:
-- `rollouts/step-000012.jsonl` holds one rollout per line, with its columns under `columns` (null where undecided) and, under
-  `tokens`, what was computed of each sampled token: `log_ratio` (log-prob at the update minus the behaviour log-prob) and
+`rollouts/step-000012.jsonl` holds one rollout per line: the fields of `Rollout`, and
+
+- `use`: what became of it. `trained`; `left_out` by a selector; `dropped` with a group that was replaced; `baseline`, what
+  others are compared with; `added`, a demonstration that trained beside what was sampled.
+- `columns`: its columns in the batch that trained; of one that did not train, those that scoring gave (null: undecided).
+- `scored`: those that scoring gave, where they were changed since (a reward less its KL penalty).
+- `tokens`: what was computed of each sampled token: `log_ratio` (log-prob at the update minus the behaviour log-prob) and
   `advantage` where it differs between tokens. These are for looking at: rounded, in the order of the sampled tokens.
-- A file is written aside and renamed: it is whole or it is not there.
-- A disk that takes no more costs the file, not the run.
+
+Invariants: numbers come back bit for bit, `tokens` apart; lines are in the order of the draws, what was dropped after the
+rest; a file is written aside and renamed, so it is whole or not there; a disk that takes no more costs the file, not the run.
 """
 
 from __future__ import annotations
@@ -14,13 +19,14 @@ import json
 import logging
 import math
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 
-from rlvr.errors import DataError
-from rlvr.records import UPDATED, Batch, Rollout
+from rlvr.records import BASELINE, UPDATED, Batch, Origin, Rollout
 
 log = logging.getLogger(__name__)
 
@@ -36,25 +42,33 @@ class RolloutLog:
         """Whether `step` is one that is written."""
         return self.every > 0 and step % self.every == 0
 
-    def write(self, step: int, batch: Batch) -> Path | None:
-        """Write the batch if `step` is due; the file's path, or None."""
+    def write(
+        self,
+        step: int,
+        batch: Batch,
+        sampled: Sequence[Rollout] = (),
+        dropped: Sequence[Rollout] = (),
+        columns: Mapping[str, np.ndarray] | None = None,
+    ) -> Path | None:
+        """Write the step if it is due; the file's path, or None.
+
+        `batch` is what trained, `sampled` and `dropped` all that was collected for it, and `columns` what scoring gave to
+        each of [*sampled, *dropped].
+        """
         if not self.due(step):
             return None
         try:
-            return self._write(step, batch)
+            return self._write(step, _rows(batch, [*sampled, *dropped], len(sampled), columns or {}))
         except OSError as error:
             log.warning("the rollouts of step %d could not be written: %s", step, error)
             return None
 
-    def _write(self, step: int, batch: Batch) -> Path:
+    def _write(self, step: int, rows: Iterator[dict[str, Any]]) -> Path:
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / f"step-{step:06d}.jsonl"
         aside = path.with_suffix(".tmp")
-        with aside.open("w", encoding="utf-8") as file:
-            for i, rollout in enumerate(batch.rollouts):
-                columns = {name: _number(values[i]) for name, values in batch.columns.items()}
-                row = {**rollout.to_json(), "columns": columns, "tokens": _of_tokens(batch, i)}
-                file.write(json.dumps(row, default=_plain) + "\n")
+        with aside.open("wb") as file:
+            file.writelines(_line(row) for row in rows)
         os.replace(aside, path)
         return path
 
@@ -65,42 +79,86 @@ class RolloutLog:
                 path.unlink()
 
 
-def _of_tokens(batch: Batch, i: int) -> dict[str, list[float | None]]:
-    """What the batch holds of the tokens that the policy sampled in its rollout `i`."""
-    rollout, found = batch.rollouts[i], {}
-    if UPDATED in batch.token_columns:
-        found["log_ratio"] = batch.token_columns[UPDATED][i] - rollout.behaviour_logprobs
-    if "advantage" in batch.token_columns:
-        found["advantage"] = batch.token_columns["advantage"][i]
-    rounded = {name: np.round(values[rollout.sampled].astype(np.float64), 4) + 0.0 for name, values in found.items()}
-    return {name: [_number(v) for v in values] for name, values in rounded.items() if np.isfinite(values).any()}
+def _rows(
+    batch: Batch, collected: Sequence[Rollout], kept: int, columns: Mapping[str, np.ndarray]
+) -> Iterator[dict[str, Any]]:
+    """One row for each rollout that was collected, the first `kept` of them not dropped, then for each that was added."""
+    places = {_key(rollout): place for place, rollout in enumerate(batch.rollouts)}
+    final, scored, tokens = (
+        _by_rollout(batch.columns, len(batch)),
+        _by_rollout(columns, len(collected)),
+        _of_tokens(batch),
+    )
+    for number, rollout in enumerate(collected):
+        place = places.pop(_key(rollout), None)
+        row, given = rollout.row(), scored[number]
+        if place is None:
+            left_out = "baseline" if rollout.role == BASELINE else "left_out"
+            row |= {"use": left_out if number < kept else "dropped", "columns": given}
+        else:
+            now = final[place]
+            row |= {"use": "trained", "columns": {**given, **now}, "tokens": tokens[place]}
+            before = {name: x for name, x in given.items() if x != (y := now.get(name, x)) and (x == x or y == y)}
+            if before:
+                row["scored"] = before
+        yield row
+    for place in places.values():
+        use = "added" if collected else "trained"
+        yield batch.rollouts[place].row() | {"use": use, "columns": final[place], "tokens": tokens[place]}
 
 
-def _number(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
+def _by_rollout(columns: Mapping[str, np.ndarray], count: int) -> list[dict[str, float]]:
+    """Name -> value for each rollout."""
+    values = [np.asarray(column, dtype=np.float64).tolist() for column in columns.values()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)] if values else [{}] * count
+
+
+def _key(rollout: Rollout) -> tuple[str, int, str]:
+    return rollout.group, rollout.member, rollout.role
+
+
+def _of_tokens(batch: Batch) -> list[dict[str, np.ndarray]]:
+    """For each rollout what the batch holds of the tokens that the policy sampled in it."""
+    result: list[dict[str, np.ndarray]] = [{} for _ in batch.rollouts]
+    found = {}
+    if UPDATED in batch.token_columns and result:
+        behaviour = np.concatenate([rollout.behaviour_logprobs for rollout in batch.rollouts])
+        found["log_ratio"] = np.concatenate(batch.token_columns[UPDATED]) - behaviour
+    if "advantage" in batch.token_columns and result:
+        found["advantage"] = np.concatenate(batch.token_columns["advantage"])
+    if not found:
+        return result
+    sampled = np.concatenate([rollout.origin for rollout in batch.rollouts]) == int(Origin.POLICY)
+    counts = np.concatenate([[0], np.cumsum(sampled)])[np.cumsum([0, *map(len, batch.rollouts)])].tolist()
+    for name, values in found.items():
+        rounded = np.round(values[sampled].astype(np.float64), 4) + 0.0
+        known = np.concatenate([[0], np.cumsum(np.isfinite(rounded))])[counts].tolist()
+        for i, row in enumerate(result):
+            if known[i] < known[i + 1]:
+                row[name] = rounded[counts[i] : counts[i + 1]]
+    return result
+
+
+_HOW = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    """A row in JSON; NaN and infinities are null."""
+    try:
+        return orjson.dumps(row, default=_plain, option=_HOW)
+    except TypeError:  # half a surrogate pair, or an integer over 64 bits, which JSON itself can hold
+        return (json.dumps(_finite(row), default=_plain) + "\n").encode("ascii")
+
+
+def _finite(value: Any) -> Any:
+    """`value` with None for NaN and infinities, arrays as lists."""
+    if isinstance(value, Mapping):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, np.ndarray | list | tuple):
+        return [_finite(one) for one in (value.tolist() if isinstance(value, np.ndarray) else value)]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _plain(value: Any) -> Any:
     """What JSON lacks, which an answer or info may hold: an array is written as a list, the rest as its text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
-
-
-def read_rollouts(path: str | Path) -> tuple[list[Rollout], dict[str, np.ndarray]]:
-    """The rollouts of a file and their columns, float64 [B] with NaN for undecided.
-
-    DataError, with file and line, for a line that is no rollout.
-    """
-    rollouts: list[Rollout] = []
-    rows: list[dict[str, float | None]] = []
-    with Path(path).open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                row = json.loads(line)
-                rows.append(row.pop("columns", {}))
-                row.pop("tokens", None)
-                rollouts.append(Rollout.from_json(row))
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                raise DataError(f"{path}, line {number}: not a rollout: {type(error).__name__}: {error}") from error
-    names = dict.fromkeys(name for row in rows for name in row)
-    # A number of None becomes NaN.
-    return rollouts, {name: np.asarray([row.get(name) for row in rows], dtype=np.float64) for name in names}

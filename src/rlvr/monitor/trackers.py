@@ -2,26 +2,28 @@
 
 Invariants:
 - metrics.jsonl is the run's own record: one JSON object per step, in order, whole after each line, its loss an error.
-- A tracker is a guest: no method of one raises after `start`, waits for a network, or keeps the run from ending.
+- A tracker is a guest (`rlvr.monitor.guests`): what it raises and how long it takes never reaches the run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlvr.errors import DataError, TrainingError
+from rlvr.errors import ConfigError, DataError, TrainingError
 
 
 class Tracker(Protocol):
-    """Somewhere else that a run's metrics are shown."""
+    """Somewhere else that a run's metrics are shown. All its methods are called from one thread, which is not the loop's."""
 
     def start(self, run: Mapping[str, Any], directory: str | Path) -> None:
-        """Begin; `run` is the resolved configuration, `directory` the run folder. ConfigError if it cannot."""
+        """Begin; `run` is the resolved configuration, `directory` the run folder. A resumed run starts in the same folder."""
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """One step's metrics; None values are not computed."""
@@ -30,7 +32,13 @@ class Tracker(Protocol):
         """Sample rollouts as flat rows with the same keys (see `monitor.batch.sample_rows`)."""
 
     def finish(self) -> None:
-        """End; bounded in time."""
+        """Send what is left, and end."""
+
+
+def require(package: str, extra: str) -> None:
+    """ConfigError, which names the extra, where a tracker's package is not installed. Imports nothing."""
+    if package not in sys.modules and importlib.util.find_spec(package) is None:
+        raise ConfigError(f'logging to {extra} needs the package {package}: pip install "rlvr[{extra}]"')
 
 
 class MetricsFile:

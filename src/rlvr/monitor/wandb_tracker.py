@@ -1,28 +1,23 @@
-"""Weights & Biases as a tracker that can neither stop nor delay a run.
+"""Weights & Biases as a tracker: metrics and a table of sample rollouts.
 
 Invariants:
-- All of wandb, its import included, runs in one daemon thread behind a bounded queue; the run only ever puts.
-- Without a network or a key it logs offline. Any other exception from wandb is logged once and switches the tracker
-  off; a full queue drops, and says so at the end.
-- `finish` waits at most `finish_timeout` seconds, whatever wandb does. Files go to the run folder's `wandb/`.
+- Without a network or a key it logs offline, and says so once.
+- Files go to the run folder's `wandb/`. wandb's own waits are bounded where this version of it can bound them.
+- It is called from a thread of its own (`rlvr.monitor.guests`), its import included.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import logging
 import os
-import queue
 import secrets
-import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rlvr.errors import ConfigError
 from rlvr.monitor.text import clean
+from rlvr.monitor.trackers import require
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +28,8 @@ class WandbTracker:
     """A tracker (see `monitor.trackers.Tracker`) that shows metrics and a table of sample rollouts in wandb.
 
     `mode` auto is online when WANDB_API_KEY is set and offline otherwise, unless WANDB_MODE says which; `name` defaults
-    to the run folder's. `queue_size` counts steps and tables that may wait; `finish_timeout`, in seconds, also bounds how
-    long wandb tries to get online before it logs offline.
+    to the run folder's; `patience`, in seconds, bounds how long wandb tries to get online before it logs offline.
+    ConfigError when wandb is not installed.
     """
 
     def __init__(
@@ -43,106 +38,55 @@ class WandbTracker:
         project: str = "rlvr",
         entity: str | None = None,
         name: str | None = None,
-        queue_size: int = 1000,
-        finish_timeout: float = 20.0,
+        patience: float = 20.0,
     ) -> None:
-        self.mode, self.project, self.entity, self.name = mode, project, entity, name
-        self.finish_timeout = finish_timeout
-        self._queue: queue.Queue[dict[str, Any]] = queue.Queue(queue_size)
-        self._thread: threading.Thread | None = None
-        self._ending = threading.Event()
-        """Set by `finish`: send what is queued, then end."""
-        self._off = threading.Event()
-        """Set when wandb failed or was given up: send nothing more."""
-        self._dropped = 0
+        self.mode: str = mode
+        self._keyless = False
+        if mode == "auto":
+            self._keyless = not (os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY"))
+            self.mode = os.environ.get("WANDB_MODE") or ("offline" if self._keyless else "online")
+        if self.mode != "disabled":
+            require("wandb", "wandb")
+        self.project, self.entity, self.name, self.patience = project, entity, name, patience
+        self._wandb: Any = None
+        self._run: Any = None
 
     def start(self, run: Mapping[str, Any], directory: str | Path) -> None:
-        """Start wandb in its thread, at once; ConfigError when it is not installed."""
-        mode = self._resolve()
-        if mode == "disabled":
+        """Open the run."""
+        if self.mode == "disabled":
             return
-        if "wandb" not in sys.modules and importlib.util.find_spec("wandb") is None:
-            raise ConfigError('logging to wandb needs the package: pip install "rlvr[wandb]"')
+        if self._keyless:
+            logger.warning("wandb has no WANDB_API_KEY and logs offline to %s: `wandb sync` sends it later", directory)
+        self._wandb = importlib.import_module("wandb")
         directory = Path(directory)
         options = {
-            "mode": mode,
+            "mode": self.mode,
             "project": self.project,
             "entity": self.entity,
             "name": self.name or directory.resolve().name,
             "config": dict(run),
             "dir": str(directory),
         }
-        if mode == "online":
+        if self.mode == "online":
             options |= {"id": _run_id(directory), "resume": "allow"}
-        self._thread = threading.Thread(target=self._work, args=(options,), name="rlvr-wandb", daemon=True)
-        self._thread.start()
-
-    def _resolve(self) -> str:
-        if self.mode != "auto":
-            return self.mode
-        return os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+        self._run = _open(self._wandb, options, self.patience)
+        # A resumed run goes back some steps, which wandb's own step counter may not.
+        self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Queue one step's metrics; None values are left out."""
-        self._put({**{name: value for name, value in metrics.items() if value is not None}, "step": step})
+        """One step's metrics; None values are left out."""
+        if self._run is not None:
+            self._run.log({**{name: value for name, value in metrics.items() if value is not None}, "step": step})
 
     def log_rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Queue a table of sample rollouts; its columns are the first row's keys."""
-        if rows:
-            self._put({"rollouts": [dict(row) for row in rows], "step": step})
-
-    def _put(self, item: dict[str, Any]) -> None:
-        if self._thread is None or self._off.is_set():
-            return
-        try:
-            self._queue.put_nowait(item)
-        except queue.Full:
-            self._dropped += 1
+        """A table of sample rollouts; its columns are the first row's keys."""
+        if self._run is not None:
+            self._run.log({"rollouts": _table(self._wandb, rows), "step": step})
 
     def finish(self) -> None:
-        """Let wandb finish, for at most `finish_timeout` seconds, and say what was lost. Twice is the same as once."""
-        thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        self._ending.set()
-        thread.join(self.finish_timeout)
-        if thread.is_alive():
-            self._off.set()
-            logger.warning("wandb did not finish within %g s and was left behind", self.finish_timeout)
-        if self._dropped:
-            logger.warning("wandb was too slow: %d steps or tables were not sent to it", self._dropped)
-
-    def _work(self, options: dict[str, Any]) -> None:
-        """The thread: everything that touches wandb. What escapes it must not reach the run, hence the broad catch."""
-        try:
-            wandb = importlib.import_module("wandb")
-            run = _open(wandb, options, self.finish_timeout)
-            # A resumed run goes back some steps, which wandb's own step counter may not.
-            run.define_metric("*", step_metric="step")
-            for item in self._items():
-                if "rollouts" in item:
-                    item["rollouts"] = _table(wandb, item["rollouts"])
-                run.log(item)
-            run.finish()
-        except BaseException as error:
-            self._off.set()
-            logger.warning("wandb failed and is switched off for this run: %s: %s", type(error).__name__, error)
-
-    def _items(self) -> Iterator[dict[str, Any]]:
-        """What is queued, until the queue is empty and the run has ended, or the tracker is off."""
-        while not self._off.is_set():
-            try:
-                yield self._queue.get(timeout=0.1)
-            except queue.Empty:
-                if self._ending.is_set():
-                    return
-
-
-def wandb_trackers(asked: Any, name: str) -> list[WandbTracker]:
-    """The tracker that `logging.wandb` asks for: true, or the options of the section; none where it is false."""
-    if asked is False:
-        return []
-    return [WandbTracker(name=name, **({} if asked is True else asked.model_dump()))]
+        """Send what is left."""
+        if self._run is not None:
+            self._run.finish()
 
 
 def _run_id(directory: Path) -> str:
@@ -178,7 +122,7 @@ def _settings(wandb: Any, timeout: float) -> Any:
     return wandb.Settings(**{name: value for name, value in wanted.items() if name in known})
 
 
-def _table(wandb: Any, rows: list[dict[str, Any]]) -> Any:
+def _table(wandb: Any, rows: Sequence[Mapping[str, Any]]) -> Any:
     columns = list(rows[0])
     data = [[clean(row[c]) if isinstance(row.get(c), str) else row.get(c) for c in columns] for row in rows]
     return wandb.Table(columns=columns, data=data, allow_mixed_types=True)

@@ -21,6 +21,7 @@ import yaml
 from rlvr.config_loading import make_config
 from rlvr.errors import RlvrError, command
 from rlvr.recipes.papers import Paper, find_paper, read_papers
+from rlvr.stage_plan import stage_plans
 
 
 @command
@@ -40,7 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     smoke = commands.add_parser("smoke", help="a few steps at toy size")
     smoke.add_argument("slugs", nargs="+", metavar="SLUG")
     smoke.add_argument(
-        "--against", choices=["grpo"], help="how far the gradient is from plain GRPO's on the same rollouts"
+        "--against",
+        choices=["grpo"],
+        help="how far the gradient is from plain GRPO's on the same rollouts (without reinforcement: the plain likelihood's)",
     )
     options = parser.parse_args(arguments)
     if options.command == "show":
@@ -95,9 +98,10 @@ def _smoke(paper: Paper, against: bool) -> int:
             print(f"{paper.slug}: {row['run/stage']} step {row['step']}: {said}")
         if against:
             for name, apart in against_grpo(paper).items():
+                plain = "grpo" if any(plan.kind != "sft" for plan in stage_plans(paper.config)) else "sft"
                 print(
-                    f"{paper.slug} against grpo, {name}: gradient {apart.norm:.4g} against {apart.plain_norm:.4g}, cosine "
-                    f"{apart.cosine:.4f}, difference {apart.relative:.4g} of grpo's"
+                    f"{paper.slug} against {plain}, {name}: gradient {apart.norm:.4g} against {apart.plain_norm:.4g}, cosine "
+                    f"{apart.cosine:.4f}, difference {apart.relative:.4g} of {plain}'s"
                 )
     except RlvrError as error:
         print(f"{paper.slug}: {error}", file=sys.stderr)

@@ -1,4 +1,5 @@
-"""A recipe at toy size: a few steps of the real trainer, and how far its gradient is from plain GRPO's.
+"""A recipe at toy size: a few steps of the real trainer, and how far its gradient is from plain GRPO's (of a recipe without
+reinforcement: from that of the plain likelihood).
 
 Everything but sizes is the recipe's own: stages, verifier, rewards, selection, advantage, loss, template. The policy is a tiny
 one from random weights, primed by imitation of the recipe's `shown` responses so that rewards differ.
@@ -23,6 +24,7 @@ from rlvr.errors import TrainingError
 from rlvr.learner import Learner
 from rlvr.recipes.papers import Paper, Smoke
 from rlvr.rollout import Collected
+from rlvr.stage_plan import STAGE_SECTIONS
 from rlvr.stages import Stage
 from rlvr.trainer import GRPOTrainer
 from rlvr.tree import merge
@@ -120,7 +122,7 @@ def smoke(paper: Paper) -> list[dict[str, Any]]:
     return rows
 
 
-# against plain GRPO
+# against plain GRPO, or the plain likelihood
 
 
 @dataclass(frozen=True)
@@ -156,14 +158,14 @@ class _Recording(PlainBackend):
 def against_grpo(paper: Paper) -> dict[str, Difference]:
     """The recipe's gradient against plain GRPO's with the verdict as reward, on the same rollouts, those of the second step of its
     first stage that samples: `on-policy`, and `moved`, after the weights were moved a little, where ratios are not 1 and
-    clipping acts."""
+    clipping acts. Where no stage samples, its first stage's against that of an sft stage without options."""
     with tempfile.TemporaryDirectory() as folder:
         config = smoke_config(paper, folder)
         tree = config.dump()
         plain = tree | {"run": {**tree["run"], "name": "grpo"}, "rewards": ["verdict"], "algorithm": {"preset": "grpo"}}
-        plain["stages"] = [{k: v for k, v in s.items() if k not in ("rewards", "algorithm")} for s in tree["stages"]]
+        plain["stages"] = [_plain_stage(stage) for stage in tree["stages"]]
         with GRPOTrainer(config=config) as own, GRPOTrainer(config=make_config(plain)) as other:
-            number = next(n for n, stage in enumerate(own.stages) if n > 0 and stage.samples)
+            number = next((n for n, stage in enumerate(own.stages) if n > 0 and stage.samples), 1)
             own.train(sum(stage.steps for stage in own.stages[:number]) + 1)
             stage, grpo = own.stages[number], other.stages[number]
             collected = stage.collect(1)
@@ -172,6 +174,17 @@ def against_grpo(paper: Paper) -> dict[str, Difference]:
             both = [_gradients(stage, collected, own.policy), _gradients(grpo, collected, other.policy)]
             stage.give_back()
     return {name: _difference(*(g[name] for g in both)) for name in ("on-policy", "moved")}
+
+
+def _plain_stage(stage: Mapping[str, Any]) -> dict[str, Any]:
+    """The stage without what makes the recipe: the sections of rewards and algorithm, and the options of its kind."""
+    sizes = (
+        "kind",
+        "name",
+        "steps",
+        *(section for section in STAGE_SECTIONS if section not in ("rewards", "algorithm")),
+    )
+    return {key: value for key, value in stage.items() if key in sizes}
 
 
 def _gradients(stage: Stage, collected: Collected, policy: Any) -> dict[str, np.ndarray]:

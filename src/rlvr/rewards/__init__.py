@@ -14,7 +14,8 @@
 | ranks | rank_overlap |
 | votes | majority_vote |
 | certainty | self_certainty, entropy, phase_entropy |
-| likelihood | answer_likelihood, self_aligned |
+| likelihood | answer_likelihood, self_aligned, last_token |
+| own_likelihood | likelihood |
 """
 
 from rlvr.rewards.basic import constant, length, random, verdict
@@ -23,7 +24,8 @@ from rlvr.rewards.composition import Bounded, ByCondition, ByPassRate, Gate, Pro
 from rlvr.rewards.length_group import Brevity
 from rlvr.rewards.length_shape import CosineLength, SoftOverlong
 from rlvr.rewards.length_target import AdaptiveLengthTarget, LengthTarget
-from rlvr.rewards.likelihood import AnswerLikelihood, SelfAligned
+from rlvr.rewards.likelihood import AnswerLikelihood, LastTokenScore, SelfAligned
+from rlvr.rewards.own_likelihood import sampled_likelihood
 from rlvr.rewards.ranks import RankOverlap
 from rlvr.rewards.repetition import Repetition
 from rlvr.rewards.template import Format, NoThinking
@@ -51,6 +53,7 @@ __all__ = [
     "CosineLength",
     "Format",
     "Gate",
+    "LastTokenScore",
     "LengthTarget",
     "MajorityVote",
     "MeanEntropy",
@@ -75,6 +78,7 @@ __all__ = [
     "controllers_of",
     "length",
     "random",
+    "sampled_likelihood",
     "scheduled",
     "score",
     "verdict",

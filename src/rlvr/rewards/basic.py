@@ -18,11 +18,14 @@ def verdict(
 
     `part` takes a named score of the verdict instead (`combine` has one for each of its verifiers, `instructions` one for
     each instruction); `missing` is what a decided verdict without that score counts as (null: undecided). `verifier` names
-    whose verdict, where a rollout has several; null: the task's own.
+    whose verdict, where a rollout has several (`turn 1` of the plan `turns` with `judge: each`, say; a rollout without it counts
+    as `missing`); null: the task's own.
     """
     found = [r.verdict if verifier is None else r.verdicts.get(verifier) for r in batch.rollouts]
     if part is None:
-        return np.asarray([np.nan if v is None or v.score is None else v.score for v in found], dtype=np.float64)
+        absent = np.nan if verifier is None or missing is None else missing
+        scores = [absent if v is None else np.nan if v.score is None else v.score for v in found]
+        return np.asarray(scores, dtype=np.float64)
     decided = [v for v in found if v is not None and v.decided]
     if missing is None and decided and not any(part in v.scores for v in decided):
         known = sorted({name for v in decided for name in v.scores})

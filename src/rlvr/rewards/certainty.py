@@ -79,13 +79,19 @@ class PhaseEntropy:
 
     def _phases(self, rollout: Rollout, entropy: np.ndarray) -> tuple[float, float]:
         """The mean entropy of the thinking and of the answer, 0 for a phase without tokens."""
-        found = rollout.text.find(self.end_of_thinking)
-        end = len(rollout.text) if found < 0 else found + len(self.end_of_thinking)
-        ends = np.full(len(rollout), -1) if rollout.char_ends is None else rollout.char_ends
-        thinking = rollout.sampled & (ends <= end)
+        thinking = thinking_tokens(rollout, self.end_of_thinking)
         parts = (_mean(entropy[thinking]), _mean(entropy[rollout.sampled & ~thinking]))
         think, answer = (0.0 if np.isnan(part) else part for part in parts)
         return think, answer
+
+
+def thinking_tokens(rollout: Rollout, closing: str) -> np.ndarray:
+    """bool [T]: the sampled tokens up to and with the first `closing` in the text; all of them where it does not stand."""
+    found = rollout.text.find(closing)
+    end = len(rollout.text) if found < 0 else found + len(closing)
+    ends = np.full(len(rollout), -1) if rollout.char_ends is None else rollout.char_ends
+    thinking: np.ndarray = rollout.sampled & (ends <= end)
+    return thinking
 
 
 def _mean(values: np.ndarray) -> float:

@@ -148,3 +148,34 @@ class SelfAligned:
         gaps = [nats[i] - nats[-1 - i] if i in nats else np.nan for i in range(len(batch))]
         # ppl(a | q) / ppl(a) = exp(nats with the prompt - nats without it)
         return np.clip(1 - np.exp(np.minimum(gaps, 50.0)), -1.0, 1.0)
+
+
+@register("reward", "last_token")
+@dataclass(frozen=True)
+class LastTokenScore:
+    """beta (log pi(token | prompt, response) - constant): how right the policy thinks its response is.
+
+    The score that the auxiliary loss `last_token` trains (LaSeR, Yang et al. 2025, arXiv 2510.14943), for the modifier `blend`
+    or as a reward; as a control, its correlation with the verdict says what was learned. 0 for a response that was cut off.
+    """
+
+    token: str
+    """As in the auxiliary loss."""
+    beta: float = 0.1
+    """As there."""
+    constant: float = -23.0
+    """As there."""
+
+    def asks(self, batch: Batch, encode: Encode) -> list[Continuation]:
+        """The token after each response that ended by itself. ConfigError where it is no token of the tokenizer."""
+        target = encode(self.token)
+        if len(target) != 1:
+            raise ConfigError(f"rewards: last_token needs one token, and {self.token!r} is {len(target)}")
+        ended = [i for i, r in enumerate(batch.rollouts) if not r.stop.truncated]
+        return [Continuation(i, batch.rollouts[i].token_ids.tolist(), target) for i in ended]
+
+    def __call__(self, batch: Batch, scored: Sequence[tuple[Continuation, np.ndarray]] = ()) -> np.ndarray:
+        result = np.zeros(len(batch))
+        for asked, logprobs in scored:
+            result[asked.rollout] = self.beta * (float(logprobs[0]) - self.constant)
+        return result

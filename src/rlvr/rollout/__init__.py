@@ -1,16 +1,18 @@
 """Rollouts: engines that sample, plans that say what a group is made of, and the collector that runs them."""
 
+from rlvr.rollout.activity import Activity
 from rlvr.rollout.collector import Collector, Interrupted
 from rlvr.rollout.engine import Bucket, Completion, Engine, Published, Request, Sampling
 from rlvr.rollout.hf import HFEngine, HFEngineOptions
-from rlvr.rollout.idle import IdleClock
 from rlvr.rollout.plans import Draw, Means, Plan, evaluation_plan, make_rollout, side_by_side, single_turn
 from rlvr.rollout.probe import probe
+from rlvr.rollout.recorded import RecordedOptions
 from rlvr.rollout.supply import Collected, Supply
 from rlvr.rollout.turns import Turns
 from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions
 
 __all__ = [
+    "Activity",
     "Bucket",
     "Collected",
     "Collector",
@@ -19,11 +21,11 @@ __all__ = [
     "Engine",
     "HFEngine",
     "HFEngineOptions",
-    "IdleClock",
     "Interrupted",
     "Means",
     "Plan",
     "Published",
+    "RecordedOptions",
     "Request",
     "Sampling",
     "Supply",

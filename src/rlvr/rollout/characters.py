@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,8 +36,24 @@ def _runs(places: np.ndarray) -> list[np.ndarray]:
     return [run for run in np.split(places, cuts) if len(run)]
 
 
+_pieces: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
+
+
+def _piece(tokenizer: Any, token: int) -> str:
+    """The text of a token by itself, decoded once for each tokenizer."""
+    known = _pieces.setdefault(tokenizer, {})
+    if token not in known:
+        known[token] = tokenizer.decode([token], skip_special_tokens=True)
+    return known[token]
+
+
 def _lengths(tokenizer: Any, ids: Sequence[int]) -> list[int]:
     """Characters of the decoded text up to and with each token."""
+    pieces = [_piece(tokenizer, token) for token in ids]
+    if "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=True) and not any("\ufffd" in p for p in pieces):
+        return list(
+            itertools.accumulate(map(len, pieces))
+        )  # no character of several tokens, no token that its place changes
     lengths: list[int] = []
     base, start = 0, 0  # characters before token `start`
     for t in range(len(ids)):

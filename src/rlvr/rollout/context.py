@@ -38,6 +38,11 @@ class Context:
         """All tokens so far, as a request takes them."""
         return tuple(np.concatenate(self._parts["token_ids"]).tolist())
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The policy's turns."""
+        return tuple(self._texts)
+
     def turn(self, completion: Completion) -> None:
         """What the policy sampled after the tokens so far."""
         self._segments.append(Segment("turn", len(self), len(self) + len(completion.token_ids)))

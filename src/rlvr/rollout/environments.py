@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rlvr import registry
@@ -120,3 +121,36 @@ async def calculator(text: str, task: Task, *, opening: str = "[", closing: str 
         return None
     expression = read_expression(text[start + len(opening) : end])
     return f"error: {expression}" if isinstance(expression, str) else str(expression.value)
+
+
+@register("environment", "script")
+@dataclass
+class Script:
+    """Replies written beforehand, one after each turn; after the last one's turn the rollout is over.
+
+    Self-correction (SCoRe, Kumar et al. 2024, arXiv 2409.12917) has one that asks for a second attempt. `{prompt}` in a reply
+    is the task's prompt where that is text.
+    """
+
+    replies: tuple[str, ...]
+    """What is said after the first turn, the second ..."""
+
+    def __post_init__(self) -> None:
+        if not self.replies:
+            raise ValueError("it needs at least one reply")
+
+    async def begin(self, task: Task) -> Reading:
+        """A talk that has said nothing."""
+        prompt = task.prompt if isinstance(task.prompt, str) else ""
+        return Reading(reply.replace("{prompt}", prompt) for reply in self.replies)
+
+
+@dataclass
+class Reading:
+    """A script as it is read out."""
+
+    left: Iterator[str]
+
+    async def reply(self, text: str) -> str | None:
+        """The next line, whatever was said."""
+        return next(self.left, None)

@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from rlvr.config import RolloutConfig
 from rlvr.data import Draw, Sampler
 from rlvr.records import Rollout
@@ -43,8 +45,14 @@ class Collected:
     """Sampled and verified, but not trained: their group would have taught nothing."""
     verifying: float = 0.0
     """Seconds of the wait in which only verdicts were missing."""
-    ready: int = 0
-    """Groups of later steps that were complete when this one was taken."""
+    ready: int | None = None
+    """Groups of later steps that were complete when this one was taken; None where nothing is sampled."""
+    columns: dict[str, np.ndarray] | None = None
+    """What scoring gave to each of [*rollouts, *dropped], float64: set by the stage, or as it was recorded."""
+
+    def metrics(self) -> dict[str, int | None]:
+        """As a step's record has it."""
+        return {"rollout/ready": self.ready, "rollout/dropped": None if self.ready is None else len(self.dropped)}
 
 
 @dataclass

@@ -8,13 +8,15 @@ one rollout.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlvr.data import Draw
+from rlvr.errors import ConfigError
 from rlvr.records import Origin, Rollout, StopReason, Task
 from rlvr.registry import register
 from rlvr.rollout.context import Context
@@ -38,6 +40,11 @@ class Turns:
     role: Literal["user", "tool"] = "user"
     """Who says the reply, where the prompt is a chat."""
 
+    judge: Literal["all", "each"] = "all"
+    """What is verified: the text of all turns as one; or each turn by itself, so that no turn is paid for another's answer. The
+    rollout's verdict is then that of its last turn, and those of all are `turn 1`, `turn 2` ... (the reward term `verdict` reads
+    them with `verifier: turn 1`)."""
+
     independent = True
 
     def __post_init__(self) -> None:
@@ -48,21 +55,34 @@ class Turns:
     def check(self, means: Means, task: Task) -> None:
         """ConfigError when a reply cannot be put into the context of `task`."""
         means.reply(task, "", self.role, None)
+        if self.judge == "each" and means.by_group(task):
+            raise ConfigError(
+                "rollout.plan: `judge: each` has turns judged one by one, and the verifier judges a group together: set judge "
+                "to all, or choose another verifier"
+            )
 
     def __call__(self, draw: Draw, means: Means) -> AsyncIterator[Rollout]:
         """The rollouts of one draw."""
 
+        spoken: dict[str, tuple[str, ...]] = {}
+
         async def member(number: int) -> Rollout:
-            episode = self._environment.episode(draw.task)
+            episode, context = self._environment.episode(draw.task), Context(means.prompt(draw.task))
             try:
-                return await self._talk(draw, number, means, episode)
+                rollout = await self._talk(draw, number, means, episode, context)
             finally:
                 await episode.close()
+            spoken[rollout.id] = context.texts
+            return rollout
 
-        return side_by_side(draw, means, member)
+        async def each(rollout: Rollout) -> Rollout:
+            return await _judged_by_turn(rollout, spoken[rollout.id], means)
 
-    async def _talk(self, draw: Draw, member: int, means: Means, episode: Episode) -> Rollout:
-        context, answering = Context(means.prompt(draw.task)), 0.0
+        means_here = means if self.judge == "all" else dataclasses.replace(means, verify=each)
+        return side_by_side(draw, means_here, member)
+
+    async def _talk(self, draw: Draw, member: int, means: Means, episode: Episode, context: Context) -> Rollout:
+        answering = 0.0
         for turn in range(self.turns):
             left = means.sampling.max_new_tokens - context.sampled
             sampling = dataclasses.replace(means.sampling, max_new_tokens=left)
@@ -84,6 +104,21 @@ class Turns:
                 break
             context.put("tool", reply, Origin.TOOL)
         return context.rollout(draw, member, stop, means.sampling.temperature, tool=answering)
+
+
+async def _judged_by_turn(rollout: Rollout, turns: Sequence[str], means: Means) -> Rollout:
+    """The rollout with the verdict of its last turn, whose spans are moved to where that turn stands, and those of all turns."""
+    alone = [dataclasses.replace(rollout, text=text, verdicts={}, timings={}) for text in turns]
+    judged = await asyncio.gather(*(means.verify(one) for one in alone))
+    start = len(rollout.text) - len(turns[-1])
+    for name, verdict in judged[-1].verdicts.items():
+        spans = tuple((a + start, b + start, score) for a, b, score in verdict.spans)
+        rollout.verdicts[name] = dataclasses.replace(verdict, spans=spans)
+    for number, one in enumerate(judged, start=1):
+        assert one.verdict is not None, "a verified rollout has a verdict"
+        rollout.verdicts[f"turn {number}"] = one.verdict
+    rollout.timings["verify"] = sum(one.timings.get("verify", 0.0) for one in judged)
+    return rollout
 
 
 def _cut(context: Context, reply: int, means: Means) -> StopReason | None:

@@ -49,6 +49,8 @@ class Stage(ABC):
     """The policy at the start of the stage, set by the trainer where `keeps_reference` asks for it."""
     samples = True
     """Whether its rollouts come from the engine, which then needs the newest weights."""
+    verifies = True
+    """Whether its rollouts are verified, so that its tasks have to be such that they can be."""
 
     def __init__(self, plan: StagePlan, parts: Parts, tasks: Sequence[Task], seed: int) -> None:
         self.plan = plan

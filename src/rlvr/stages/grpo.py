@@ -18,14 +18,17 @@ from rlvr.monitor.batch import advantage_metrics, batch_metrics
 from rlvr.records import BASELINE, Batch, Origin, Rollout, Task
 from rlvr.registry import register
 from rlvr.rewards import Setting
-from rlvr.rollout import Collected, Supply
+from rlvr.rollout import Collected, Means, Supply
 from rlvr.schedules import Controller, controllers, moving_options
 from rlvr.selection import mixed_groups
 from rlvr.stage_plan import StagePlan
 from rlvr.stages.advantages import Advantages
+from rlvr.stages.appended import token_after, with_token
 from rlvr.stages.base import Parts, Stage, sampling_of, token_weights
 from rlvr.stages.demonstrations import shown_length, with_demonstrations
+from rlvr.stages.kl_scale import check_scale, kl_factors
 from rlvr.stages.objective import build_objective, build_penalty
+from rlvr.stages.recorded import RecordedSupply, recording_of
 from rlvr.stages.scoring import Scoring
 
 
@@ -42,7 +45,9 @@ class GRPOStage(Stage):
         self._shows_demonstrations = any(
             getattr(c.loss, "shows_demonstrations", False) for c in self._objective.components
         )
+        self._appended = token_after(self._objective, parts.policy)
         self.advantages = Advantages(plan.config, tasks)
+        check_scale(plan.config, tasks)
         if rollout.refill and rollout.group_size < 2:
             raise ConfigError(
                 "rollout.refill replaces groups whose rewards are all the same, and every group of one is: set "
@@ -63,15 +68,17 @@ class GRPOStage(Stage):
         asked = registry.build("plan", rollout.plan)
         if hasattr(asked, "check"):
             asked.check(parts.means(sampling_of(self, 0)), self.pool.at(0))
-        self.supply = Supply(
-            self.sampler,
-            parts.collector,
-            asked,
-            lambda step: parts.means(sampling_of(self, step)),
-            rollout,
-            plan.allowed,
-            self.teaches,
-        )
+
+        def means(step: int) -> Means:
+            return parts.means(sampling_of(self, step))
+
+        recorded = recording_of(plan)
+        self.supply: Supply | RecordedSupply
+        if recorded is None:
+            self.supply = Supply(self.sampler, parts.collector, asked, means, rollout, plan.allowed, self.teaches)
+        else:
+            self.samples, self.verifies = False, recorded.rescore
+            self.supply = RecordedSupply(recorded, plan, parts, self.sampler, means, self._objective)
 
     def collect(self, step: int) -> Collected:
         """Groups of verified responses."""
@@ -97,12 +104,11 @@ class GRPOStage(Stage):
 
     def score(self, collected: Collected) -> tuple[Batch, dict[str, Any]]:
         """Rewards, selection, advantages and weights; the metrics are of all that was sampled."""
-        trained = [r.as_trained() for r in collected.rollouts if r.role != BASELINE]
-        dropped = [r.as_trained() for r in collected.dropped if r.role != BASELINE]
-        everything = self._scored([*trained, *dropped])
+        everything, compared = self._scored_all(collected)
         metrics = batch_metrics(everything)
-        batch = everything.select(np.arange(len(trained))) if dropped else everything
-        self._add_baseline(batch, [r for r in collected.rollouts if r.role == BASELINE])
+        trained = sum(r.role != BASELINE for r in collected.rollouts)
+        batch = everything.select(np.arange(trained)) if trained < len(everything) else everything
+        self._add_baseline(batch, compared)
         if self.config.algorithm.select_after:
             self._add_advantages(batch)
         batch = self.scoring.select(batch, self._step, self.steps)
@@ -115,28 +121,57 @@ class GRPOStage(Stage):
         metrics |= advantage_metrics(batch) | self._penalised
         if self._shows_demonstrations:
             batch = with_demonstrations(batch, self.parts)
+        if self._appended is not None:
+            batch = with_token(batch, self._appended, self.parts.policy.context)
+        if any(c.by_token for c in self._objective.components):
+            batch.token_columns["factor/kl"] = self._kl_factors(batch) or []
         for component in self._objective.components:
             if hasattr(component.loss, "weights"):
                 batch.token_columns[f"weight/{component.weights}"] = component.loss.weights(batch)
         return batch, metrics
 
-    def _scored(self, rollouts: list[Rollout], peek: bool = False) -> Batch:
-        when = (self._step, self.steps)
-        return self.scoring.score(rollouts, self.parts.policy, self.parts.history, when, peek)
+    def _scored_all(self, collected: Collected) -> tuple[Batch, Batch]:
+        """(all that was sampled, what it is compared with) with their reward columns, which `collected` keeps."""
+        everyone, known = [*collected.rollouts, *collected.dropped], collected.columns
+        sampled = np.asarray([r.role != BASELINE for r in everyone], dtype=bool)
 
-    def _add_baseline(self, batch: Batch, compared: list[Rollout]) -> None:
+        def scored(on: np.ndarray, peek: bool) -> Batch:
+            given = None if known is None else {name: values[on] for name, values in known.items()}
+            return self._scored([everyone[i].as_trained() for i in np.flatnonzero(on)], peek, given)
+
+        everything = scored(sampled, peek=False)
+        compared = Batch([]) if sampled.all() else scored(~sampled, peek=True)
+        if known is None:
+            collected.columns = {
+                name: np.full(len(everyone), np.nan) for name in (everything.columns | compared.columns)
+            }
+            for on, batch in ((sampled, everything), (~sampled, compared)):
+                for name, values in batch.columns.items():
+                    collected.columns[name][on] = values
+        return everything, compared
+
+    def _scored(self, rollouts: list[Rollout], peek: bool = False, known: dict[str, np.ndarray] | None = None) -> Batch:
+        when = (self._step, self.steps)
+        return self.scoring.score(rollouts, self.parts.policy, self.parts.history, when, peek, known)
+
+    def _add_baseline(self, batch: Batch, compared: Batch) -> None:
         """The column `baseline`, the reward of the draw's baseline rollout, where there are such; NaN where there is none."""
-        if compared:
-            rewards = self._scored([r.as_trained() for r in compared], peek=True).column("reward")
-            of = dict(zip((r.group for r in compared), rewards.tolist(), strict=True))
+        if len(compared):
+            rewards = compared.column("reward").tolist()
+            of = dict(zip((r.group for r in compared.rollouts), rewards, strict=True))
             batch.columns["baseline"] = np.asarray([of.get(r.group, np.nan) for r in batch.rollouts], dtype=np.float64)
 
     def _add_advantages(self, batch: Batch) -> None:
         if self.penalty is not None:
             assert self.reference is not None, "the trainer keeps the reference that a stage asks for"
             when, optim = (self._step, self.steps), self.config.optim
-            self._penalised = self.penalty.add(batch, self.parts.policy, self.reference, when, optim)
+            factors = self._kl_factors(batch)
+            self._penalised = self.penalty.add(batch, self.parts.policy, self.reference, when, optim, factors)
         self.advantages.add(batch, self.parts.policy, self._step, self.steps)
+
+    def _kl_factors(self, batch: Batch) -> list[np.ndarray] | None:
+        kl = self.config.algorithm.kl
+        return None if kl is None or kl.scale is None else kl_factors(batch, kl.scale, self.parts.policy.tokenizer)
 
     def controllers(self) -> Iterator[Controller]:
         """Those of the objective, of the advantage and its modifiers, then of rewards and selection."""

@@ -39,6 +39,11 @@ def build_objective(plan: StagePlan, shares_weights: bool) -> Objective:
     if algorithm.entropy != 0.0:
         components.append(Component("entropy", EntropyBonus(loss.average), "policy", algorithm.entropy, keep=keep))
     components += _auxiliary(algorithm, plan.config.rollout.group_size)
+    if algorithm.loss_coef == 0.0 and len(components) == 1:
+        raise ConfigError(
+            "algorithm.loss_coef is 0 and the policy loss is the only term: set loss_coef above 0, or add a term to "
+            "algorithm.auxiliary"
+        )
     constant = getattr(loss, "constant", None) or plan.config.rollout.max_new_tokens
     correction = _correction(algorithm, name, corrects_itself, shares_weights)
     objective = Objective(
@@ -74,6 +79,11 @@ def _check_loss(loss: Any, name: str, group_size: int) -> None:
             f"algorithm.loss {name!r} does not say its `{missing[0]}`: a loss is a class with "
             "`needs` (what it reads of a forward pass) and `average` (what it averages over)"
         )
+    if getattr(loss, "constant", None) is not None and loss.average != "constant":
+        raise ConfigError(
+            f"algorithm.loss {name!r}: constant={loss.constant} is the length that the constant average divides by, and average is "
+            f"{loss.average!r}: set average to constant, or leave constant out"
+        )
     _check_group(loss, f"the loss {name!r}", group_size)
 
 
@@ -89,9 +99,14 @@ def _check_group(piece: Any, called: str, group_size: int) -> None:
 def _kl(algorithm: AlgorithmConfig, loss: Any, of_responses: bool) -> list[Component]:
     kl = algorithm.kl
     if kl is None or kl.coef == 0.0:
+        if kl is not None and kl.scale is not None:
+            raise ConfigError(
+                "algorithm.kl.scale multiplies algorithm.kl.coef, which is 0: set coef above 0, or scale to null"
+            )
         return []
     if kl.where == "loss":
-        return [Component("kl", KLPenalty(_divergence(kl), loss.average, kl.weighted), "policy", kl.coef)]
+        penalty = KLPenalty(_divergence(kl), loss.average, kl.weighted)
+        return [Component("kl", penalty, "policy", kl.coef, by_token=kl.scale is not None)]
     for option, neutral in (("gradient", None), ("weighted", False)):
         if getattr(kl, option) != neutral:
             raise ConfigError(
@@ -119,6 +134,12 @@ def _auxiliary(algorithm: AlgorithmConfig, group_size: int) -> list[Component]:
             )
         piece = registry.build("auxiliary", plain)
         _check_group(piece, f"the auxiliary loss {kind!r}", group_size)
+        in_reward = algorithm.kl is not None and algorithm.kl.coef != 0.0 and algorithm.kl.where == "reward"
+        if isinstance(piece, SequenceLoss) and in_reward:
+            raise ConfigError(
+                f"algorithm.kl.where is 'reward', and the auxiliary loss {kind!r} reads the rewards as the verifier gave them: set "
+                "algorithm.kl.where to loss or advantage"
+            )
         weights = name if hasattr(piece, "weights") else "policy"
         components.append(Component(name, piece, weights, coef))
     return components

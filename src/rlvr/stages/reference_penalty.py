@@ -8,6 +8,7 @@ whose `whiten` then normalises both (PPO's per-token penalty, and REINFORCE++, H
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,10 +33,17 @@ class ReferencePenalty:
     where: Literal["reward", "advantage"]
 
     def add(
-        self, batch: Batch, policy: Policy, reference: Snapshot, when: tuple[int, int], optim: OptimConfig
+        self,
+        batch: Batch,
+        policy: Policy,
+        reference: Snapshot,
+        when: tuple[int, int],
+        optim: OptimConfig,
+        factors: Sequence[np.ndarray] | None = None,
     ) -> dict[str, Any]:
         """The token column `penalty`, 0 at tokens that were not sampled; with `where: reward` its sums are taken from the
-        column `reward`. `when` is (step, steps) of the stage. Metrics: `kl/ref` and `reward/kl`."""
+        column `reward`. `when` is (step, steps) of the stage, `factors` multiply the coefficient at each token. Metrics: `kl/ref`
+        and `reward/kl`."""
         where = [r.sampled for r in batch.rollouts]
         add_statistics(policy, batch, [Need("logprobs")], where, optim)
         now = batch.token_columns["logprobs/current"]
@@ -50,7 +58,8 @@ class ReferencePenalty:
                 torch.from_numpy(left[on]).double(), torch.from_numpy(right[on]).double()
             ).numpy()
         coef = scalar_value(self.coef, *when)
-        batch.token_columns["penalty"] = [coef * values for values in divergence]
+        scales: Sequence[Any] = [1.0] * len(batch) if factors is None else factors
+        batch.token_columns["penalty"] = [coef * f * values for f, values in zip(scales, divergence, strict=True)]
         sums = np.asarray([values.sum() for values in batch.token_columns["penalty"]])
         if self.where == "reward":
             batch.columns["reward"] = batch.column("reward") - sums

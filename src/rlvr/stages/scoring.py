@@ -54,11 +54,20 @@ class Scoring:
         self.selectors = [s.bind(setting) if hasattr(s, "bind") else s for s in self.selectors]
 
     def score(
-        self, rollouts: Sequence[Rollout], policy: Policy, history: History, when: tuple[int, int], peek: bool = False
+        self,
+        rollouts: Sequence[Rollout],
+        policy: Policy,
+        history: History,
+        when: tuple[int, int],
+        peek: bool = False,
+        known: dict[str, np.ndarray] | None = None,
     ) -> Batch:
         """The batch of these rollouts with its reward columns, and `history/mean`, the mean score of the task's earlier draws
-        (NaN where there is none), at step `when[0]` of `when[1]`."""
-        batch = Batch(list(rollouts))
+        (NaN where there is none), at step `when[0]` of `when[1]`. Columns that are `known` are taken as they are."""
+        batch = Batch(list(rollouts), dict(known or {}))
+        if known is not None:
+            self._add_what_is_needed(batch, policy)
+            return batch
         rates = [history[r.task.id].pass_rate for r in rollouts]
         batch.columns["history/mean"] = np.asarray(
             [np.nan if rate is None else rate for rate in rates], dtype=np.float64

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from rlvr import registry
+from rlvr.config.pieces import piece_of
 from rlvr.errors import ConfigError, DataError, nearest
-from rlvr.losses import Component, LikelihoodLoss, Objective
+from rlvr.losses import Component, LikelihoodLoss, Objective, SequenceLoss
 from rlvr.losses.tokens import Average
 from rlvr.monitor.batch import batch_metrics
 from rlvr.records import Batch, Origin, Task
@@ -23,7 +25,7 @@ from rlvr.stages.demonstrations import demonstration, shown_length
 class SFTStage(Stage):
     """Supervised fine-tuning on demonstrations."""
 
-    samples = False
+    samples = verifies = False
 
     def __init__(
         self,
@@ -33,9 +35,12 @@ class SFTStage(Stage):
         seed: int,
         *,
         average: Average = "tokens",
+        loss: Literal["likelihood"] | piece_of("auxiliary") = "likelihood",  # type: ignore[valid-type]
         source_weights: dict[str, float] | None = None,
     ) -> None:
-        """`source_weights`: the weight of the demonstrations of each source of tasks, above 0, and 1 for sources that it does not
+        """`loss`: what is learned, `likelihood` (of which `average` says what it averages over) or an auxiliary loss with its
+        options; one of whole responses reads each task's `label`, a number, as the reward of its demonstration.
+        `source_weights`: the weight of the demonstrations of each source of tasks, above 0, and 1 for sources that it does not
         name (OpenChat, Wang et al. 2023, arXiv 2309.11235: exp(r / beta) for a source of reward r)."""
         self.source_weights = source_weights or {}
         known = {task.source for task in tasks}
@@ -49,7 +54,8 @@ class SFTStage(Stage):
                 raise ConfigError(
                     f"stage {plan.name!r}: the weight of the source {source!r} is {weight}: it must be above 0"
                 )
-        self._objective = Objective((Component("likelihood", LikelihoodLoss(average), "likelihood"),))
+        self._objective = Objective((_component(plan, loss, average),))
+        self._reads_labels = isinstance(self._objective.components[0].loss, SequenceLoss)
         super().__init__(plan, parts, tasks, seed)
 
     def too_long(self, task: Task) -> str | None:
@@ -59,10 +65,15 @@ class SFTStage(Stage):
         return super().too_long(task) or (over if length > context else None)
 
     def check_tasks(self) -> None:
-        """DataError when a task has no demonstration."""
+        """DataError when a task has no demonstration, or no label where labels are read."""
         for task in self.pool:
             if not task.demonstration:
                 raise DataError(f"stage {self.plan.name!r}: task {task.id!r} has no demonstration to learn from")
+            if self._reads_labels and not _is_number(task.info.get("label")):
+                raise DataError(
+                    f"stage {self.plan.name!r}: task {task.id!r} has no `label`, which the loss reads as the reward of its "
+                    "demonstration: give it a number"
+                )
 
     def collect(self, step: int) -> Collected:
         """The demonstrations of the next tasks, as rollouts that nobody sampled."""
@@ -81,8 +92,28 @@ class SFTStage(Stage):
         weights = token_weights(batch.rollouts, Origin.DEMONSTRATION, everyone)
         factors = [np.float32(self.source_weights.get(str(r.task.source), 1.0)) for r in batch.rollouts]
         batch.token_columns["weight/likelihood"] = [f * w for f, w in zip(factors, weights, strict=True)]
-        return batch, batch_metrics(batch)
+        metrics = batch_metrics(batch)
+        if self._reads_labels:
+            batch.columns["reward"] = np.asarray([float(r.task.info["label"]) for r in batch.rollouts])
+        return batch, metrics
 
     def objective(self) -> Objective:
-        """The likelihood alone."""
+        """The one loss."""
         return self._objective
+
+
+def _component(plan: StagePlan, loss: Any, average: Average) -> Component:
+    """What is learned from demonstrations. ConfigError for a loss that compares or chooses responses."""
+    if loss == "likelihood":
+        return Component("likelihood", LikelihoodLoss(average), "likelihood")
+    piece, name = registry.build("auxiliary", loss), registry.split(loss)[0].rpartition(":")[2]
+    if hasattr(piece, "weights") or getattr(piece, "smallest_group", 1) > 1:
+        raise ConfigError(
+            f"stage {plan.name!r}: the loss {name!r} chooses or compares sampled responses, and an sft stage has one given "
+            "response for each task: use it in algorithm.auxiliary of a grpo stage, or choose another loss"
+        )
+    return Component(name, piece, "likelihood")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and bool(np.isfinite(value))

@@ -1,0 +1,44 @@
+"""Tasks by how difficult they are said to be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlvr.evaluation.tally import Tally
+
+MOST = 12
+"""Levels that are told apart one by one."""
+RANGES = 5
+"""Ranges, each with as many tasks, that more numbers than that are put into."""
+
+
+def by_difficulty(tallies: Sequence[Tally]) -> dict[str, list[Tally]]:
+    """Level -> its tasks, from the easiest; empty where no task says its level, or too many different words are used.
+
+    Levels are the texts or numbers that tasks have; where there are many numbers, ranges of them.
+    """
+    said = [t for t in tallies if t.difficulty is not None]
+    numbers = {t.difficulty for t in said if isinstance(t.difficulty, (int, float))}
+    levels = {t.difficulty for t in said}
+    if len(levels) > MOST:
+        return _ranges(said) if len(numbers) == len(levels) else {}
+    # Numbers by their size, then texts by their letters.
+    ordered = sorted(levels, key=lambda level: (level not in numbers, level if level in numbers else 0, str(level)))
+    return {
+        f"{level:g}" if level in numbers else str(level): [t for t in said if t.difficulty == level]
+        for level in ordered
+    }
+
+
+def _ranges(said: Sequence[Tally]) -> dict[str, list[Tally]]:
+    values = np.asarray([t.difficulty for t in said], dtype=np.float64)
+    edges = np.unique(np.quantile(values, np.linspace(0, 1, RANGES + 1)))
+    place = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, max(len(edges) - 2, 0))
+    found = {}
+    for number in range(max(len(edges) - 1, 1)):
+        members = [t for t, at in zip(said, place, strict=True) if at == number]
+        if members:
+            found[f"{edges[number]:.3g} to {edges[min(number + 1, len(edges) - 1)]:.3g}"] = members
+    return found

@@ -1,0 +1,75 @@
+"""The object that an evaluation is written as, with intervals, and read back from."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlvr.config import Config
+from rlvr.errors import DataError
+from rlvr.evaluation.evaluate import Evaluation
+from rlvr.evaluation.intervals import interquartile_mean, interval
+from rlvr.evaluation.levels import by_difficulty
+from rlvr.evaluation.tally import Tally, summary, values_of
+
+VERSION = 1
+"""Of the written object."""
+
+
+def describe(done: Evaluation, config: Config) -> dict[str, Any]:
+    """The object that is written: results with intervals, by source, by difficulty, and by task."""
+    asked, tallies = config.evaluation, done.tallies
+    how = (asked.k, asked.greedy, asked.samples > 0)
+    sources = dict.fromkeys(t.source for t in tallies)
+    results = _with_intervals(tallies, *how)
+    return {
+        "version": VERSION,
+        "model": config.model.path,
+        "samples": asked.samples,
+        "k": asked.k,
+        "sampling": {name: getattr(asked, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+        | {"max_new_tokens": asked.max_new_tokens or config.rollout.max_new_tokens, "seed": config.run.seed},
+        "scorer": asked.scorer,
+        "results": results,
+        "answer_entropy": results.get("answer_entropy"),
+        "by_source": {str(s): _with_intervals([t for t in tallies if t.source == s], *how) for s in sources},
+        "by_difficulty": {level: _with_intervals(part, *how) for level, part in by_difficulty(tallies).items()},
+        "by_task": [tally.to_json() for tally in tallies],
+    }
+
+
+def _with_intervals(tallies: Sequence[Tally], ks: Sequence[int], greedy: bool, samples: bool) -> dict[str, Any]:
+    plain = summary(tallies, ks, greedy, samples)
+    values = values_of(tallies, ks)
+    found: dict[str, Any] = {}
+    for name, value in plain.items():
+        found[name] = value
+        if name in values and value is not None:
+            found[f"{name} interval"] = interval(values[name])
+    if samples and found.get("mean") is not None:
+        known = values["mean"][values["mean"] == values["mean"]]
+        found["iqm"], found["iqm interval"] = float(interquartile_mean(known)), interval(known, interquartile_mean)
+    return found
+
+
+def write_tallies(path: Path, tallies: Sequence[Tally], **more: Any) -> None:
+    """Write what is known of each task as a file that `read_result` reads, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.partial")
+    rows = {"version": VERSION, **more, "by_task": [tally.to_json() for tally in tallies]}
+    aside.write_text(json.dumps(rows) + "\n", encoding="utf-8")
+    os.replace(aside, path)
+
+
+def read_result(path: Path) -> list[Tally]:
+    """The tallies of a written result. DataError where it is none."""
+    try:
+        written: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return [Tally.from_json(row) for row in written["by_task"]]
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} is no result of rlvr.evaluate") from error

@@ -1,0 +1,23 @@
+"""Whether an `algorithm` section has its stage keep a reference, before anything of the stage is built."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlvr import registry
+from rlvr.config import AlgorithmConfig, bare_auxiliary
+from rlvr.needs import REFERENCE
+
+
+def compares_with_reference(algorithm: AlgorithmConfig) -> bool:
+    """Whether the loss, the KL penalty or a further term asks for the reference; the stage then keeps a copy of the weights."""
+    if algorithm.kl is not None and algorithm.kl.coef != 0.0:
+        return True
+    pieces = [("loss", algorithm.loss), *(("auxiliary", bare_auxiliary(spec)) for spec in algorithm.auxiliary)]
+    return any(reads_reference(kind, spec) for kind, spec in pieces)
+
+
+def reads_reference(kind: str, spec: str | dict[str, Any]) -> bool:
+    """Whether a loss as written declares a need of the reference."""
+    needs = getattr(registry.build(kind, spec), "needs", ())
+    return any(need.model == REFERENCE for need in needs)

@@ -1,0 +1,98 @@
+"""Responses as their own judges: what a response's log-probs say of its reward is fitted to the reward.
+
+Both losses read a log-prob as a score, the one at a single token after the response (LaSeR), the other over the whole
+response against the reference (implicit reward models). They train beside a policy loss or, in an sft stage, by themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from rlvr.losses.sequences import SequenceBatch
+from rlvr.losses.tokens import Average
+from rlvr.needs import REFERENCE, Need
+from rlvr.records import Batch, Origin
+from rlvr.registry import register
+from rlvr.schedules import Scalar
+
+
+@register("auxiliary", "last_token")
+@dataclass(frozen=True)
+class LastTokenReward:
+    """(beta (log pi(token | prompt, response) - constant) - reward)^2, `token` being one that never follows a response.
+
+    LaSeR (Yang et al. 2025, arXiv 2510.14943; the form, both constants and the class weights are confirmed in the authors'
+    code). The stage puts the token after every response that ended by itself; it is not sampled and trains nothing else. A mean
+    over those responses. The reward term `last_token` reads the score.
+    """
+
+    token: str
+    """A token of the tokenizer that no response is followed by, such as <|vision_start|> of Qwen2.5."""
+    beta: float = 0.1
+    """Scale from log-prob to reward, above 0."""
+    constant: float = -23.0
+    """The reference's mean log-prob of the token there, below 0; -23 is Qwen2.5's."""
+    balanced: bool = True
+    """Weigh right (a reward of at least 0.5) and wrong responses of the step so that both count the same: n / (2 n_class)."""
+
+    average: ClassVar[Average] = "sequences"
+    needs = frozenset({Need("logprobs", grad=True)})
+
+    def __post_init__(self) -> None:
+        if not self.beta > 0 or not self.constant < 0:
+            raise ValueError(f"beta={self.beta} must be above 0 and constant={self.constant} below 0")
+
+    @property
+    def appends(self) -> str:
+        """The token that the stage puts after responses, with the origin HINT."""
+        return self.token
+
+    def weights(self, batch: Batch) -> list[np.ndarray]:
+        """1 at the token that was put after a response whose reward is a number; float32 [T_b] each."""
+        marks = [np.zeros(len(r), dtype=np.float32) for r in batch.rollouts]
+        for rollout, mark, reward in zip(batch.rollouts, marks, batch.column("reward"), strict=True):
+            if len(rollout) and rollout.origin[-1] == Origin.HINT and np.isfinite(reward):
+                mark[-1] = 1.0
+        return marks
+
+    def shares(self, sequences: SequenceBatch) -> torch.Tensor:
+        """See SequenceLoss; a response's log-probs are those of the one token."""
+        count, reward = len(sequences.reward), sequences.reward
+        loss = (self.beta * (sequences.logprobs - self.constant) - reward).square()
+        right = reward >= 0.5
+        if self.balanced and 0 < int(right.sum()) < count:
+            loss = loss * count / 2 / torch.where(right, right.sum(), (~right).sum())
+        return loss / max(1, count)
+
+
+@register("auxiliary", "outcome_classifier")
+@dataclass(frozen=True)
+class OutcomeClassifier:
+    """Cross-entropy of the reward (0 to 1) against beta log pi / pi_reference of the whole response.
+
+    An implicit reward model (Yuan et al. 2024, "Free process rewards without process labels", arXiv 2412.01981, the
+    cross-entropy form, from notes): once it is trained, the same log-ratio over a part of a response is that part's reward. A
+    mean over responses; no pairs or groups are needed. The loss `pacs` is this with the group's other scores taken off.
+    """
+
+    beta: Scalar = 0.05
+    """Scale from log-ratio to logit, above 0."""
+
+    average: ClassVar[Average] = "sequences"
+    needs = frozenset({Need("logprobs", grad=True), Need("logprobs", REFERENCE)})
+
+    def shares(self, sequences: SequenceBatch) -> torch.Tensor:
+        """See SequenceLoss. ValueError for a reward outside [0, 1]."""
+        reward = sequences.reward
+        if bool(((reward < 0) | (reward > 1)).any()):
+            raise ValueError(
+                f"the auxiliary outcome_classifier takes the reward for a probability, and found {float(reward.min()):g} to "
+                f"{float(reward.max()):g}: use rewards within [0, 1]"
+            )
+        score = float(self.beta) * (sequences.logprobs - sequences.reference)  # type: ignore[arg-type]
+        return binary_cross_entropy_with_logits(score, reward, reduction="none") / max(1, len(reward))

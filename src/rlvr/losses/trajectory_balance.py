@@ -1,0 +1,54 @@
+"""Trajectory balance: sample every response as often as its reward says, not only the best one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from rlvr.losses.sequences import SequenceBatch
+from rlvr.losses.tokens import Average
+from rlvr.needs import Need
+from rlvr.registry import register
+from rlvr.schedules import Scalar
+
+
+@register("loss", "trajectory_balance")
+@dataclass(frozen=True)
+class TrajectoryBalance:
+    """(log Z + log pi(y) - log R(y))^2, log R = log(floor + scale x reward), log Z the group's mean of log R - log pi.
+
+    The flow of reasoning (Yu et al. 2024, arXiv 2406.05673), whose terminal rewards 100 and 0.001 are the defaults; that
+    log Z is a mean over samples is confirmed in the authors' code (log-partition variance, Zhang et al. 2023, arXiv
+    2302.05446), there over the batch. log pi is the sum over the response, so every solution becomes likely in proportion to
+    its reward. Where log-ratios are small, the gradient is that of REINFORCE on log R - log pi with the group's mean as the
+    baseline. A mean over responses; a group of one has no gradient. Responses of any origin will do.
+    """
+
+    scale: Scalar = 100.0
+    """What a reward of 1 is worth; above 0."""
+    floor: Scalar = 1e-3
+    """Added to every reward, so that a reward of 0 has a logarithm; above 0."""
+
+    average: ClassVar[Average] = "sequences"
+    smallest_group: ClassVar[int] = 2
+    needs = frozenset({Need("logprobs", grad=True)})
+
+    def __post_init__(self) -> None:
+        for name in ("scale", "floor"):
+            value = getattr(self, name)
+            if isinstance(value, (int, float)) and value <= 0:
+                raise ValueError(f"{name} must be above 0, not {value}")
+
+    def shares(self, sequences: SequenceBatch) -> torch.Tensor:
+        """See SequenceLoss. ValueError for a negative reward, which has no logarithm."""
+        reward, size = sequences.reward, sequences.group_size()
+        if bool((reward < 0).any()):
+            raise ValueError(
+                f"the loss trajectory_balance takes the logarithm of the reward, and found {float(reward.min()):g}: use rewards "
+                "of at least 0"
+            )
+        balance = sequences.logprobs - (float(self.floor) + float(self.scale) * reward).log()  # type: ignore[arg-type]
+        residual = balance - sequences.group_sum(balance) / size
+        return residual.square() / max(1, len(reward))

@@ -1,0 +1,81 @@
+"""The part of a terminal that moves: the stage's bar, bars inside the step, and the last thing that a monitor said.
+
+Invariants:
+- It is drawn by a thread of its own, which only reads counters.
+- What it leaves behind is nothing: lines are printed above it, and it is wiped off at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from rich.console import Console as RichConsole
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+Counts = Callable[[], Mapping[str, tuple[int, int]]]
+"""What is done inside a step: name -> (done, asked for), both since the run began."""
+
+
+class LiveView:
+    """The view of one stage of `steps` steps, `done` of them before; `counts` is asked at each refresh."""
+
+    def __init__(self, output: RichConsole, stage: str, steps: int | None, done: int, counts: Counts) -> None:
+        self._steps = _stage_bar(output)
+        self._steps.add_task(stage, total=steps, completed=done)
+        self._within = Progress(
+            TextColumn("  {task.description}", markup=False), BarColumn(), MofNCompleteColumn(), console=output
+        )
+        self._bars: dict[str, TaskID] = {}
+        self._counts, self._before = counts, dict(counts())
+        self._note: Text | None = None
+        self._live = Live(console=output, get_renderable=self._view, transient=True, refresh_per_second=4)
+        self.start, self.stop = self._live.start, self._live.stop
+
+    def step(self) -> None:
+        """A step is done."""
+        self._steps.advance(TaskID(0))
+        self.again()
+
+    def again(self) -> None:
+        """Count what is done inside a step from here on."""
+        self._before = {name: (done, done) for name, (done, _) in self._counts().items()}
+
+    def note(self, text: Text) -> None:
+        """Keep a line in view until the next one."""
+        self._note = text
+
+    def _view(self) -> RenderableType:
+        for name, (done, asked) in self._counts().items():
+            before = self._before.get(name, (0, 0))[0]
+            if name not in self._bars:
+                self._bars[name] = self._within.add_task(name)
+            self._within.update(self._bars[name], completed=done - before, total=max(asked - before, 0))
+        shown: list[RenderableType] = [self._steps.get_renderable()]
+        if self._bars:
+            shown.append(self._within.get_renderable())
+        return Group(*shown, *([self._note] if self._note is not None else []))
+
+
+def _stage_bar(output: RichConsole) -> Progress:
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    # Steps may take many minutes each, and the time left is estimated over this window.
+    return Progress(*columns, console=output, speed_estimate_period=24 * 3600)

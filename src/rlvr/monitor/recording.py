@@ -1,0 +1,108 @@
+"""Recorded rollouts read back: the files that `rollout_log` writes.
+
+Invariants: one line is in memory at a time; a file of an older version, whose lines do not say what became of a rollout, is
+read as one in which everything trained; what cannot be read is named by file and line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from rlvr.errors import DataError
+from rlvr.records import BASELINE, Rollout
+
+COMPUTED = ("advantage", BASELINE)
+"""Columns of a batch that come after scoring."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One line of a file."""
+
+    rollout: Rollout
+    use: str
+    """What became of it (see `rollout_log`)."""
+    columns: Mapping[str, float]
+    """Its columns in the batch that trained, NaN where undecided; of one that did not train, as scored."""
+    scored: Mapping[str, float]
+    """Its columns as scoring gave them, NaN where undecided."""
+    line: int
+    """The number of its line, from 1."""
+
+
+def recorded_steps(run: str | Path) -> dict[int, Path]:
+    """The files of a run's recorded rollouts by step, in order. DataError where there are none."""
+    run = Path(run)
+    if not run.is_dir():
+        raise DataError(f"there is no run folder {run}")
+    names = {path.stem.removeprefix("step-"): path for path in (run / "rollouts").glob("step-*.jsonl")}
+    files = {int(number): path for number, path in names.items() if number.isdigit()}
+    if not files:
+        raise DataError(
+            f"{run} holds no recorded rollouts: {run / 'rollouts'} is missing or empty. A run records them where "
+            "logging.rollouts is 1 or more and a step was finished"
+        )
+    return dict(sorted(files.items()))
+
+
+def recorded_config(run: str | Path) -> dict[str, Any]:
+    """The tree in a run's config.yaml; empty where there is none that can be read."""
+    try:
+        tree = yaml.safe_load((Path(run) / "config.yaml").read_text(encoding="utf-8", errors="replace"))
+    except (OSError, yaml.YAMLError):
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+def read_recorded(path: str | Path, notes: list[str] | None = None) -> Iterator[Recorded]:
+    """The rollouts of a file, in order. DataError, with file and line, for a line that is no rollout.
+
+    With `notes` reading ends before such a line instead, and a note says so.
+    """
+    with Path(path).open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                recorded = _recorded(line, number)
+            except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
+                what = "it is cut" if not line.endswith("\n") else f"{type(error).__name__}: {error}"
+                if notes is None:
+                    raise DataError(
+                        f"{path}, line {number}: not a rollout: {what}; copy the file anew, or leave this step and those "
+                        "after it out"
+                    ) from error
+                notes.append(f"{path}, line {number}: not a rollout ({what}); the file is used up to there")
+                return
+            yield recorded
+
+
+def _recorded(line: str, number: int) -> Recorded:
+    row = json.loads(line)
+    final = _numbers(row.pop("columns", {}))
+    scored = {name: value for name, value in final.items() if name not in COMPUTED} | _numbers(row.pop("scored", {}))
+    use = str(row.pop("use", "trained"))
+    row.pop("tokens", None)
+    return Recorded(Rollout.from_json(row), use, final, scored, number)
+
+
+def _numbers(columns: Mapping[str, Any]) -> dict[str, float]:
+    return {name: math.nan if value is None else float(value) for name, value in columns.items()}
+
+
+def read_rollouts(path: str | Path) -> tuple[list[Rollout], dict[str, np.ndarray]]:
+    """The rollouts of a file and their columns, float64 [B] with NaN for undecided. DataError as `read_recorded`."""
+    rows = list(read_recorded(path))
+    return [row.rollout for row in rows], columns_of([row.columns for row in rows])
+
+
+def columns_of(rows: list[Mapping[str, float]]) -> dict[str, np.ndarray]:
+    """One array per name, float64 [B], of one mapping per rollout; NaN where it has none."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: np.asarray([row.get(name, math.nan) for row in rows], dtype=np.float64) for name in names}

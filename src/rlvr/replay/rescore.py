@@ -1,0 +1,196 @@
+"""Going through a run's recorded rollouts with another verifier or other rewards, in the verifier pool that training uses.
+
+Invariants: one step is in memory at a time; what was recorded is not changed; verdicts are given again only where a verifier
+is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlvr import registry
+from rlvr.config import Config
+from rlvr.config_loading import load_config
+from rlvr.errors import ConfigError, DataError
+from rlvr.monitor.recording import Recorded, columns_of, read_recorded, recorded_config, recorded_steps
+from rlvr.records import BASELINE, Batch, Rollout, Task
+from rlvr.replay.changes import Change, change
+from rlvr.rewards import Setting, Term, at_step, bind, build_terms, score, walk
+from rlvr.schedules import at
+from rlvr.tree import as_tree
+from rlvr.verifiers import VerifierPool
+from rlvr.verifiers.routing import Verification
+
+SECTIONS = ("verifier", "rewards", "verification", "algorithm")
+"""What of the configuration decides the score of a rollout."""
+
+
+@dataclass
+class Rescored:
+    """One step, before and after."""
+
+    step: int
+    uses: list[str]
+    before: Batch
+    after: Batch
+    change: Change
+
+
+class Replay:
+    """A run to be scored again. `overrides` (`key.path=value`) are laid over its configuration. ConfigError, DataError."""
+
+    def __init__(self, run: str | Path, overrides: Sequence[str], first: int = 1, last: int | None = None) -> None:
+        self.run, self.notes = Path(run), list[str]()
+        steps = recorded_steps(run)
+        self.files = {n: path for n, path in steps.items() if n >= first and (last is None or n <= last)}
+        if not self.files:
+            raise ConfigError(
+                f"--steps: none of these steps of {run} was recorded; there are {min(steps)} to {max(steps)}"
+            )
+        roots = [next(iter(as_tree(override))) for override in overrides]
+        for root in roots:
+            if root not in SECTIONS:
+                raise ConfigError(
+                    f"--rescore {root}: only {', '.join(SECTIONS)} have a say in the score of a recorded rollout"
+                )
+        self.config = self._config(overrides)
+        self.verifies = "verifier" in roots or "rewards" not in roots
+        self.terms = build_terms(self.config.rewards)
+        self._refuse_what_needs_the_policy()
+        self._choose_estimator()
+
+    def _config(self, overrides: Sequence[str]) -> Config:
+        tree = recorded_config(self.run)
+        if not tree:
+            self.notes.append(f"{self.run / 'config.yaml'} is missing or cannot be read: the defaults stand in for it")
+        for stage in tree.get("stages") or []:
+            if own := [key for key in ("verifier", "rewards") if isinstance(stage, dict) and key in stage]:
+                self.notes.append(f"a stage has {' and '.join(own)} of its own: those of the whole run are used")
+        if not tree:
+            return load_config({}, overrides)
+        try:
+            return load_config(tree, overrides)
+        except ConfigError:
+            config = load_config({key: tree[key] for key in SECTIONS[:3] if key in tree}, overrides)
+            self.notes.append(
+                f"{self.run / 'config.yaml'} is of another version: its {', '.join(SECTIONS[:3])} are used"
+            )
+            return config
+
+    def _refuse_what_needs_the_policy(self) -> None:
+        for term in walk(self.terms):
+            if getattr(term.function, "needs", ()) or hasattr(term.function, "asks"):
+                raise ConfigError(
+                    f"rewards: {term.name!r} needs a forward pass of the policy, which a replay does not make: give the other "
+                    "terms with --rescore rewards='[...]'"
+                )
+            if hasattr(term.function, "observe"):
+                self.notes.append(f"the reward {term.name!r} adapts during a run; here it stays as at the start")
+
+    def _choose_estimator(self) -> None:
+        self.estimator: Any = registry.build("advantage", self.config.algorithm.advantage)
+        if any(getattr(self.estimator, trait, None) for trait in ("needs", "per_token", "reads_characters", "observe")):
+            self._fall_back("it needs more than rewards")
+
+    def _fall_back(self, why: str) -> None:
+        name = registry.split(self.config.algorithm.advantage)[0]
+        self.notes.append(f"advantages are not those of {name!r} ({why}) but of `group`")
+        self.estimator = registry.build("advantage", "group")
+
+    async def steps(self) -> AsyncIterator[Rescored]:
+        """The steps in order, each scored again. Steps without a verdict (of an sft stage) are passed over."""
+        checks = self.config.verification
+        with VerifierPool(checks.workers, checks.time_limit, checks.memory_mb, checks.concurrent) as pool:
+            verification, found = Verification(self.config.verifier, pool), False
+            for step, path in self.files.items():
+                rows = [row for row in read_recorded(path, self.notes) if row.use != "added" and row.rollout.verdicts]
+                if not rows:
+                    continue
+                if not found:
+                    self._begin(rows, verification)
+                found = True
+                yield await self._rescored(step, rows, verification)
+        if not found:
+            raise DataError(f"the recorded rollouts of {self.run} have no verdicts: there is nothing to score again")
+
+    def _begin(self, rows: Sequence[Recorded], verification: Verification) -> None:
+        """DataError where no task of the first step can be verified; let the terms take what they need from the run."""
+        tasks = _tasks(rows)
+        if self.verifies:
+            bad = [(task.id, problem) for task in tasks if (problem := verification.of(task).check_task(task))]
+            if len(bad) == len(tasks):
+                raise DataError(f"no task of the first step can be verified so: {bad[0][0]}: {bad[0][1]}")
+        if any(term.sources is not None for term in self.terms):
+            tasks = [task for path in self.files.values() for task in _tasks(read_recorded(path, []))]
+        self.terms = bind(self.terms, Setting(self.config, tasks, verification.same_answer))
+
+    async def _rescored(self, step: int, rows: list[Recorded], verification: Verification) -> Rescored:
+        fresh = [dataclasses.replace(row.rollout, verdicts=dict(row.rollout.verdicts)) for row in rows]
+        if self.verifies:
+            await _verify(fresh, verification)
+        then = columns_of([row.scored for row in rows])
+        now = {name: values for name, values in then.items() if name == "history/mean"}
+        steps = max(self.files)
+        terms: list[Term] = at_step(self.terms, step - 1, steps)
+        scored = score(Batch(fresh, now), terms)
+        plain = np.asarray([row.rollout.role != BASELINE for row in rows])
+        then.setdefault("reward", np.full(len(rows), np.nan))
+        recorded = Batch([row.rollout for row in rows], then)
+        before, after = (_with_baseline(batch, plain) for batch in (recorded, scored))
+        both = np.isfinite(before.column("reward")) & np.isfinite(after.column("reward"))
+        advantages = self._advantages(before, step)[both], self._advantages(after, step)[both]
+        uses = [row.use for row, on in zip(rows, plain, strict=True) if on]
+        return Rescored(step, uses, before, after, change(before, after, advantages))
+
+    def _advantages(self, batch: Batch, step: int) -> np.ndarray:
+        try:
+            return np.asarray(at(self.estimator, step - 1, max(self.files))(batch), dtype=np.float64)
+        except KeyError as error:  # a column that is not recorded
+            self._fall_back(str(error.args[0]))
+            return np.asarray(self.estimator(batch), dtype=np.float64)
+
+
+async def _verify(rollouts: Sequence[Rollout], verification: Verification) -> None:
+    """Put new verdicts on rollouts, group by group where a verifier wants that."""
+    groups: dict[str, list[Rollout]] = {}
+    for number, rollout in enumerate(rollouts):
+        rollout.verdicts.clear()
+        together = rollout.role != BASELINE and verification.by_group(rollout.task)
+        groups.setdefault(f"group {rollout.group}" if together else str(number), []).append(rollout)
+    await asyncio.gather(*(verification.verify_group(members) for members in groups.values()))
+
+
+def _with_baseline(batch: Batch, plain: np.ndarray) -> Batch:
+    """The rollouts that are no baseline, with the reward of their draw's as the column `baseline` where there is one."""
+    kept = batch.select(np.flatnonzero(plain))
+    compared = batch.select(np.flatnonzero(~plain))
+    if len(compared):
+        of = dict(zip((r.group for r in compared.rollouts), compared.column("reward").tolist(), strict=True))
+        kept.columns[BASELINE] = np.asarray([of.get(r.group, np.nan) for r in kept.rollouts], dtype=np.float64)
+    return kept
+
+
+def _tasks(rows: Any) -> list[Task]:
+    return list({row.rollout.task.id: row.rollout.task for row in rows}.values())
+
+
+def row_of(rescored: Rescored, place: int) -> Mapping[str, Any]:
+    """One rollout before and after, in JSON types."""
+    before, after = rescored.before, rescored.after
+    rollout = before.rollouts[place]
+
+    def side(batch: Batch) -> dict[str, Any]:
+        verdicts = {name: verdict.to_json() for name, verdict in batch.rollouts[place].verdicts.items()}
+        columns = {n: float(v[place]) for n, v in batch.columns.items() if n == "reward" or n.startswith("reward/")}
+        return {"verdicts": verdicts, "columns": {n: v if np.isfinite(v) else None for n, v in columns.items()}}
+
+    named = {"id": rollout.id, "task": rollout.task.id, "group": rollout.group, "member": rollout.member}
+    use = {"step": rescored.step, "use": rescored.uses[place]}
+    return {**use, **named, "before": side(before), "after": side(after)}

@@ -1,0 +1,44 @@
+"""What evaluation chooses among samples with: a reward term, evaluated without any stage of training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlvr.config import AlgorithmConfig, Config
+from rlvr.data import History
+from rlvr.errors import ConfigError
+from rlvr.policy import Policy
+from rlvr.records import Rollout, Task
+from rlvr.rewards import Setting, walk
+from rlvr.stages.scoring import Scoring
+
+
+class Chooser:
+    """The scorer that `config.evaluation.scorer` names: rollouts -> what it likes of each, NaN where it does not know.
+
+    `apart` says that the policy's weights lie in parts on several ranks: ConfigError then for a term that needs a forward pass,
+    which only rank 0 would take.
+    """
+
+    def __init__(self, config: Config, policy: Policy, tasks: Sequence[Task], apart: bool = False) -> None:
+        update = {"rewards": [config.evaluation.scorer], "algorithm": AlgorithmConfig()}
+        alone = config.model_copy(update=update)
+        self._policy, self._scoring = policy, Scoring(alone)
+        self._scoring.bind(tasks, Setting(alone, tasks))
+        terms = [term.function for term in walk(self._scoring.terms)]
+        if apart and any(getattr(term, "needs", ()) or hasattr(term, "asks") for term in terms):
+            raise ConfigError(
+                f"evaluation.scorer: {config.evaluation.scorer!r} needs a forward pass of the policy, whose weights lie in parts on "
+                "the ranks: evaluate a checkpoint with python -m rlvr.evaluate, or choose another scorer"
+            )
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> np.ndarray:
+        trained = [rollout.as_trained() for rollout in rollouts]
+        return self._scoring.score(trained, self._policy, History(), (0, 1), peek=True).column("reward")
+
+
+def chooser(config: Config, policy: Policy, tasks: Sequence[Task], apart: bool = False) -> Chooser | None:
+    """The scorer of an evaluation under `config`, where it has one."""
+    return None if config.evaluation.scorer is None else Chooser(config, policy, tasks, apart)

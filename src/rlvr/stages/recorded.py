@@ -1,0 +1,122 @@
+"""The supply of a stage that trains on recorded rollouts: in the place of `rlvr.rollout.Supply`, with its methods.
+
+Invariants: with the configuration, seed and start weights of the recorded run the updates are those of that run, bit for bit
+on a CPU; a reward or verifier that differs from the recorded run's is never passed over in silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlvr import registry
+from rlvr.data import Sampler
+from rlvr.errors import ConfigError
+from rlvr.losses import Objective
+from rlvr.monitor.recording import recorded_config
+from rlvr.needs import BEHAVIOUR, PROXIMAL, Need
+from rlvr.records import BASELINE, Rollout
+from rlvr.rollout import Collected, Means
+from rlvr.rollout.recorded import RecordedOptions, Recording
+from rlvr.stage_plan import StagePlan
+from rlvr.stages.base import Parts
+
+
+def recording_of(plan: StagePlan) -> RecordedOptions | None:
+    """The recorded rollouts that a stage is to train on; None where it samples."""
+    options = registry.build("engine", plan.config.rollout.engine)
+    return options if isinstance(options, RecordedOptions) else None
+
+
+class RecordedSupply:
+    """Gives the recorded rollouts of one step after the other. ConfigError, DataError for what cannot be trained on."""
+
+    def __init__(
+        self,
+        options: RecordedOptions,
+        plan: StagePlan,
+        parts: Parts,
+        sampler: Sampler,
+        means: Callable[[int], Means],
+        objective: Objective,
+    ) -> None:
+        if plan.config.folder.resolve() == Path(options.path).resolve():
+            raise ConfigError(
+                f"rollout.engine: the run would write to {options.path}, whose rollouts it reads: choose another run.name"
+            )
+        if not options.rescore:
+            _refuse_other_rewards(options.path, plan)
+        first, last = plan.before + 1, plan.before + plan.allowed
+        self.recording = Recording(options.path, parts.policy, first, last, _needs_logprobs(objective, plan))
+        self.options, self.plan, self.sampler, self.means = options, plan, sampler, means
+        self.collector = parts.collector
+        self._before = sampler.state_dict()
+
+    def next(self, step: int) -> Collected:
+        """What was recorded at `step` of the stage. DataError, with file and line, for what cannot be trained on."""
+        self._before = self.sampler.state_dict()
+        collected = self.recording.read(self.plan.before + step + 1)
+        self._draw_as_far_as([*collected.rollouts, *collected.dropped])
+        if self.options.rescore:
+            work = self.collector.begin(_verified(collected, self.means(step)))
+            what = "the verdicts on recorded rollouts"
+            self.collector.wait(work, what, self.plan.config.rollout.deadline)
+            collected.columns = None
+        return collected
+
+    def give_back(self) -> None:
+        """The step last read is the next to be read."""
+        self.sampler.load_state_dict(self._before)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `rlvr.rollout.Supply` has it."""
+        return {"sampler": self.sampler.state_dict(), "owed": []}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the state was taken."""
+        self.sampler.load_state_dict(state["sampler"])
+
+    def _draw_as_far_as(self, rollouts: Iterable[Rollout]) -> None:
+        """Draw what the recorded run drew, so that epochs are counted alike."""
+        last = max(int(rollout.group.partition("/")[0]) for rollout in rollouts)
+        while self.sampler.state_dict()["draws"] <= last:
+            self.sampler.next(1)
+
+
+async def _verified(collected: Collected, means: Means) -> None:
+    """Put new verdicts in the place of those that were recorded."""
+    groups: dict[str, list[Rollout]] = {}
+    for rollout in (*collected.rollouts, *collected.dropped):
+        rollout.verdicts.clear()
+        alone = rollout.role == BASELINE or not means.by_group(rollout.task)
+        groups.setdefault(rollout.id if alone else f"group {rollout.group}", []).append(rollout)
+    assert means.verify_group is not None
+    await asyncio.gather(*(means.verify_group(members) for members in groups.values()))
+
+
+def _needs_logprobs(objective: Objective, plan: StagePlan) -> bool:
+    """Whether a component takes a ratio to the log-probs that were sampled with."""
+    optim = plan.config.optim
+    several = optim.updates_per_batch * optim.epochs_per_batch > 1
+    return any(
+        Need("logprobs", BEHAVIOUR) in component.loss.needs
+        or (component.corrected and objective.correction is not None)
+        or (several and not objective.recalls_update and Need("logprobs", PROXIMAL) in component.loss.needs)
+        for component in objective.components
+    )
+
+
+def _refuse_other_rewards(run: str, plan: StagePlan) -> None:
+    """ConfigError where the configuration rewards otherwise than the recorded run did."""
+    recorded = recorded_config(run)
+    if recorded.get("stages"):
+        return  # each may have had rewards of its own
+    now = plan.config.dump()
+    for key in ("verifier", "rewards"):
+        if key in recorded and recorded[key] != now[key]:
+            raise ConfigError(
+                f"{key} is not that of the recorded run ({recorded[key]!r}, here {now[key]!r}), and rollout.engine takes verdicts and "
+                f"rewards as they were recorded: set rollout.engine.rescore=true, or {key} as it was"
+            )

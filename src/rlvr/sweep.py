@@ -1,0 +1,143 @@
+"""One configuration with several seeds (`run.seeds`): a run for each, one after the other, and what they amount to together.
+
+Invariants:
+- Each seed is an ordinary run in `NAME/seed-N`, trained by a process of its own, which can be resumed and looked at by itself.
+- A seed that fails costs itself. A request to stop goes to the run under way, which saves itself; no further seed is begun.
+- No run outlives the sweep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from rlvr import lifeline
+from rlvr.config import Config
+from rlvr.errors import ConfigError, DataError
+from rlvr.evaluation import interquartile_mean, interval, over_runs, read_result
+from rlvr.monitor.console import Console
+from rlvr.monitor.trackers import MetricsFile
+from rlvr.report import write_report
+from rlvr.signals import StopRequest
+
+ENDS = ("reward/mean", "completion/length_mean", "entropy")
+"""Metrics of the last step that the table shows beside the evaluation's results."""
+
+
+def of_seed(config: Config, seed: int) -> Config:
+    """The configuration of the run of one seed."""
+    run = {"dir": str(config.folder), "name": f"seed-{seed}", "seed": seed, "seeds": []}
+    return config.model_copy(update={"run": config.run.model_copy(update=run)})
+
+
+def sweep(config: Config, resume: str | None = None) -> int:
+    """Train every seed of `config.run.seeds`, then write seeds.json and report.html; the exit code.
+
+    0 where all seeds are done, 128 + N after signal N, else 2 where each one was refused, else 1. With `resume` auto, runs go
+    on where they are, and those that are done are left alone. ConfigError for what a sweep cannot do.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            "run.seeds starts runs of one process; under torchrun, start a run for each seed with run.seed"
+        )
+    if resume not in (None, "auto"):
+        raise ConfigError(f"run.seeds resumes all of its runs: --resume auto, not {resume}")
+    console, codes = Console("plain" if config.logging.console == "auto" else config.logging.console), {}
+    config.folder.mkdir(parents=True, exist_ok=True)
+    with StopRequest() as stop:
+        for number, seed in enumerate(config.run.seeds, start=1):
+            console.message(f"seed {seed} ({number} of {len(config.run.seeds)}): {config.folder / f'seed-{seed}'}")
+            codes[seed] = _train(of_seed(config, seed), resume, stop)
+            if stop:
+                break
+            if codes[seed]:
+                console.message(f"seed {seed} ended with exit code {codes[seed]}; the others go on", "error")
+    if stop.signal is not None:
+        console.message("stopped; --resume auto goes on", "warning")
+        return 128 + int(stop.signal)
+    done = [seed for seed, code in codes.items() if code == 0]
+    if done:
+        _conclude(config, done, console)
+    if len(done) < len(codes):
+        return 2 if not done and set(codes.values()) == {2} else 1
+    return 0
+
+
+def _train(config: Config, resume: str | None, stop: StopRequest) -> int:
+    """The exit code of one run."""
+    path = config.folder.parent / f"{config.run.name}.yaml"
+    path.write_text(yaml.safe_dump(config.dump(), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    arguments = ["rlvr.train", "--config", str(path), *(["--resume", resume] if resume else [])]
+    environment = {**os.environ, lifeline.OWNER: str(os.getpid())}
+    process = subprocess.Popen(
+        [sys.executable, "-c", lifeline.RUN, *arguments], env=environment, start_new_session=True
+    )
+    told = False
+    try:
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(0.2)
+            if stop.signal is not None and not told:
+                told = True
+                process.send_signal(stop.signal)
+    finally:
+        lifeline.kill(process)
+
+
+def _conclude(config: Config, seeds: Sequence[int], console: Console) -> None:
+    """What the finished runs amount to: a table, seeds.json and the report."""
+    folders = [config.folder / f"seed-{seed}" for seed in seeds]
+    results = dict(_results(config, folders))
+    text = json.dumps({"version": 1, "seeds": list(seeds), "results": results}, indent=1)
+    (config.folder / "seeds.json").write_text(text + "\n", encoding="utf-8")
+    columns = ["", "mean", "95 %", "IQM", "95 %", *(f"seed {seed}" for seed in seeds)]
+    rows = [
+        [name, r["mean"], _range(r["interval"]), r["iqm"], _range(r["iqm interval"]), *r["runs"]]
+        for name, r in results.items()
+    ]
+    console.table(f"after the last step, {len(seeds)} seeds", columns, rows)
+    try:
+        console.message(f"report: {write_report(folders, config.folder / 'report.html')} (open it in a browser)")
+    except Exception as error:  # the runs are done and saved; no fault of their report may make them look failed
+        console.message(f"the report could not be written: {type(error).__name__}: {error}", "warning")
+    console.closing(f"done: seeds {', '.join(map(str, seeds))}, run folder {config.folder}")
+
+
+def _results(config: Config, folders: Sequence[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Result -> mean and interquartile mean with intervals, and the value of each run, after its last step."""
+    last = [sorted((folder / "evaluations").glob("step-*.json")) for folder in folders]
+    if all(last):
+        with contextlib.suppress(
+            DataError
+        ):  # runs that evaluated on different tasks, or were written by another version
+            tallies = [read_result(files[-1]) for files in last]
+            for name, found in over_runs(tallies, config.evaluation.k).items():
+                yield f"eval/{name}", found
+    ends = [list(MetricsFile(folder / "metrics.jsonl").rows())[-1:] for folder in folders]
+    for name in ENDS:
+        known = [row[0][name] for row in ends if row and row[0].get(name) is not None]
+        values = np.asarray(known, dtype=np.float64)
+        if len(values) == len(folders):
+            yield (
+                name,
+                {
+                    "mean": float(values.mean()),
+                    "interval": interval(values),
+                    "iqm": float(interquartile_mean(values)),
+                    "iqm interval": interval(values, interquartile_mean),
+                    "runs": values.tolist(),
+                },
+            )
+
+
+def _range(low_high: Sequence[float] | None) -> str:
+    return "-" if low_high is None else f"{low_high[0]:.3g} to {low_high[1]:.3g}"
