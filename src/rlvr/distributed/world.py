@@ -14,12 +14,14 @@ import datetime
 import os
 import threading
 import time
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from rlvr.errors import TrainingError, WaitTimeout
+from rlvr.waits import Wait
 
 T = TypeVar("T")
 
@@ -112,10 +114,10 @@ class World:
         if self.size == 1:
             return
         self._meetings += 1
-        with _Named(self, what):
+        missing = {rank for rank in range(self.size) if rank != self.rank}
+        with _Named(self, what), Wait(_Awaited(what, missing), time.monotonic() + deadline) as waiting:
             self._store.set(self._place(self._meetings, self.rank), what)
-            missing = {rank for rank in range(self.size) if rank != self.rank}
-            began, pause, watch = time.monotonic(), 0.0002, _Watch(self, missing)
+            pause, watch = 0.0002, _Watch(self, missing)
             while missing:
                 for rank in sorted(missing):
                     if self._store.check([self._place(self._meetings, rank)]):
@@ -124,9 +126,7 @@ class World:
                 if not missing:
                     break
                 watch.look(what)
-                if time.monotonic() - began > deadline:
-                    late = ", ".join(f"rank {rank}" for rank in sorted(missing))
-                    raise WaitTimeout(f"waited {deadline:g} s for {what}: {late} did not come")
+                waiting.check()
                 time.sleep(pause)
                 pause = min(0.02, pause * 1.3)
             if self._meetings > 2:  # every rank has left the meeting before the last
@@ -189,6 +189,17 @@ class World:
     def failure(self, rank: int) -> str | None:
         """What `rank` said when it failed."""
         return self._store.get(f"failed/{rank}").decode() if self._store.check([f"failed/{rank}"]) else None
+
+
+@dataclass(frozen=True)
+class _Awaited:
+    """What a meeting waits for, in words."""
+
+    what: str
+    missing: set[int]
+
+    def __str__(self) -> str:
+        return f"{self.what}, where {', '.join(f'rank {rank}' for rank in sorted(self.missing))} did not come"
 
 
 class _Watch:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rlvr.errors import DataError, WaitTimeout
+from rlvr.errors import DataError
 from rlvr.policy import Policy
 from rlvr.policy.adapters import is_adapter
 from rlvr.policy.quantization import dense_model, is_quantized
@@ -31,6 +31,7 @@ from rlvr.rollout.decoder import Decoder
 from rlvr.rollout.engine import Bucket, Completion, InFlight, Request
 from rlvr.rollout.kv_cache import RowCache, check_cacheable
 from rlvr.rollout.rows import Row, Rows, padded
+from rlvr.waits import Wait
 
 COMPACT_AT = 1 / 16
 """Finished rows are dropped when they are at least this share of the batch: dropping copies the cache."""
@@ -118,12 +119,12 @@ class HFEngine:
         if self.shares_weights:
             self.version, self._decoder.stale = version, True
             return
-        deadline, self._publishing = time.monotonic() + PUBLISH_SECONDS, True
+        self._publishing = True
         try:
-            while not self._take(version, weights):
-                if time.monotonic() > deadline:
-                    raise WaitTimeout(f"waited {PUBLISH_SECONDS:g} s for responses to finish on the old weights")
-                time.sleep(0.0005)
+            with Wait("responses to finish on the old weights", time.monotonic() + PUBLISH_SECONDS) as waiting:
+                while not self._take(version, weights):
+                    waiting.check()
+                    time.sleep(0.0005)
         finally:
             self._publishing = False
 

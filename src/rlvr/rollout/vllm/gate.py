@@ -8,7 +8,8 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 
-from rlvr.errors import TrainingError, WaitTimeout
+from rlvr.errors import TrainingError
+from rlvr.waits import Wait
 
 
 class Gate:
@@ -38,16 +39,18 @@ class Gate:
                 self._inside -= 1
                 self._changed.notify_all()
 
+    def __str__(self) -> str:
+        return f"{self._inside} responses to finish on the old weights"
+
     @contextlib.contextmanager
     def emptied(self, seconds: float) -> Iterator[None]:
         """Nobody is inside. WaitTimeout when they do not leave within `seconds`."""
-        deadline = time.monotonic() + seconds
         with self._changed:
             self._shut = True
         try:
-            with self._changed:
-                if not self._changed.wait_for(lambda: self._inside == 0, deadline - time.monotonic()):
-                    raise WaitTimeout(f"waited {seconds:g} s for {self._inside} responses to finish on the old weights")
+            with self._changed, Wait(self, time.monotonic() + seconds) as waiting:
+                while not self._changed.wait_for(lambda: self._inside == 0, min(0.1, seconds / 10)):
+                    waiting.check()
             yield
         finally:
             with self._changed:

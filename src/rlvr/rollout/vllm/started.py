@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import re
 import secrets
 import socket
@@ -23,6 +24,9 @@ from rlvr import lifeline
 from rlvr.errors import ConfigError, DataError, WaitTimeout
 from rlvr.rollout.vllm.client import Client, ServerTrouble
 from rlvr.rollout.vllm.guard import KEY
+from rlvr.waits import stacks
+
+log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 TRIES = 5
@@ -92,6 +96,7 @@ class StartedServer:
             if await client.healthy(5.0):
                 return True
             if time.monotonic() > deadline:
+                log.error("gave up waiting for %s to start; the stacks of all threads:\n%s", self.name, stacks())
                 raise WaitTimeout(f"{self.name} did not start in time; its log ends with:\n{lifeline.tail(self.log)}")
             await asyncio.sleep(SETTLE)
         text = lifeline.tail(self.log, 40)
