@@ -12,6 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from rlvr.config_loading import load_config
 from rlvr.data import load_tasks
 from rlvr.errors import ConfigError, DataError
 from rlvr.records import Task
@@ -77,6 +78,12 @@ def test_every_form_gives_the_same_tasks(every_form):
         tasks = load_tasks(spec)
         assert [(t.id, t.prompt, t.answer) for t in tasks] == [(r["id"], r["prompt"], r["answer"]) for r in ROWS], form
         assert ids(load_tasks(spec, limit=2)) == ["t0", "t1"], form
+
+
+def test_an_option_laid_over_a_path_by_an_override_is_an_option_of_that_path(tmp_path):
+    path = write_lines(tmp_path / "rows.jsonl", ROWS)
+    config = load_config({"data": {"train": path}}, ["data.train.limit=2"])
+    assert ids(load_tasks(config.data.train)) == ["t0", "t1"]
 
 
 def test_paths_are_relative_to_the_working_directory(tmp_path, monkeypatch):

@@ -103,6 +103,9 @@ def _open(spec: Any, split: str, fields: Mapping[str, Any] | None) -> Iterator[P
 
 
 def _open_mapping(spec: Mapping[str, Any], split: str, fields: Mapping[str, Any] | None) -> Iterator[PlacedTask]:
+    name = str(spec.get("name", ""))
+    if {"/", "."} & set(name) and ".py:" not in name:  # options laid over a path or hub name by an override
+        spec = {"path": name, **{key: value for key, value in spec.items() if key != "name"}}
     if "name" in spec:
         return _registered(spec, fields)
     known = {field.name for field in dataclasses.fields(_DataSet)}
