@@ -130,6 +130,7 @@ class Saver:
         `failed`: this rank had to stop; others may be elsewhere, so that with several the last checkpoint has to do.
         """
         trainer = self.trainer
+        trainer.rollout_log.flush()
         if failed and trainer.world.size > 1:
             return
         saved = self.writer.wait() is None and (self._path.exists() or not trainer.step)
@@ -146,6 +147,7 @@ class Saver:
         With `wait` it is there on return, or a TrainingError says why not. Without, a failure is logged and costs nothing else.
         """
         trainer, problem = self.trainer, None
+        trainer.rollout_log.flush()
         if self.writer.open(trainer.step):
             self.writer.write(self._contents())
             problem = self.writer.wait() if wait else None

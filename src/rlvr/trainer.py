@@ -281,7 +281,7 @@ class GRPOTrainer:
         self.metrics.append(row)
         if self.world.leads:
             self.folder.metrics.append(row)
-        self.rollout_log.write(self.step, batch, collected.rollouts, collected.dropped, collected.columns)
+        self.rollout_log.later(self.step, batch, collected.rollouts, collected.dropped, collected.columns)
         for tracker in self.trackers:
             tracker.log(self.step, row)
             tracker.log_rollouts(self.step, sample_rows(batch))

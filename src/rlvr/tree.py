@@ -74,6 +74,8 @@ def _items(base: list[Any], over: Mapping[Any, Any], path: tuple[str, ...]) -> l
     for key, value in over.items():
         if int(key) >= len(items):
             place = ".".join((*path, str(key)))
-            raise ConfigError(f"{place}: there are {len(items)} items, numbered from 0; write the whole list to add one")
+            raise ConfigError(
+                f"{place}: there are {len(items)} items, numbered from 0; write the whole list to add one"
+            )
         items[int(key)] = merge(items[int(key)], value, (*path, str(key)))
     return items

@@ -10,7 +10,8 @@
   `advantage` where it differs between tokens. These are for looking at: rounded, in the order of the sampled tokens.
 
 Invariants: numbers come back bit for bit, `tokens` apart; lines are in the order of the draws, what was dropped after the
-rest; a file is written aside and renamed, so it is whole or not there; a disk that takes no more costs the file, not the run.
+rest; a file is written aside and renamed, so it is whole or not there, and it is there before a checkpoint of its
+step or a later one is begun; a disk that takes no more costs the file, not the run.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import json
 import logging
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +30,12 @@ import numpy as np
 import orjson
 
 from rlvr.records import BASELINE, UPDATED, Batch, Origin, Rollout
+from rlvr.waits import finished
 
 log = logging.getLogger(__name__)
+
+WRITE_SECONDS = 600.0
+"""How long the rollouts of a step may take to be written."""
 
 
 class RolloutLog:
@@ -37,6 +44,8 @@ class RolloutLog:
     def __init__(self, directory: str | Path, every: int = 1) -> None:
         self.directory = Path(directory) / "rollouts"
         self.every = every
+        self._thread = ThreadPoolExecutor(1, "rlvr-rollouts")
+        self._under_way: Future[Path | None] | None = None
 
     def due(self, step: int) -> bool:
         """Whether `step` is one that is written."""
@@ -62,6 +71,26 @@ class RolloutLog:
         except OSError as error:
             log.warning("the rollouts of step %d could not be written: %s", step, error)
             return None
+
+    def later(
+        self,
+        step: int,
+        batch: Batch,
+        sampled: Sequence[Rollout],
+        dropped: Sequence[Rollout],
+        columns: Mapping[str, np.ndarray] | None,
+    ) -> None:
+        """`write` in a thread of its own, while the next step goes on; two steps are never under way at once."""
+        self.flush()
+        if self.due(step):
+            self._under_way = self._thread.submit(self.write, step, batch, sampled, dropped, columns)
+
+    def flush(self) -> None:
+        """Wait for what is being written. WaitTimeout where the disk hangs."""
+        if self._under_way is not None:
+            finished(self._under_way, "the file of rollouts", time.monotonic() + WRITE_SECONDS)
+            self._under_way.result()
+            self._under_way = None
 
     def _write(self, step: int, rows: Iterator[dict[str, Any]]) -> Path:
         self.directory.mkdir(parents=True, exist_ok=True)
