@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from zero_ranks import recorded
 
+from rlvr import registry
 from rlvr.distributed import World
 from rlvr.policy.loading import load_policy
 
@@ -42,6 +43,13 @@ STEPS = {
     **{name: {"backend": backend, "optim": {"micro_batch_size": 2}} for name, backend in OFFLOADED.items()},
 }
 """Each on two ranks; the oracle is one process with the plain backend and one micro-batch."""
+LR = {"trajectory_balance": 0.01}
+"""Where a step of 0.5 would throw the weights about, and rounding with them."""
+LOSSES = {
+    f"loss {name}": {"backend": backend, "loss": name, "optim": {"micro_batch_size": 2}, "lr": LR.get(name, 0.5)}
+    for name, backend in zip(sorted(registry.names("loss")), itertools.cycle(["plain", ZERO[2], ZERO[3]]), strict=False)
+}
+"""Every registered loss over ranks, those that look at the whole step before it is dealt out among them."""
 TROUBLES = {f"troubles {stage}": {"run": "troubles", "backend": ZERO[stage], **ADAM} for stage in ZERO}
 BEFORE = {f"bfloat16 {stage}": {"backend": ZERO[stage], **BFLOAT16} for stage in ZERO}
 
@@ -92,7 +100,7 @@ def found(tmp_path_factory, folders):
     }
     files = {**LORA, "path": str(folders / "zero3" / "merged"), "model": {"quantization": "nf4"}}
     more["zero2 qlora"] = {"backend": ZERO[2], "optim": {"micro_batch_size": 2}, "policy": files}
-    return launch(tmp_path_factory, {**steps, **TROUBLES, **BEFORE, **saving, **more})
+    return launch(tmp_path_factory, {**steps, **LOSSES, **TROUBLES, **BEFORE, **saving, **more})
 
 
 LARGE = {"hidden_size": 512, "layers": 8, "intermediate_size": 2048}
@@ -144,6 +152,17 @@ def test_gradients_and_weights_are_those_of_one_process(found, name):
     published, wanted = found[name]["published"], want["published"]
     assert published.keys() == wanted.keys()
     assert all(torch.allclose(published[key], wanted[key], atol=1e-5) for key in wanted)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_is_that_of_one_process(found, name):
+    want = alone(LOSSES[name])
+    start = want["tensors"][0]
+    assert gap(want["tensors"][1], start) > 1e-6
+    for left, right, before in zip(found[name]["tensors"][1:], want["tensors"][1:], want["tensors"][:-1], strict=True):
+        assert gap(left, right, since=before) < 1e-5
+    for left, right in zip(found[name]["metrics"], want["metrics"], strict=True):
+        assert left["loss/total"] == pytest.approx(right["loss/total"], rel=1e-4, abs=1e-6)
 
 
 GRID = list(

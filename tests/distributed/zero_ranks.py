@@ -86,7 +86,10 @@ def recorded(policy, seed=0, rewards=REWARDS):
     return batch
 
 
-def objective():
+def objective(loss=None):
+    """Three terms, or the policy loss of a registered name."""
+    if loss is not None:
+        return Objective((Component("policy", registry.build("loss", loss), "policy"),), 11.0)
     return Objective(
         (
             Component("policy", ClippedPolicyLoss(0.2, 0.2, "tokens"), "policy", zero_without_advantage=True),
@@ -127,7 +130,7 @@ def updates(setting, world, policy, backend, config, learner=None, first=0):
     for step in range(first, first + setting.get("steps", 2)):
         rewards = REWARDS if step != 1 else REWARDS[:1]  # fewer rollouts than ranks could share evenly
         batch = recorded(policy, seed=step, rewards=rewards)
-        metrics.append(learner.update(batch, objective(), config, setting.get("lr", 0.5)))
+        metrics.append(learner.update(batch, objective(setting.get("loss")), config, setting.get("lr", 0.5)))
         tensors.append(whole(backend.saved_tensors(), world))
     return {"metrics": metrics, "tensors": tensors}
 
