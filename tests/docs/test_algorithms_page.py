@@ -35,10 +35,11 @@ def test_the_ideas_of_the_page_are_proved_and_train(tmp_path, monkeypatch):
         assert len(trainer.batch) == 4  # half of each group
 
 
-def test_the_first_example_of_the_page_is_a_configuration():
-    [written] = re.findall(r"^```yaml\n(algorithm:.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    config = load_config({**yaml.safe_load(written), "run": {"steps": 1}})
-    assert config.algorithm.loss["clip_high"] == 0.28 and config.algorithm.advantage["scale"] == "none"
+def test_the_examples_of_algorithms_are_configurations():
+    written = re.findall(r"^```yaml\n(algorithm:.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    first, second = (load_config({**yaml.safe_load(text), "run": {"steps": 1}}).algorithm for text in written)
+    assert first.loss["clip_high"] == 0.28 and first.advantage["scale"] == "none"
+    assert second.kl.scale.by == "turn" and second.kl.scale.factors == {"1": 10}
 
 
 def test_each_idea_is_short():

@@ -37,6 +37,7 @@ def run_through(notebook, tmp_path, monkeypatch):
     def run(name: str):
         manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs)
         client = NotebookClient(notebook(name), km=manager, timeout=240, resources={"metadata": {"path": str(work)}})
+        client.owns_km = True  # it ends the kernel, which a given manager would keep
         outputs = {cell.id: cell.outputs for cell in client.execute().cells if cell.cell_type == "code"}
         assert not [output for shown in outputs.values() for output in shown if output.output_type == "error"]
         return work, outputs

@@ -28,7 +28,7 @@ VARIANTS = [
     {"name": "tiers", "terms": ["format", "verdict", "majority_vote"]},
     {"name": "by_pass_rate", "then": "brevity", "at_least": 0.4},
     {"name": "veto", "vetoes": ["verdict", "format"], "below": 0.5},
-    *registry.names("reward"),
+    *({"name": name, "token": "?"} if name == "last_token" else name for name in registry.names("reward")),
 ]
 OF_THE_BATCH = [
     {"name": "by_pass_rate", "then": "brevity", "top": 0.5},

@@ -149,9 +149,9 @@ def test_cells_of_a_notebook(tmp_path, monkeypatch, name):
     in_the_loop = "import asyncio\nassert asyncio.get_running_loop().is_running()\n"
     cell = CELL.format(here=str(HERE), folder=str(tmp_path / "runs"), name=name)
     notebook = new_notebook(cells=[new_code_cell(in_the_loop + cell), new_code_cell(GO_ON)])
-    done = NotebookClient(
-        notebook, km=manager, timeout=START, resources={"metadata": {"path": str(tmp_path)}}
-    ).execute()
+    client = NotebookClient(notebook, km=manager, timeout=START, resources={"metadata": {"path": str(tmp_path)}})
+    client.owns_km = True  # it ends the kernel, which a given manager would keep
+    done = client.execute()
     assert [cell.outputs[-1]["text"] for cell in done.cells] == ["2\n", "True\n"]
 
 

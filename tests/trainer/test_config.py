@@ -119,8 +119,12 @@ def test_malformed_overrides_are_refused(override):
 
 def test_overrides_reach_into_lists(tmp_path):
     file = tmp_path / "c.yaml"
-    file.write_text("stages: [{kind: sft, steps: 2}, {kind: grpo, steps: 5}]\nrewards: [verdict, {name: format, weight: 1}]")
-    config = load_config(file, ["stages.1.steps=7", "stages.1.optim.lr=0.5", "rewards.1.weight=2", "rewards.0=constant"])
+    file.write_text(
+        "stages: [{kind: sft, steps: 2}, {kind: grpo, steps: 5}]\nrewards: [verdict, {name: format, weight: 1}]"
+    )
+    config = load_config(
+        file, ["stages.1.steps=7", "stages.1.optim.lr=0.5", "rewards.1.weight=2", "rewards.0=constant"]
+    )
     assert config.stages == [{"kind": "sft", "steps": 2}, {"kind": "grpo", "steps": 7, "optim": {"lr": 0.5}}]
     assert config.rewards == ["constant", {"name": "format", "weight": 2}]
     with pytest.raises(ConfigError, match=r"stages.2: there are 2 items, numbered from 0"):

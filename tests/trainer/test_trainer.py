@@ -199,6 +199,10 @@ def at(key, value):
 def test_every_registered_piece_trains(make_trainer, pieces, kind, key, value):
     heads = {"model": {"scratch": {"head_dim": 32}}}  # vLLM's attention on a CPU takes no smaller ones
     over = overlaid(heads, at(key, value)) if kind == "engine" else at(key, value)
+    if value == "recorded":
+        first = make_trainer(name="first")
+        first.train()
+        over = at(key, {"name": value, "path": str(first.folder.path)})
     if kind == "reward" and value[0]["name"] == "majority_vote":
         over["verifier"] = f"{pieces}:Odd"  # it says which answer it found
     trainer = make_trainer(over)
