@@ -124,6 +124,7 @@ def test_two_ranks_find_what_one_process_finds(run, folder, tmp_path):
     assert "6/6 tasks" in ended[0][1] and "tasks" not in ended[1][1]  # rank 0 alone speaks and writes
 
 
+@pytest.mark.slow
 def test_what_one_rank_refuses_ends_all(folder, tmp_path):
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"prompt": "1+1=" * 40, "answer": "2"}) + "\n")
     arguments = ["--model", str(folder / "model"), "--data", str(tmp_path / "tasks.jsonl"), "--samples", "1"]

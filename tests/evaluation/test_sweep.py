@@ -55,6 +55,7 @@ def learned(folder):
     return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in lines(folder / "metrics.jsonl")]
 
 
+@pytest.mark.slow
 def test_a_sweep_is_its_runs_and_a_seed_that_fails_loses_itself(tree, tmp_path, capfd):
     arguments = [*written(tmp_path, tree), "run.seeds=[0, 5, 2]"]
     blocked = tmp_path / "many" / "seed-5"
