@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -12,6 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from small_run import TREE, overlaid, task_rows
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 """Data beside the checkout, which a user's clone does not have."""
@@ -50,3 +54,21 @@ def make_policy():
 def policy(make_policy):
     """A tiny policy with random weights."""
     return make_policy()
+
+
+@pytest.fixture
+def make_tree(tmp_path, pieces):
+    """`make_tree({section: {...}}, name="run")`: the tree of a small run with these values laid over it. The verifier is
+    `evens` of the file that the fixture `pieces` gives."""
+
+    def make(over=None, name="run"):
+        data = tmp_path / "tasks.jsonl"
+        if not data.exists():
+            data.write_text("".join(json.dumps(row) + "\n" for row in task_rows()))
+        base = copy.deepcopy(TREE)
+        base["run"] |= {"dir": str(tmp_path / "runs"), "name": name}
+        base["data"] = {"train": str(data)}
+        base["verifier"] = f"{pieces}:evens"
+        return overlaid(base, over or {})
+
+    return make

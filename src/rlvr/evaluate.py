@@ -16,7 +16,6 @@ import argparse
 import json
 import logging
 import math
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from rlvr.config_loading import load_config
 from rlvr.data import Draw, History, Prompts, load_tasks
 from rlvr.errors import ConfigError, DataError, command
 from rlvr.evaluation import Collect, Scorer, compare, contamination, describe, evaluate, read_result
+from rlvr.monitor.whole_file import write_whole
 from rlvr.records import Rollout, Task
 
 if TYPE_CHECKING:
@@ -263,11 +263,8 @@ def _write(result: Mapping[str, Any], output: str | None) -> None:
         print(text)
         return
     path = Path(output)
-    aside = path.with_name(f".{path.name}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(text + "\n", encoding="utf-8")
-        os.replace(aside, path)
+        write_whole(path, text + "\n")
     except OSError as error:
         raise ConfigError(f"--output {output!r} cannot be written: {error}") from error
     print(f"results: {path}", file=sys.stderr)

@@ -59,6 +59,10 @@ ACCELERATE = ["accelerate", "launch", "--config_file", "configs/accelerate/one-m
 DEEPSPEED = ["deepspeed", "--num_accelerators={ranks}", "--no_local_rank", "--master_port=29641"]
 
 
+RETURNED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+"""What is freed goes back to the system at once, so that a peak of memory is that of what is held and no allocator's."""
+
+
 def launch(tmp_path_factory, settings, ranks=2, deadline=240, launcher=TORCHRUN):
     """What zero_ranks.py found for each setting."""
     folder = tmp_path_factory.mktemp("ranks")
@@ -66,9 +70,8 @@ def launch(tmp_path_factory, settings, ranks=2, deadline=240, launcher=TORCHRUN)
     command = [word.format(ranks=ranks) for word in launcher]
     command[0] = str(Path(sys.executable).with_name(command[0]))
     command += [str(HERE / "zero_ranks.py"), str(folder / "settings.json"), str(folder / "out.pt")]
-    done = subprocess.run(
-        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=deadline
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **RETURNED}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=deadline)
     assert done.returncode == 0, done.stderr[-6000:]
     return dict(zip(settings, torch.load(folder / "out.pt", weights_only=False), strict=True))
 
@@ -217,8 +220,8 @@ def test_an_adapter_on_weights_in_four_bits(found, folders):
 def test_only_rank_0_holds_a_whole_model_and_only_in_host_memory_while_it_is_loaded(found):
     size, (first, second) = found["loading"]["size"], found["loading"]["peaks"]
     assert size > 100e6
-    assert 1.0 < first / size < 1.5  # all of it, which goes as its part comes
-    assert 0.45 < second / size < 0.9  # its part, one parameter at a time, and what the allocator leaves between them
+    assert 1.0 < first / size < 1.2  # all of it, which goes as its part comes
+    assert 0.5 < second / size < 0.7  # its part and one parameter at a time
 
 
 # What must not leak --------------------------------------------------------------------------------------------------

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -11,3 +14,17 @@ import pytest
 def root() -> Path:
     """The root of the repository."""
     return Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def script(root) -> Callable[[str], ModuleType]:
+    """`script("make_docs")`: scripts/make_docs.py as a fresh module."""
+
+    def load(name: str) -> ModuleType:
+        path = root / f"scripts/{name}.py"
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load

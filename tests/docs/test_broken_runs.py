@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 
@@ -15,12 +14,9 @@ QUICK = ["truncated", "duplicates", "lr_zero"]
 
 
 @pytest.fixture(scope="module")
-def record(root):
+def record(script):
     """scripts/broken_runs/record.py as a module."""
-    spec = importlib.util.spec_from_file_location("record", root / "scripts/broken_runs/record.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("broken_runs/record")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -15,12 +14,9 @@ SHOWN = ("calculator", "code-smoke", "quickstart")
 
 
 @pytest.fixture(scope="module")
-def curves(root):
+def curves(script):
     """scripts/curves.py as a module."""
-    spec = importlib.util.spec_from_file_location("curves", root / "scripts/curves.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("curves")
 
 
 def test_every_example_has_a_curve_or_a_reason(root, curves):

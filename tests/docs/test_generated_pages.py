@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
 from rlvr.config import Config
 
 
 @pytest.fixture
-def make_docs(root):
+def make_docs(script):
     """scripts/make_docs.py as a module."""
-    spec = importlib.util.spec_from_file_location("make_docs", root / "scripts/make_docs.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("make_docs")
 
 
 def test_the_generated_pages_are_up_to_date(make_docs, capsys):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -151,10 +150,8 @@ def test_markdown_comes_out_as_it_was_meant(site):
     assert pages["papers.html"].tags.count("tr") > 45
 
 
-def test_links_out_of_docs_become_pages_of_the_site(tmp_path):
-    spec = importlib.util.spec_from_file_location("make_site", ROOT / "scripts/make_site.py")
-    make_site = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(make_site)
+def test_links_out_of_docs_become_pages_of_the_site(tmp_path, script):
+    make_site = script("make_site")
     page = ROOT / "docs/howto/lora.md"
     text = "- a\n  - [c](../../configs/quickstart.yaml) [d](../config.md#x) [e](../notebooks/first_run.ipynb)\n```\n  - [f](x)\n```\n"
     assert make_site.for_the_site(page, text, tmp_path) == (

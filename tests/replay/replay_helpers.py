@@ -1,31 +1,10 @@
-"""What the tests of recorded rollouts share: a small configuration, a user's pieces, and comparisons."""
+"""What the tests of recorded rollouts share: a user's file of pieces, and what differs when a run is trained again."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-ALPHABET = "0123456789=? "
-
-TREE = {
-    "run": {"steps": 3, "seed": 0},
-    "model": {
-        "device": "cpu",
-        "scratch": {
-            "hidden_size": 32,
-            "layers": 1,
-            "heads": 2,
-            "kv_heads": 1,
-            "intermediate_size": 64,
-            "context": 64,
-            "alphabet": ALPHABET,
-            "init_std": 0.2,
-        },
-    },
-    "rollout": {"prompts_per_step": 2, "group_size": 4, "max_new_tokens": 6},
-    "optim": {"lr": 1e-2},
-    "logging": {"console": "off"},
-}
+import small_run
 
 PIECES = '''
 import random
@@ -68,34 +47,9 @@ class Episode:
 '''
 
 
-def task_rows(count: int = 6) -> list[dict]:
-    return [{"id": f"t{n}", "prompt": f"{n}=?", "answer": str(n), "demonstration": f"{n}{n}"} for n in range(count)]
-
-
-def overlaid(base, over):
-    """`over` laid over `base`, mappings key by key."""
-    if not isinstance(base, dict) or not isinstance(over, dict):
-        return over
-    return {**base, **{key: overlaid(base.get(key), value) for key, value in over.items()}}
-
-
-def weights(trainer) -> dict:
-    """All parameters of the policy, copied."""
-    return {name: p.detach().clone() for name, p in trainer.policy.model.named_parameters()}
-
-
-def changed(before: dict, after: dict) -> list[str]:
-    return [name for name in before if not before[name].equal(after[name])]
-
-
 def timeless(rows, *less: str) -> list[dict]:
-    """Metrics without what the clock says."""
-    skipped = ("time/", "publish/", "rollout/ready", *less)
-    return [{key: value for key, value in row.items() if not key.startswith(skipped)} for row in rows]
-
-
-def lines(path) -> list[dict]:
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").split("\n") if line]
+    """Metrics without what the clock says, and without what only a run that samples has."""
+    return small_run.timeless(rows, "publish/", "rollout/ready", *less)
 
 
 def files(run: Path) -> list[Path]:

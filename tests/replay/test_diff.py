@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from replay_helpers import files, lines
+from replay_helpers import files
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -17,6 +17,7 @@ from rlvr.diff.__main__ import main
 from rlvr.diff.parting import differ
 from rlvr.diff.tensors import CHUNK, _difference, _natural
 from rlvr.monitor.metrics import METRICS
+from small_run import lines
 
 
 @pytest.fixture

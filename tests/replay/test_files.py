@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay_helpers import lines
 
 from rlvr.errors import DataError
 from rlvr.monitor.recording import read_recorded, read_rollouts, recorded_steps
 from rlvr.monitor.rollout_log import RolloutLog
 from rlvr.records import Attachment, Batch, Rollout, Segment, StopReason, Task, Verdict, VerdictStatus
+from small_run import lines
 
 TEXTS = ["", "plain", "é😀\u2028\u2029\x00\x7f", "half \ud800 pair", '"\\\n\r\t', "x" * 2000]
 VALUES = [None, 3, 10**30, -(2**70), 0.1, "text", [1, [2.5]], {"a": {"b": None}}, True]

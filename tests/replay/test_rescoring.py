@@ -7,12 +7,13 @@ import re
 
 import numpy as np
 import pytest
-from replay_helpers import files, lines
+from replay_helpers import files
 
 from rlvr.records import Batch, Rollout, StopReason, Task, Verdict, VerdictStatus
 from rlvr.replay.__main__ import main
 from rlvr.replay.changes import FLIPS, Change, change, flip
 from rlvr.replay.rescore import Replay
+from small_run import lines
 
 
 @pytest.fixture

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from replay_helpers import changed, files, lines, overlaid, timeless, weights
+from replay_helpers import files, timeless
 
 from rlvr.errors import ConfigError, DataError
 from rlvr.trainer import GRPOTrainer
+from small_run import changed, lines, overlaid, weights
 
 SETTINGS = {
     "plain": {},

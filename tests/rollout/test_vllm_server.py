@@ -248,8 +248,8 @@ def test_a_taken_port_is_named(policy):
             VLLMServerOptions(**FAST, port=port).open(policy)
 
 
-def test_a_server_that_takes_too_long_to_start_is_named_and_gone(policy):
-    before = set(children())
+def test_a_server_that_takes_too_long_to_start_is_named_and_gone(policy, published):
+    before = set(children())  # none is being started beside it: `published` waits for that
     with pytest.raises(WaitTimeout, match="vLLM server 0 did not start in time"):
         VLLMServerOptions(**FAST, start_timeout=0.5).open(policy)
     until(lambda: set(children()) <= before, 20, "the process to end")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import json
 from pathlib import Path
 
 import pytest
-from trainer_helpers import PIECES, TREE, overlaid, task_rows
+from trainer_helpers import PIECES
 
 from rlvr.trainer import GRPOTrainer
 
@@ -18,23 +16,6 @@ def pieces(tmp_path) -> Path:
     path = tmp_path / "pieces.py"
     path.write_text(PIECES)
     return path
-
-
-@pytest.fixture
-def make_tree(tmp_path, pieces):
-    """`make_tree({section: {...}}, name="run")`: the tree of a small run laid under these values."""
-
-    def make(over=None, name="run"):
-        data = tmp_path / "tasks.jsonl"
-        if not data.exists():
-            data.write_text("".join(json.dumps(row) + "\n" for row in task_rows()))
-        base = copy.deepcopy(TREE)
-        base["run"] |= {"dir": str(tmp_path / "runs"), "name": name}
-        base["data"] = {"train": str(data)}
-        base["verifier"] = f"{pieces}:evens"
-        return overlaid(base, over or {})
-
-    return make
 
 
 @pytest.fixture

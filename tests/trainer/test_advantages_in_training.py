@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from trainer_helpers import changed, task_rows, timeless, weights
 
 from rlvr import Task, Verdict, Verifier
 from rlvr.errors import ConfigError
 from rlvr.records import StopReason
 from rlvr.rollout.characters import char_ends
+from small_run import changed, task_rows, timeless, weights
 
 
 def by(advantage, modifiers=(), plan="single_turn", **sections):

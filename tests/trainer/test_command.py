@@ -12,11 +12,11 @@ import time
 import numpy as np
 import pytest
 import yaml
-from trainer_helpers import lines, task_rows, timeless
 
 from rlvr import train
 from rlvr.config_loading import load_config
 from rlvr.monitor.recording import read_rollouts
+from small_run import lines, task_rows, timeless
 
 KEYS = """step, reward/mean, reward/std, loss/policy, loss/total, grad_norm, lr, kl/ref, entropy, ratio/mean,
 ratio/clipped_low, ratio/clipped_high, mismatch/mean, mismatch/max, completion/length_mean, completion/truncated,

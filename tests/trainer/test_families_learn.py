@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from trainer_helpers import overlaid
+
+from small_run import overlaid
 
 FAMILIES = {
     "advantages": {"advantage": {"name": "group", "baseline": "leave_one_out", "scale": "batch_std"}},

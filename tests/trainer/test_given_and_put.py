@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from trainer_helpers import changed, overlaid, task_rows, weights
 
 from rlvr.errors import ConfigError, DataError
 from rlvr.records import Batch, Origin, StopReason
 from rlvr.stages.appended import with_token
+from small_run import changed, overlaid, task_rows, weights
 
 SCORE = {"name": "last_token", "token": "?", "beta": 0.2, "constant": -5.0}
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from trainer_helpers import changed, overlaid, task_rows, weights
 
 from rlvr.config import KLScaleConfig
 from rlvr.errors import ConfigError
 from rlvr.records import Segment
+from small_run import changed, overlaid, task_rows, weights
 
 TURNS = {
     "stop": list("02468"),

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from trainer_helpers import changed, overlaid, task_rows, timeless, weights
 
 from rlvr import registry
 from rlvr.errors import ConfigError, DataError
 from rlvr.records import Origin
+from small_run import changed, overlaid, task_rows, timeless, weights
 
 
 def algorithm(**options):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import json
 
-from trainer_helpers import TREE
-
 from rlvr import GRPOTrainer
+from small_run import TREE
 
 
 def evens(completion: str) -> float:

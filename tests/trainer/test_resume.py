@@ -6,10 +6,10 @@ import shutil
 import signal
 
 import pytest
-from trainer_helpers import changed, lines, overlaid, task_rows, timeless, weights
 
 from rlvr import GRPOTrainer, train
 from rlvr.errors import CheckpointError, ConfigError, WaitTimeout
+from small_run import changed, lines, overlaid, task_rows, timeless, weights
 
 OVER = {
     "run": {"steps": 7},

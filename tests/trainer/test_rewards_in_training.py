@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from trainer_helpers import changed, task_rows, timeless, weights
 
 from rlvr.errors import ConfigError, DataError
+from small_run import changed, task_rows, timeless, weights
 
 
 def test_a_weight_is_followed_and_reported(make_trainer):

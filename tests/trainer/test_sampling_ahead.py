@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from trainer_helpers import changed, timeless, weights
 
 from rlvr.errors import ConfigError
 from rlvr.trainer import GRPOTrainer
+from small_run import changed, timeless, weights
 
 
 def groups_trained(trainer):

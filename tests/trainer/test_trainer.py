@@ -8,12 +8,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from trainer_helpers import changed, lines, overlaid, task_rows, timeless, weights
 
 from rlvr import GRPOTrainer, Task, Verdict, Verifier, registry
 from rlvr.errors import ConfigError, DataError, TrainingError
 from rlvr.records import VerdictStatus
 from rlvr.verifiers.audit.examples import EXAMPLES
+from small_run import changed, lines, overlaid, task_rows, timeless, weights
 
 
 def train(trainer, steps=None):

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from trainer_helpers import overlaid
 
 from rlvr import GRPOTrainer, registry
 from rlvr.errors import ConfigError
 from rlvr.records import Origin
 from rlvr.rollout import Turns, evaluation_plan, single_turn
+from small_run import overlaid
 
 TOOL = '''
 def seven(text, task):

@@ -1,32 +1,4 @@
-"""What the tests of the trainer share: a small configuration, a user's file of pieces, and comparisons."""
-
-from __future__ import annotations
-
-import copy
-import json
-from pathlib import Path
-
-ALPHABET = "0123456789=? "
-
-TREE = {
-    "run": {"steps": 3, "seed": 0},
-    "model": {
-        "device": "cpu",
-        "scratch": {
-            "hidden_size": 32,
-            "layers": 1,
-            "heads": 2,
-            "kv_heads": 1,
-            "intermediate_size": 64,
-            "context": 64,
-            "alphabet": ALPHABET,
-            "init_std": 0.2,
-        },
-    },
-    "rollout": {"prompts_per_step": 2, "group_size": 4, "max_new_tokens": 6},
-    "optim": {"lr": 1e-2},
-    "logging": {"console": "off"},
-}
+"""A user's file of pieces, for the tests of the trainer."""
 
 PIECES = '''
 import asyncio, math, time
@@ -106,33 +78,3 @@ class Backwards(Sampler):
 
 def preset(): return {"advantage": {"name": "group", "scale": "none"}}
 '''
-
-
-def task_rows(count: int = 6) -> list[dict]:
-    return [{"id": f"t{n}", "prompt": f"{n}=?", "answer": str(n), "demonstration": f"{n}{n}"} for n in range(count)]
-
-
-def overlaid(base, over):
-    """`over` laid over `base`, mappings key by key; None in `over` removes the key."""
-    if not isinstance(base, dict) or not isinstance(over, dict):
-        return copy.deepcopy(over)
-    merged = {**base, **{key: overlaid(base.get(key), value) for key, value in over.items()}}
-    return {key: value for key, value in merged.items() if value is not None}
-
-
-def weights(trainer) -> dict:
-    """All parameters of the policy, copied."""
-    return {name: p.detach().clone() for name, p in trainer.policy.model.named_parameters()}
-
-
-def changed(before: dict, after: dict) -> list[str]:
-    return [name for name in before if not before[name].equal(after[name])]
-
-
-def timeless(rows) -> list[dict]:
-    """Metrics without what the clock says."""
-    return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
-
-
-def lines(path) -> list[dict]:
-    return [json.loads(line) for line in Path(path).read_text().splitlines()]

@@ -27,7 +27,7 @@ from rlvr.distributed.shares import OPTIMIZER, WEIGHTS, check_weights, optimizer
 from rlvr.distributed.weights import weight_buckets, whole_shape, whole_size
 from rlvr.distributed.world import World
 from rlvr.distributed.zero_config import Offload, zero_config
-from rlvr.distributed.zero_loading import partition
+from rlvr.distributed.zero_loading import changed_by, partition
 from rlvr.distributed.zero_shards import Shards
 from rlvr.errors import ConfigError
 from rlvr.policy import Policy
@@ -231,11 +231,8 @@ def _library() -> Any:
 
 def _unrounded(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
     """Copies, in host memory, of the weights that bfloat16 would change."""
-    return {
-        name: p.detach().to("cpu", copy=True)
-        for name, p in parameters.items()
-        if not torch.equal(p.detach(), p.detach().bfloat16().to(p.dtype))
-    }
+    names = changed_by(torch.bfloat16, parameters)
+    return {name: parameters[name].detach().to("cpu", copy=True) for name in names}
 
 
 def _join_alone() -> None:

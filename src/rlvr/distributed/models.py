@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 from rlvr.distributed.weights import Source, host_copies, sources
 from rlvr.policy import Policy
 from rlvr.policy.adapters import is_adapter
-from rlvr.policy.quantization import is_quantized
+from rlvr.policy.quantization import has_quantized
 
 Files = Callable[[Path], None]
 """Writes files into a folder."""
@@ -53,7 +53,7 @@ def _files(
 
     def write(folder: Path) -> None:
         transformers_logging.disable_progress_bar()
-        if is_adapter(model) or not any(map(is_quantized, model.parameters())):
+        if is_adapter(model) or not has_quantized(model):
             model.save_pretrained(folder, state_dict=found)
         else:  # its own method would write the weights in 4 bits
             policy.describe(folder)

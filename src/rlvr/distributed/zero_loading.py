@@ -6,6 +6,7 @@ The model waits in host memory, with its weights on rank 0; the other ranks have
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -72,10 +73,15 @@ def _share_buffers(policy: Policy, world: World) -> None:
 
 
 def _unrounded(policy: Policy, world: World, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    weights = {name: p.detach() for name, p in policy.trainable().items() if p.dtype != dtype}
-    rounded = [name for name, w in weights.items() if world.leads and not torch.equal(w, w.to(dtype).to(w.dtype))]
-    rounded = world.broadcast(rounded, "the weights that are rounded")
-    return {name: _from_first(weights[name], policy, world).to("cpu", copy=True) for name in rounded}
+    weights = policy.trainable()
+    names = world.broadcast(changed_by(dtype, weights) if world.leads else [], "the weights that are rounded")
+    return {name: _from_first(weights[name].detach(), policy, world).to("cpu", copy=True) for name in names}
+
+
+def changed_by(dtype: torch.dtype, weights: Mapping[str, torch.nn.Parameter]) -> list[str]:
+    """The names of the weights that are something else when they are rounded to `dtype`."""
+    plain = {name: weight.detach() for name, weight in weights.items() if weight.dtype != dtype}
+    return [name for name, w in plain.items() if not torch.equal(w, w.to(dtype).to(w.dtype))]
 
 
 def _from_first(tensor: torch.Tensor, policy: Policy, world: World) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from rlvr.evaluation.evaluate import Evaluation
 from rlvr.evaluation.intervals import interquartile_mean, interval
 from rlvr.evaluation.levels import by_difficulty
 from rlvr.evaluation.tally import Tally, summary, values_of
+from rlvr.monitor.whole_file import write_whole
 
 VERSION = 1
 """Of the written object."""
@@ -57,11 +57,8 @@ def _with_intervals(tallies: Sequence[Tally], ks: Sequence[int], greedy: bool, s
 
 def write_tallies(path: Path, tallies: Sequence[Tally], **more: Any) -> None:
     """Write what is known of each task as a file that `read_result` reads, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.partial")
     rows = {"version": VERSION, **more, "by_task": [tally.to_json() for tally in tallies]}
-    aside.write_text(json.dumps(rows) + "\n", encoding="utf-8")
-    os.replace(aside, path)
+    write_whole(path, json.dumps(rows) + "\n")
 
 
 def read_result(path: Path) -> list[Tally]:

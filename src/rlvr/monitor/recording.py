@@ -43,14 +43,19 @@ def recorded_steps(run: str | Path) -> dict[int, Path]:
     run = Path(run)
     if not run.is_dir():
         raise DataError(f"there is no run folder {run}")
-    names = {path.stem.removeprefix("step-"): path for path in (run / "rollouts").glob("step-*.jsonl")}
-    files = {int(number): path for number, path in names.items() if number.isdigit()}
+    files = rollout_files(run)
     if not files:
         raise DataError(
             f"{run} holds no recorded rollouts: {run / 'rollouts'} is missing or empty. A run records them where "
             "logging.rollouts is 1 or more and a step was finished"
         )
-    return dict(sorted(files.items()))
+    return files
+
+
+def rollout_files(run: Path) -> dict[int, Path]:
+    """The files of a run's recorded rollouts by step, in order; empty where there are none."""
+    names = {path.stem.removeprefix("step-"): path for path in (run / "rollouts").glob("step-*.jsonl")}
+    return dict(sorted((int(number), path) for number, path in names.items() if number.isdigit()))
 
 
 def recorded_config(run: str | Path) -> dict[str, Any]:

@@ -42,6 +42,11 @@ def is_quantized(weight: Any) -> bool:
     return getattr(weight, "quant_state", None) is not None
 
 
+def has_quantized(model: Any) -> bool:
+    """Whether any of a model's weights is in 4 bits."""
+    return any(map(is_quantized, model.parameters()))
+
+
 def dense(weight: torch.nn.Parameter) -> torch.Tensor:
     """The weight of a layer as it is multiplied with, detached; a plain one as it is."""
     if not is_quantized(weight):

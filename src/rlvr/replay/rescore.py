@@ -6,7 +6,6 @@ is asked for.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,13 +19,13 @@ from rlvr.config import Config
 from rlvr.config_loading import load_config
 from rlvr.errors import ConfigError, DataError
 from rlvr.monitor.recording import Recorded, columns_of, read_recorded, recorded_config, recorded_steps
-from rlvr.records import BASELINE, Batch, Rollout, Task
+from rlvr.records import BASELINE, Batch, Task
 from rlvr.replay.changes import Change, change
 from rlvr.rewards import Setting, Term, at_step, bind, build_terms, score, walk
 from rlvr.schedules import at
 from rlvr.tree import as_tree
 from rlvr.verifiers import VerifierPool
-from rlvr.verifiers.routing import Verification
+from rlvr.verifiers.routing import Verification, verify_again
 
 SECTIONS = ("verifier", "rewards", "verification", "algorithm")
 """What of the configuration decides the score of a rollout."""
@@ -134,7 +133,7 @@ class Replay:
     async def _rescored(self, step: int, rows: list[Recorded], verification: Verification) -> Rescored:
         fresh = [dataclasses.replace(row.rollout, verdicts=dict(row.rollout.verdicts)) for row in rows]
         if self.verifies:
-            await _verify(fresh, verification)
+            await verify_again(fresh, verification.by_group, verification.verify_group)
         then = columns_of([row.scored for row in rows])
         now = {name: values for name, values in then.items() if name == "history/mean"}
         steps = max(self.files)
@@ -155,16 +154,6 @@ class Replay:
         except KeyError as error:  # a column that is not recorded
             self._fall_back(str(error.args[0]))
             return np.asarray(self.estimator(batch), dtype=np.float64)
-
-
-async def _verify(rollouts: Sequence[Rollout], verification: Verification) -> None:
-    """Put new verdicts on rollouts, group by group where a verifier wants that."""
-    groups: dict[str, list[Rollout]] = {}
-    for number, rollout in enumerate(rollouts):
-        rollout.verdicts.clear()
-        together = rollout.role != BASELINE and verification.by_group(rollout.task)
-        groups.setdefault(f"group {rollout.group}" if together else str(number), []).append(rollout)
-    await asyncio.gather(*(verification.verify_group(members) for members in groups.values()))
 
 
 def _with_baseline(batch: Batch, plain: np.ndarray) -> Batch:

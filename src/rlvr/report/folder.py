@@ -12,6 +12,7 @@ import yaml
 
 from rlvr.errors import DataError
 from rlvr.monitor.health import MONITORS, Finding, findings_of
+from rlvr.monitor.recording import rollout_files
 
 PARTS = ("config.yaml", "metrics.jsonl", "evaluations.jsonl", "rollouts")
 
@@ -33,12 +34,7 @@ class RunData:
     @property
     def rollout_files(self) -> list[tuple[int, Path]]:
         """Step and file of the recorded rollouts, in order of steps."""
-        found = []
-        for path in (self.path / "rollouts").glob("step-*.jsonl"):
-            number = path.stem.removeprefix("step-")
-            if number.isdigit():
-                found.append((int(number), path))
-        return sorted(found)
+        return list(rollout_files(self.path).items())
 
 
 def read_run(path: str | Path) -> RunData:

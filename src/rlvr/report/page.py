@@ -7,7 +7,6 @@ import gzip
 import importlib.resources
 import json
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from rlvr.errors import ConfigError
 from rlvr.monitor.metrics import FAMILIES, METRICS
+from rlvr.monitor.whole_file import write_whole
 from rlvr.report.compare import differences, experiment_of, flat
 from rlvr.report.folder import RunData, read_run, reads
 from rlvr.report.sampling import BYTES, histogram, read_rollouts
@@ -37,11 +37,8 @@ def write_report(folders: Sequence[str | Path], output: str | Path | None = None
     _name_apart(runs)
     page = render(runs, rollouts)
     path = Path(output) if output is not None else runs[0].path / "report.html"
-    aside = path.with_name(f".{path.name}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(page, encoding="utf-8")
-        os.replace(aside, path)
+        write_whole(path, page)
     except OSError as error:
         raise ConfigError(f"the report {path} cannot be written: {error}") from error
     return path

@@ -24,7 +24,7 @@ import torch
 from rlvr.errors import DataError
 from rlvr.policy import Policy
 from rlvr.policy.adapters import is_adapter
-from rlvr.policy.quantization import dense_model, is_quantized
+from rlvr.policy.quantization import dense_model, has_quantized
 from rlvr.records import StopReason
 from rlvr.registry import register
 from rlvr.rollout.decoder import Decoder
@@ -281,7 +281,7 @@ class HFEngine:
 def _own_copy(policy: Policy) -> Policy:
     """A policy with weights of its own, the adapter merged, for sampling only."""
     model = copy.deepcopy(policy.model)
-    if any(map(is_quantized, model.parameters())):
+    if has_quantized(model):
         model = dense_model(model.unload())  # the adapter comes with the first publish
     elif is_adapter(model):
         model = model.merge_and_unload()

@@ -6,7 +6,6 @@ on a CPU; a reward or verifier that differs from the recorded run's is never pas
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,12 @@ from rlvr.errors import ConfigError
 from rlvr.losses import Objective
 from rlvr.monitor.recording import recorded_config
 from rlvr.needs import BEHAVIOUR, PROXIMAL, Need
-from rlvr.records import BASELINE, Rollout
+from rlvr.records import Rollout
 from rlvr.rollout import Collected, Means
 from rlvr.rollout.recorded import RecordedOptions, Recording
 from rlvr.stage_plan import StagePlan
 from rlvr.stages.base import Parts
+from rlvr.verifiers.routing import verify_again
 
 
 def recording_of(plan: StagePlan) -> RecordedOptions | None:
@@ -60,7 +60,10 @@ class RecordedSupply:
         collected = self.recording.read(self.plan.before + step + 1)
         self._draw_as_far_as([*collected.rollouts, *collected.dropped])
         if self.options.rescore:
-            work = self.collector.begin(_verified(collected, self.means(step)))
+            means = self.means(step)
+            assert means.verify_group is not None
+            rollouts = [*collected.rollouts, *collected.dropped]
+            work = self.collector.begin(verify_again(rollouts, means.by_group, means.verify_group))
             what = "the verdicts on recorded rollouts"
             self.collector.wait(work, what, self.plan.config.rollout.deadline)
             collected.columns = None
@@ -83,17 +86,6 @@ class RecordedSupply:
         last = max(int(rollout.group.partition("/")[0]) for rollout in rollouts)
         while self.sampler.state_dict()["draws"] <= last:
             self.sampler.next(1)
-
-
-async def _verified(collected: Collected, means: Means) -> None:
-    """Put new verdicts in the place of those that were recorded."""
-    groups: dict[str, list[Rollout]] = {}
-    for rollout in (*collected.rollouts, *collected.dropped):
-        rollout.verdicts.clear()
-        alone = rollout.role == BASELINE or not means.by_group(rollout.task)
-        groups.setdefault(rollout.id if alone else f"group {rollout.group}", []).append(rollout)
-    assert means.verify_group is not None
-    await asyncio.gather(*(means.verify_group(members) for members in groups.values()))
 
 
 def _needs_logprobs(objective: Objective, plan: StagePlan) -> bool:

@@ -6,11 +6,12 @@ the task's name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from rlvr.errors import ConfigError, DataError
-from rlvr.records import Rollout, Task, Verdict
+from rlvr.records import BASELINE, Rollout, Task, Verdict
 from rlvr.verifiers.base import Verifier, as_verifier, display_name
 from rlvr.verifiers.pool import VerifierPool
 from rlvr.verifiers.pool.sandbox import missing as missing_sandbox
@@ -77,3 +78,20 @@ def _put(rollout: Rollout, verifier: Verifier, verdict: Verdict) -> Rollout:
     rollout.verdicts[display_name(verifier)] = verdict
     rollout.timings["verify"] = verdict.seconds
     return rollout
+
+
+async def verify_again(
+    rollouts: Sequence[Rollout],
+    by_group: Callable[[Task], bool],
+    verify_group: Callable[[Sequence[Rollout]], Awaitable[Sequence[Rollout]]],
+) -> None:
+    """Put new verdicts in the place of those that rollouts have, group by group where their verifier wants that.
+
+    What others are compared with is judged alone.
+    """
+    groups: dict[str, list[Rollout]] = {}
+    for number, rollout in enumerate(rollouts):
+        rollout.verdicts.clear()
+        together = rollout.role != BASELINE and by_group(rollout.task)
+        groups.setdefault(f"group {rollout.group}" if together else str(number), []).append(rollout)
+    await asyncio.gather(*(verify_group(members) for members in groups.values()))

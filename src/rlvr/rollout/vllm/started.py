@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import re
 import secrets
 import socket
@@ -24,9 +23,7 @@ from rlvr import lifeline
 from rlvr.errors import ConfigError, DataError, WaitTimeout
 from rlvr.rollout.vllm.client import Client, ServerTrouble
 from rlvr.rollout.vllm.guard import KEY
-from rlvr.waits import stacks
-
-log = logging.getLogger(__name__)
+from rlvr.waits import Wait
 
 HOST = "127.0.0.1"
 TRIES = 5
@@ -92,13 +89,16 @@ class StartedServer:
     async def _up(self, client: Client, deadline: float) -> bool:
         """True when it is well, False when the port was taken."""
         assert self.process is not None
-        while self.process.poll() is None:
-            if await client.healthy(5.0):
-                return True
-            if time.monotonic() > deadline:
-                log.error("gave up waiting for %s to start; the stacks of all threads:\n%s", self.name, stacks())
-                raise WaitTimeout(f"{self.name} did not start in time; its log ends with:\n{lifeline.tail(self.log)}")
-            await asyncio.sleep(SETTLE)
+        with Wait(f"{self.name} to start", deadline) as waiting:
+            while self.process.poll() is None:
+                if await client.healthy(5.0):
+                    return True
+                try:
+                    waiting.check()
+                except WaitTimeout as error:
+                    tail = lifeline.tail(self.log)
+                    raise WaitTimeout(f"{self.name} did not start in time; its log ends with:\n{tail}") from error
+                await asyncio.sleep(SETTLE)
         text = lifeline.tail(self.log, 40)
         if re.search("address already in use", text, re.IGNORECASE):
             return False

@@ -1,0 +1,14 @@
+"""A file that is whole or not there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write `text` aside and put it in the place of `path`, whose folder is made. OSError where the disk refuses."""
+    aside = path.with_name(f".{path.name}.partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, path)
