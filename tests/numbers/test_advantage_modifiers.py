@@ -80,7 +80,7 @@ def test_a_neutral_setting_changes_nothing(case):
                 np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("modifier", ALL, ids=str)
+@pytest.mark.parametrize("modifier", ALL, ids=lambda modifier: getattr(modifier, "__name__", str(modifier)))
 @given(case=cases, data=st.data())
 @settings(max_examples=12, deadline=None)
 def test_sound_in_any_order_and_in_both_forms(modifier, case, data):
@@ -97,7 +97,7 @@ def test_sound_in_any_order_and_in_both_forms(modifier, case, data):
         assert_ordered(lambda b: modifier(b, by_token(b, GroupAdvantage()(b))), batch, order)
 
 
-@pytest.mark.parametrize("modifier", ALL, ids=str)
+@pytest.mark.parametrize("modifier", ALL, ids=lambda modifier: getattr(modifier, "__name__", str(modifier)))
 def test_edge_cases(modifier):
     for rewards, lengths in (
         ([], []),

@@ -11,7 +11,7 @@ import pytest
 from rlvr.records import Task, VerdictStatus
 from rlvr.verifiers.base import as_verifier
 from rlvr.verifiers.pool import VerifierPool
-from rlvr.verifiers.pool.courier import Courier
+from rlvr.verifiers.pool.courier import ENOUGH, Courier
 from rlvr.verifiers.pool.crews import Crew
 from rlvr.verifiers.pool.threads import LoopThread
 
@@ -71,6 +71,24 @@ def test_quick_verdicts_travel_together_and_each_gets_its_own(counted):
         assert [verdict.score for verdict in verdicts] == [float(n % 2) for n in range(1, 41)]
         assert counted["run"] == before["run"]
         assert 3 <= counted["at_once"] - before["at_once"] <= 40
+
+
+def test_quick_verdicts_of_a_moment_travel_together_where_they_are_held(counted):
+    async def one_after_the_other(pool, verifier):
+        tasks = []
+        for n in range(6):
+            tasks.append(asyncio.ensure_future(pool.verify(verifier, TASK, "x" * n)))
+            await asyncio.sleep(0.001)
+        return [verdict.score for verdict in await asyncio.wait_for(asyncio.gather(*tasks), 60)]
+
+    with VerifierPool(workers=4, hold=5.0) as pool:
+        verifier = as_verifier(marked)
+        warmed(pool, verifier)
+        before, start = dict(counted), time.monotonic()
+        assert asyncio.run(one_after_the_other(pool, verifier)) == [0.0, 1.0, 0.0, 1.0, 0.0, 1.0]
+        assert time.monotonic() - start > 4.0  # nothing else came
+        assert counted["run"] == before["run"]
+        assert 1 <= counted["at_once"] - before["at_once"] <= 2
 
 
 def test_slow_verdicts_each_have_a_worker(counted):
@@ -150,6 +168,43 @@ def test_the_courier_wakes_the_other_loop_once_for_a_turn(other, monkeypatch):
     assert isinstance(results.pop(3), LookupError)
     assert results == [n for n in range(20) if n != 3]
     assert len(calls) == 1
+
+
+def test_held_calls_go_when_they_are_enough_or_one_that_is_not_held_comes(other, monkeypatch):
+    calls, real = [], other.loop.call_soon_threadsafe
+    monkeypatch.setattr(other.loop, "call_soon_threadsafe", lambda *args: calls.append(args) or real(*args))
+    courier = Courier(other.loop)
+
+    async def number(n):
+        return n
+
+    async def everything(holds):
+        tasks = []
+        for n, hold in enumerate(holds):
+            tasks.append(asyncio.ensure_future(courier.run(number(n), hold)))
+            await asyncio.sleep(0)
+        return await asyncio.gather(*tasks)
+
+    assert run(everything([60.0] * ENOUGH)) == list(range(ENOUGH))
+    assert run(everything([60.0] * (ENOUGH - 1) + [0.0])) == list(range(ENOUGH))
+    assert run(everything([0.02] * 3)) == [0, 1, 2]
+    assert len(calls) == 3
+
+
+def test_a_held_call_that_is_cancelled_is_never_begun(other):
+    courier, begun = Courier(other.loop), []
+
+    async def begin(n):
+        begun.append(n)
+
+    async def give_up():
+        tasks = [asyncio.ensure_future(courier.run(begin(n), 0.1)) for n in range(3)]
+        await asyncio.sleep(0.01)
+        tasks[1].cancel()
+        await asyncio.wait(tasks)
+
+    run(give_up())
+    assert begun == [0, 2]
 
 
 def test_a_cancelled_call_is_cancelled_over_there(other):

@@ -59,7 +59,7 @@ class Crews:
     def of(self, verifier: Verifier) -> Crew | str:
         """The crew of a verifier, or why it can have none. A verifier is sent as it is when first asked for; those that
         are the same when sent share a crew."""
-        owner = verifier.call.function if isinstance(verifier, FunctionVerifier) else verifier
+        owner = _owner(verifier)
         if id(owner) not in self._sent:
             self._sent[id(owner)] = owner, packed(verifier)
             if len(self._sent) > MAX_SENT:
@@ -74,10 +74,16 @@ class Crews:
         self._crews.move_to_end(load)
         return self._crews[load]
 
+    def quick(self, verifier: Verifier) -> bool:
+        """Whether the verifier was quick lately. From any thread."""
+        _, load = self._sent.get(id(_owner(verifier)), (None, None))
+        crew = self._crews.get(load) if isinstance(load, Load) else None
+        return crew is not None and crew.together.quick
+
     def refuse(self, verifier: Verifier, reason: str) -> None:
         """From now on the verifier can have no crew."""
         for key, (owner, _) in self._sent.items():
-            if owner is verifier or (isinstance(verifier, FunctionVerifier) and owner is verifier.call.function):
+            if owner is _owner(verifier):
                 self._sent[key] = owner, reason
 
     def server(self, sandbox: tuple[str, ...] | None) -> Server:
@@ -113,6 +119,11 @@ class Crews:
         for load, crew in list(self._crews.items())[:-1]:
             if len(self._crews) > MAX_CREWS and not crew.busy:
                 self.background.start(self._crews.pop(load).disband())
+
+
+def _owner(verifier: Verifier) -> Any:
+    """What is sent once for all that are the same: a function, however often it is wrapped, or the verifier."""
+    return verifier.call.function if isinstance(verifier, FunctionVerifier) else verifier
 
 
 @dataclass

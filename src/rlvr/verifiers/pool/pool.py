@@ -42,7 +42,8 @@ class VerifierPool:
     verifier that `needs.process` and is not remote computes: as many processes run it as there are cores for this trainer,
     but no more than `workers`. Processes are forked when first needed, and may take `memory_mb` of address space each on
     top of what the loaded verifier takes. Asynchronous verifiers wait on one thread, `concurrent` at a time. `time_limit`
-    (seconds) replaces the verifiers' own.
+    (seconds) replaces the verifiers' own. For `hold` seconds an answer waits for others, where the verifier was quick lately:
+    for callers that have many open, since waking a process costs more than such a verifier does.
 
     What happens past the time limit: a worker process is killed, and the answer scores 0, unless the verifier is remote or
     a plain function that was waiting rather than computing. Anything else is abandoned, and the verdict is undecided, since
@@ -50,13 +51,19 @@ class VerifierPool:
     """
 
     def __init__(
-        self, workers: int = 64, time_limit: float | None = None, memory_mb: int = 2048, concurrent: int = 64
+        self,
+        workers: int = 64,
+        time_limit: float | None = None,
+        memory_mb: int = 2048,
+        concurrent: int = 64,
+        hold: float = 0.0,
     ) -> None:
         if workers < 1 or concurrent < 1:
             raise ValueError(f"a pool needs at least 1 worker and 1 slot, not {workers} and {concurrent}")
         if time_limit is not None and time_limit <= 0:
             raise ValueError(f"the time limit must be above 0 seconds, not {time_limit}")
         self.time_limit = time_limit
+        self.hold = hold
         self._closed = False
         self._owner = os.getpid()
         self._cache = VerdictCache()
@@ -139,19 +146,20 @@ class VerifierPool:
             verdict = self._cache.get(key)
         if verdict is not None:
             return replace(verdict, seconds=time.perf_counter() - start)
-        verdicts = await self._on_loop(self._run(verifier, Job(task, (completion,), (token_ids,))))
+        hold = self.hold if self._crews.quick(verifier) else 0.0
+        verdicts = await self._on_loop(self._run(verifier, Job(task, (completion,), (token_ids,))), hold)
         if not verdicts:
             return Verdict.undecided(_CLOSED)
         if key is not None:
             self._cache.put(key, verifier, verdicts[0])
         return verdicts[0]
 
-    async def _on_loop(self, work: Coroutine[Any, Any, T]) -> T | None:
+    async def _on_loop(self, work: Coroutine[Any, Any, T], hold: float = 0.0) -> T | None:
         """The result of `work` on the pool's own loop; None when the pool was closed meanwhile."""
         if asyncio.get_running_loop() is self._loop.loop:
             return await work
         try:
-            return await self._courier.run(work)
+            return await self._courier.run(work, hold)
         except RuntimeError:  # closed since we looked
             return None
         except asyncio.CancelledError:

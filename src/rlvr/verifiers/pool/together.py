@@ -1,7 +1,7 @@
 """Jobs of a quick verifier that come at the same moment, given to few workers, several to each.
 
-A job by itself costs a fifth of a millisecond on its way there and back. Where a verifier was quick lately, jobs that
-arrive in one turn of the loop travel together. Invariant: whatever goes wrong with several, each is then done alone, under
+A job by itself costs a fifth of a millisecond on its way there and back, and a process that is woken up to half a millisecond.
+Where a verifier was quick lately, jobs that arrive in one turn of the loop travel together. Invariant: whatever goes wrong with several, each is then done alone, under
 its own limit, so that no answer pays for another's.
 """
 
@@ -25,6 +25,8 @@ SHARE = 0.1
 """What the newest verdict counts in that mean."""
 MOST = 16
 """Jobs of one worker at a time."""
+WORTH = 0.001
+"""Seconds of work that are worth another worker."""
 PATIENCE = 1.0
 """Seconds for several jobs, after which each is tried alone."""
 
@@ -56,9 +58,10 @@ class Together:
         return await future
 
     def _send(self, limit: float, slots: asyncio.Semaphore) -> None:
-        """Deal what waits to as many workers as there are cores, or more where those would have too much."""
+        """Deal what waits to as many workers as it is worth, up to the cores, or more where those would have too much."""
         waiting, self._waiting = self._waiting, []
-        shares = max(-(-len(waiting) // MOST), min(len(waiting), cores()))
+        worth = int(len(waiting) * (self._mean or 0.0) / WORTH)
+        shares = max(-(-len(waiting) // MOST), min(worth, len(waiting), cores()))
         for number in range(shares):
             self.crew.crews.background.start(self._several(waiting[number::shares], limit, slots))
 
