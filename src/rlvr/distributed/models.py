@@ -6,11 +6,13 @@ which rank 0 alone has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import other
 from huggingface_hub import save_torch_state_dict
 from transformers.utils import logging as transformers_logging
 
@@ -19,6 +21,7 @@ from rlvr.policy import Policy
 from rlvr.policy.adapters import is_adapter
 from rlvr.policy.quantization import has_quantized
 
+_AVAILABLE = other.is_deepspeed_available
 Files = Callable[[Path], None]
 """Writes files into a folder."""
 
@@ -54,10 +57,24 @@ def _files(
     def write(folder: Path) -> None:
         transformers_logging.disable_progress_bar()
         if is_adapter(model) or not has_quantized(model):
-            model.save_pretrained(folder, state_dict=found)
+            with _unwrapped():
+                model.save_pretrained(folder, state_dict=found)
         else:  # its own method would write the weights in 4 bits
             policy.describe(folder)
             save_torch_state_dict(found, folder)
         policy.tokenizer.save_pretrained(folder)
 
     return write
+
+
+@contextlib.contextmanager
+def _unwrapped() -> Iterator[None]:
+    """Inside, `save_pretrained` takes it as known that DeepSpeed has not wrapped the model, which it never has here.
+
+    To find out, it would import DeepSpeed where that is installed: seconds and 100 MB in a run that has no use for it.
+    """
+    other.is_deepspeed_available = lambda: False
+    try:
+        yield
+    finally:
+        other.is_deepspeed_available = _AVAILABLE
