@@ -56,9 +56,11 @@ class Courier:
             result: T = await call.future
             return result
         except asyncio.CancelledError:
-            if call in self._asked.get(loop, ()):
-                self._asked[loop].remove(call)
+            if self._asked.get(loop) is calls:  # it was not sent yet
+                calls.remove(call)
                 coroutine.close()
+                if not calls:
+                    del self._asked[loop]
             else:
                 call.given_up = True
                 _tell(self.loop, lambda: call.task and call.task.cancel())
