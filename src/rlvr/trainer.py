@@ -60,9 +60,6 @@ from rlvr.stages.choosing import chooser
 from rlvr.verifiers import VerifierPool
 from rlvr.verifiers.routing import Verification
 
-HOLD = 0.005
-"""Seconds that a quick verifier's answer waits for those of other rollouts."""
-
 
 class GRPOTrainer:
     """Trains a policy on tasks with a verifier.
@@ -113,7 +110,9 @@ class GRPOTrainer:
 
         self.history = History()
         checks = self.config.verification
-        self.pool = VerifierPool(checks.workers, checks.time_limit, checks.memory_mb, checks.concurrent, hold=HOLD)
+        self.pool = VerifierPool(
+            checks.workers, checks.time_limit, checks.memory_mb, checks.concurrent, self.activity.patience
+        )
         self.verifications = [
             Verification(verifier if verifier is not None else plan.config.verifier, self.pool) for plan in self.plans
         ]

@@ -364,7 +364,9 @@ def test_importing_the_library_is_quick_and_takes_no_torch():
 def test_a_run_that_saves_imports_no_deepspeed(tmp_path, make_tree):
     """Which takes seconds and 100 MB, and is of no use to it."""
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(make_tree({"run": {"steps": 1}})))
-    program = "import sys; from rlvr import train; code = train.main(sys.argv[1:]); print(code, 'deepspeed' in sys.modules)"
+    program = (
+        "import sys; from rlvr import train; code = train.main(sys.argv[1:]); print(code, 'deepspeed' in sys.modules)"
+    )
     arguments = ["--config", str(tmp_path / "run.yaml")]
     done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=120)
     assert done.stdout.split()[-2:] == ["0", "False"], done.stderr

@@ -81,7 +81,7 @@ def test_quick_verdicts_of_a_moment_travel_together_where_they_are_held(counted)
             await asyncio.sleep(0.001)
         return [verdict.score for verdict in await asyncio.wait_for(asyncio.gather(*tasks), 60)]
 
-    with VerifierPool(workers=4, hold=5.0) as pool:
+    with VerifierPool(workers=4, hold=lambda: 5.0) as pool:
         verifier = as_verifier(marked)
         warmed(pool, verifier)
         before, start = dict(counted), time.monotonic()

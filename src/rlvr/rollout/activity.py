@@ -16,6 +16,10 @@ from rlvr.rollout.idle import IdleClock
 from rlvr.rollout.plans import Means
 
 
+HOLD = 0.02
+"""Seconds that a finished rollout can wait for others to be verified with, while sampling goes on."""
+
+
 class Activity:
     """Counts what plans ask for: `means = activity.watched(means)`. One is counted on one thread, and read from any."""
 
@@ -27,6 +31,10 @@ class Activity:
     def counts(self) -> dict[str, tuple[int, int]]:
         """`sampling` and `verifying` -> (done, asked for) since the run began."""
         return {name: (self._done[name], self._asked[name]) for name in ("sampling", "verifying")}
+
+    def patience(self) -> float:
+        """Seconds that a verdict can wait for others; none where it is the last that is waited for."""
+        return HOLD if self._asked["sampling"] > self._done["sampling"] else 0.0
 
     def watched(self, means: Means) -> Means:
         """The same means, counted."""

@@ -15,7 +15,7 @@ import atexit
 import os
 import time
 import warnings
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
@@ -42,8 +42,8 @@ class VerifierPool:
     verifier that `needs.process` and is not remote computes: as many processes run it as there are cores for this trainer,
     but no more than `workers`. Processes are forked when first needed, and may take `memory_mb` of address space each on
     top of what the loaded verifier takes. Asynchronous verifiers wait on one thread, `concurrent` at a time. `time_limit`
-    (seconds) replaces the verifiers' own. For `hold` seconds an answer waits for others, where the verifier was quick lately:
-    for callers that have many open, since waking a process costs more than such a verifier does.
+    (seconds) replaces the verifiers' own. Where the verifier was quick lately, an answer waits `hold()` seconds for others: for callers
+    that have many open, since waking a process costs more than such a verifier does.
 
     What happens past the time limit: a worker process is killed, and the answer scores 0, unless the verifier is remote or
     a plain function that was waiting rather than computing. Anything else is abandoned, and the verdict is undecided, since
@@ -56,7 +56,7 @@ class VerifierPool:
         time_limit: float | None = None,
         memory_mb: int = 2048,
         concurrent: int = 64,
-        hold: float = 0.0,
+        hold: Callable[[], float] = lambda: 0.0,
     ) -> None:
         if workers < 1 or concurrent < 1:
             raise ValueError(f"a pool needs at least 1 worker and 1 slot, not {workers} and {concurrent}")
@@ -146,7 +146,7 @@ class VerifierPool:
             verdict = self._cache.get(key)
         if verdict is not None:
             return replace(verdict, seconds=time.perf_counter() - start)
-        hold = self.hold if self._crews.quick(verifier) else 0.0
+        hold = self.hold() if self._crews.quick(verifier) else 0.0
         verdicts = await self._on_loop(self._run(verifier, Job(task, (completion,), (token_ids,))), hold)
         if not verdicts:
             return Verdict.undecided(_CLOSED)
