@@ -15,6 +15,7 @@ from rlvr import registry
 from rlvr.errors import WaitTimeout
 from rlvr.records import Origin, Rollout, StopReason, Task, Verdict
 from rlvr.rollout import (
+    Activity,
     Collector,
     Completion,
     HFEngine,
@@ -108,6 +109,26 @@ def test_results_are_in_order_however_they_finish(collector):
     assert sorted(finished) == places
     assert finished != places
     assert len({r.id for r in rollouts}) == 48
+
+
+def test_a_verdict_has_time_while_anything_is_sampled_and_none_at_the_end(collector):
+    activity, patience, left = Activity(), [], [12]
+
+    async def generate(request):
+        await asyncio.sleep(0.001 * (request.seed % 7))
+        left[0] -= 1
+        return await numbered(request)
+
+    async def verify(rollout):
+        patience.append((activity.patience() > 0, left[0]))
+        return await marked(rollout)
+
+    assert activity.patience() == 0.0
+    collector.collect(draws_of(3), single_turn, activity.watched(means_of(generate, verify)), DEADLINE)
+    (waits, others), last = patience[0], patience[-1]
+    assert waits and others > 0
+    assert last == (False, 0)
+    assert activity.patience() == 0.0
 
 
 def test_nothing_drawn_is_nothing_collected(collector):

@@ -15,7 +15,6 @@ from rlvr.rollout.engine import Completion, Request
 from rlvr.rollout.idle import IdleClock
 from rlvr.rollout.plans import Means
 
-
 HOLD = 0.02
 """Seconds that a finished rollout can wait for others to be verified with, while sampling goes on."""
 
