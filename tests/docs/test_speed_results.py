@@ -57,6 +57,16 @@ def test_the_growth_results_are_of_the_sizes_as_they_are(root, benchmarks):
     assert (root / "scripts/benchmarks/growth.md").read_text() == growth.table(result)
 
 
+def test_the_results_of_the_fused_head_are_of_its_shapes(root, benchmarks):
+    script, result = benchmarks("fused_head"), committed(root, "fused_head")
+    assert result["command"] == "python scripts/benchmarks/fused_head.py --output scripts/benchmarks/fused_head.json"
+    assert {n: tuple(shape[k] for k in "TVH") for n, shape in result["shapes"].items()} == script.SHAPES
+    assert {way for times in result["cpu seconds"].values() for way in times} == set(script.WAYS)
+    peaks = {(row["way"], row["T"], row["V"], row["H"]): row["MiB"] for row in result["peak MiB"]}
+    assert [key[1:] for key in peaks if key[0] == "fused"] == script.MEMORY
+    assert result["versions"]["torch"].split("+")[0] == pinned(root, "torch")
+
+
 def test_the_table_has_each_workload_with_the_median_of_its_rounds_ratios(benchmarks):
     speed = benchmarks("speed")
 
