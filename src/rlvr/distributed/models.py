@@ -21,9 +21,10 @@ from rlvr.policy import Policy
 from rlvr.policy.adapters import is_adapter
 from rlvr.policy.quantization import has_quantized
 
-_AVAILABLE = other.is_deepspeed_available
 Files = Callable[[Path], None]
 """Writes files into a folder."""
+_AVAILABLE = other.is_deepspeed_available
+"""What accelerate asks whether DeepSpeed is installed; put back after `_unwrapped`, by whichever thread ends last."""
 
 
 def model_files(policy: Policy, leads: bool, copied: Mapping[int, torch.Tensor]) -> Files:

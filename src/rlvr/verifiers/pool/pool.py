@@ -42,8 +42,8 @@ class VerifierPool:
     verifier that `needs.process` and is not remote computes: as many processes run it as there are cores for this trainer,
     but no more than `workers`. Processes are forked when first needed, and may take `memory_mb` of address space each on
     top of what the loaded verifier takes. Asynchronous verifiers wait on one thread, `concurrent` at a time. `time_limit`
-    (seconds) replaces the verifiers' own. Where the verifier was quick lately, an answer waits `hold()` seconds for others: for callers
-    that have many open, since waking a process costs more than such a verifier does.
+    (seconds) replaces the verifiers' own. Where the verifier was quick lately, an answer waits `hold()` seconds for others:
+    for callers that have many open, since waking a process costs more than such a verifier does.
 
     What happens past the time limit: a worker process is killed, and the answer scores 0, unless the verifier is remote or
     a plain function that was waiting rather than computing. Anything else is abandoned, and the verdict is undecided, since

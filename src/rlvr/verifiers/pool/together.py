@@ -1,7 +1,7 @@
 """Jobs of a quick verifier that come at the same moment, given to few workers, several to each.
 
-A job by itself costs a fifth of a millisecond on its way there and back, and a process that is woken up to half a millisecond.
-Where a verifier was quick lately, jobs that arrive in one turn of the loop travel together. Invariant: whatever goes wrong with several, each is then done alone, under
+A job by itself costs a fifth of a millisecond on its way there and back. Where a verifier was quick lately, jobs that
+arrive in one turn of the loop travel together. Invariant: whatever goes wrong with several, each is then done alone, under
 its own limit, so that no answer pays for another's.
 """
 
