@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import os
 
@@ -19,6 +20,19 @@ from small_run import TREE, overlaid, task_rows
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 """Data beside the checkout, which a user's clone does not have."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    """A failure is told without a collection in the middle: Python 3.11.7 breaks off `ast.parse` with a SystemError when a
+    finalizer that runs meanwhile parses too, as it does to print a traceback, and the failure is lost with the session."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        if collects:
+            gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")

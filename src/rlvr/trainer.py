@@ -485,6 +485,7 @@ class GRPOTrainer:
         self.engine.close()
         self.pool.close()
         self.saver.close()
+        self.rollout_log.close()
         self.world.close()
 
     def __enter__(self) -> GRPOTrainer:

@@ -10,6 +10,8 @@ from launching import configured, ended, rows, sampled, start, trained
 
 from rlvr.distributed.world import World
 
+pytestmark = pytest.mark.alone
+
 SAME = ("reward/mean", "reward/std", "completion/length_mean", "tokens/trained", "tokens/sampled", "group/mixed", "lr")
 CLOSE = ("loss/policy", "loss/total", "loss/kl", "grad_norm", "kl/ref", "entropy", "ratio/mean", "mismatch/mean")
 

@@ -7,6 +7,8 @@ import random
 import pytest
 from resume_helpers import Run, assert_same, kill_at, make_tree
 
+pytestmark = pytest.mark.alone
+
 PHASES = ("sampling", "verifying", "updating", "publishing", "saving", "evaluating")
 
 

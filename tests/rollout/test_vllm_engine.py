@@ -29,7 +29,7 @@ from rlvr.records import StopReason
 from rlvr.rollout import HFEngine, Request, Sampling, probe
 from rlvr.rollout.vllm import VLLMOptions
 
-pytestmark = needs_vllm
+pytestmark = [needs_vllm, pytest.mark.alone]
 
 
 @pytest.fixture(scope="module")
@@ -381,6 +381,7 @@ def test_nothing_is_sampled_before_the_first_publish_and_hanging_and_death_are_t
         publish(engine, 1, PlainBackend(policy).named_weights)
 
         async def main():
+            os.kill(engine._host.process.pid, signal.SIGSTOP)  # so that it owes its answers however fast it is
             work = [
                 asyncio.ensure_future(engine.generate(r))
                 for r in some_requests(policy, 6, max_new_tokens=80, ignore_eos=True)

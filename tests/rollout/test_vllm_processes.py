@@ -16,7 +16,7 @@ from vllm_helpers import alive, group_of, needs_vllm, until
 
 from rlvr import lifeline
 
-pytestmark = needs_vllm
+pytestmark = [needs_vllm, pytest.mark.alone]
 START = 300  # seconds that an engine and a server may take to start on a busy machine
 HERE = Path(__file__).parent
 

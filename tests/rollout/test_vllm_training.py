@@ -20,7 +20,7 @@ from rlvr.distributed import PlainBackend
 from rlvr.records import Origin, StopReason
 from rlvr.rollout.vllm import VLLMServerOptions
 
-pytestmark = [needs_vllm, pytest.mark.timeout(600)]
+pytestmark = [needs_vllm, pytest.mark.alone, pytest.mark.timeout(600)]
 
 
 def digits(completion):
@@ -135,6 +135,7 @@ def test_a_server_killed_in_a_step_costs_no_rollout_and_no_wrong_token(make_trai
 
     def kill():
         until(lambda: len(victim.tasks) > 4, 60, "the second step's requests")
+        os.kill(victim.started.process.pid, signal.SIGSTOP)  # so that it owes its answers however fast it is
         time.sleep(0.05)
         killed.append(len(victim.tasks))
         os.kill(victim.started.process.pid, signal.SIGKILL)

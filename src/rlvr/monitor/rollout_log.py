@@ -92,6 +92,10 @@ class RolloutLog:
             self._under_way.result()
             self._under_way = None
 
+    def close(self) -> None:
+        """End the thread, once what is being written is."""
+        self._thread.shutdown(wait=False)
+
     def _write(self, step: int, rows: Iterator[dict[str, Any]]) -> Path:
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / f"step-{step:06d}.jsonl"

@@ -1,8 +1,7 @@
 """Coroutines for another thread's loop, with one wake-up for all that one turn of the caller's loop asks for.
 
 Sixty rollouts that end in the same decoding step are verified at once: waking the other thread for each, and being woken
-for each verdict, costs more than a quick verifier does. What is quick may be held for a moment, so that what a few decoding
-steps ask for goes together too. Invariant: a call ends as its coroutine ended, or was cancelled.
+for each verdict, costs more than a quick verifier does. Invariant: a call ends as its coroutine ended, or was cancelled.
 """
 
 from __future__ import annotations
@@ -14,9 +13,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-
-ENOUGH = 16
-"""Calls that are not held any longer."""
 
 
 @dataclass(eq=False)
@@ -39,36 +35,25 @@ class Courier:
         self._done: dict[asyncio.AbstractEventLoop, list[_Call]] = {}
         """What ended in this turn of the other loop, by the caller's loop."""
 
-    async def run(self, coroutine: Coroutine[Any, Any, T], hold: float = 0.0) -> T:
-        """The result of `coroutine`, which may wait `hold` seconds for others to go with.
-
-        RuntimeError when the loop has ended; CancelledError when it cancels what it runs.
-        """
+    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The result of `coroutine`; RuntimeError when the loop has ended, CancelledError when it cancels what it runs."""
         loop = asyncio.get_running_loop()
         call = _Call(coroutine, loop, loop.create_future())
         calls = self._asked.setdefault(loop, [])
         calls.append(call)
-        if not hold or len(calls) == ENOUGH:
+        if len(calls) == 1:
             loop.call_soon(self._send, loop)
-        elif len(calls) == 1:
-            loop.call_later(hold, self._send, loop)
         try:
             result: T = await call.future
             return result
         except asyncio.CancelledError:
-            if self._asked.get(loop) is calls:  # it was not sent yet
-                calls.remove(call)
-                coroutine.close()
-                if not calls:
-                    del self._asked[loop]
-            else:
-                call.given_up = True
-                _tell(self.loop, lambda: call.task and call.task.cancel())
+            call.given_up = True
+            _tell(self.loop, lambda: call.task and call.task.cancel())
             raise
 
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
-        calls = self._asked.pop(loop, [])
-        if calls and not _tell(self.loop, lambda: self._start(calls)):
+        calls = self._asked.pop(loop)
+        if not _tell(self.loop, lambda: self._start(calls)):
             for call in calls:
                 call.coroutine.close()
                 if not call.future.done():

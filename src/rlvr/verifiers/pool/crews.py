@@ -13,6 +13,7 @@ import pickle
 import signal
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +23,8 @@ from rlvr.verifiers.pool import process
 from rlvr.verifiers.pool.process import Background, Forker, Late, Server, Worker, WorkerError
 from rlvr.verifiers.pool.sandbox import readable, sandboxed
 from rlvr.verifiers.pool.sending import packed
-from rlvr.verifiers.pool.together import Together
-from rlvr.verifiers.pool.wire import Job, Load
+from rlvr.verifiers.pool.together import Found, Pace
+from rlvr.verifiers.pool.wire import Job, Load, Several
 
 MAX_SENT = 1024
 """Verifiers that are not pickled again when they are asked for again."""
@@ -31,6 +32,8 @@ MAX_CREWS = 32
 """Verifiers that are kept loaded; the one longest unused gives way."""
 MAX_TRIES = 5
 """Attempts at a job when the server or the template that should give it a worker has died."""
+PATIENCE = 1.0
+"""Seconds for several jobs, after which each is tried alone."""
 RETRY_SECONDS = 60.0
 """A verifier that could not be loaded is not tried again for so long."""
 CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
@@ -75,10 +78,10 @@ class Crews:
         return self._crews[load]
 
     def quick(self, verifier: Verifier) -> bool:
-        """Whether the verifier was quick lately. From any thread."""
+        """Whether jobs of the verifier may go together. From any thread."""
         _, load = self._sent.get(id(_owner(verifier)), (None, None))
         crew = self._crews.get(load) if isinstance(load, Load) else None
-        return crew is not None and crew.together.quick
+        return crew is not None and crew.pace.quick
 
     def refuse(self, verifier: Verifier, reason: str) -> None:
         """From now on the verifier can have no crew."""
@@ -144,7 +147,7 @@ class Crew:
         self.idle: list[Worker] = []
         self.alive = 0
         self.busy = 0
-        self.together = Together(self)
+        self.pace = Pace()
         self._template: asyncio.Task[Template] | None = None
         self._failure: LoadError | None = None
         self._failed_at = 0.0
@@ -161,7 +164,7 @@ class Crew:
                     worker = await self._take()
                     deaths += 1
                     verdicts = await self._on(worker, body, limit, count)
-                    self.together.note(max(verdict.seconds for verdict in verdicts))
+                    self.pace.note(max(verdict.seconds for verdict in verdicts))
                     return verdicts
                 except Late as late:
                     return [self._too_late(late, limit, job.group)] * count
@@ -171,11 +174,30 @@ class Crew:
         finally:
             self.busy -= 1
 
-    async def at_once(self, body: bytes, limit: float, count: int) -> list[Verdict]:
-        """The verdicts of one message to a worker, tried once. Late, WorkerError, LoadError."""
+    async def several(self, jobs: Sequence[Job], limit: float, slots: asyncio.Semaphore) -> list[Found]:
+        """The verdicts of quick jobs of one completion each, dealt to as many workers as they are worth."""
+        shares = self.pace.workers(len(jobs))
+        parts = await asyncio.gather(*(self._at_once(jobs[number::shares], limit, slots) for number in range(shares)))
+        found: list[Found] = [None] * len(jobs)
+        for number, part in enumerate(parts):
+            found[number::shares] = part
+        return found
+
+    async def _at_once(self, jobs: Sequence[Job], limit: float, slots: asyncio.Semaphore) -> Sequence[Found]:
+        """The verdicts of one message to a worker, tried once; one job alone is left to `run`."""
+        if len(jobs) == 1:
+            return [None]
         self.busy += 1
         try:
-            return await self._on(await self._take(), body, limit, count)
+            async with slots:
+                start = time.perf_counter()
+                body = pickle.dumps(Several(jobs))
+                verdicts = await self._on(await self._take(), body, min(limit, PATIENCE), len(jobs))
+                self.pace.note((time.perf_counter() - start) / len(jobs))
+                return [[verdict] for verdict in verdicts]
+        except Exception:  # late, broken off, not to be sent: whose fault it is shows when each is done alone
+            self.pace.note(PATIENCE)
+            return [None] * len(jobs)
         finally:
             self.busy -= 1
 

@@ -27,6 +27,7 @@ from rlvr.verifiers.pool.cache import VerdictCache
 from rlvr.verifiers.pool.courier import Courier
 from rlvr.verifiers.pool.crews import Crew, Crews, LoadError
 from rlvr.verifiers.pool.threads import LoopThread, Threads, cores
+from rlvr.verifiers.pool.together import Found, Together
 from rlvr.verifiers.pool.wire import Job
 
 T = TypeVar("T")
@@ -76,6 +77,7 @@ class VerifierPool:
         self._async_slots = asyncio.Semaphore(concurrent)
         self._loop = LoopThread("verifier-pool")
         self._courier = Courier(self._loop.loop)
+        self._together = Together(self._several)
         self._guests = LoopThread("verifier-async")  # apart, so that a guest that blocks its loop stops no deadline
         atexit.register(self.close)
 
@@ -146,20 +148,27 @@ class VerifierPool:
             verdict = self._cache.get(key)
         if verdict is not None:
             return replace(verdict, seconds=time.perf_counter() - start)
-        hold = self.hold() if self._crews.quick(verifier) else 0.0
-        verdicts = await self._on_loop(self._run(verifier, Job(task, (completion,), (token_ids,))), hold)
+        job, verdicts = Job(task, (completion,), (token_ids,)), None
+        if self._crews.quick(verifier):
+            verdicts = await self._together.verdicts(verifier, job, self.hold())
+        if verdicts is None:
+            verdicts = await self._on_loop(self._run(verifier, job))
         if not verdicts:
             return Verdict.undecided(_CLOSED)
         if key is not None:
             self._cache.put(key, verifier, verdicts[0])
         return verdicts[0]
 
-    async def _on_loop(self, work: Coroutine[Any, Any, T], hold: float = 0.0) -> T | None:
+    async def _several(self, verifier: Verifier, jobs: Sequence[Job]) -> Sequence[Found]:
+        """The verdicts of jobs that go together."""
+        return await self._on_loop(self._in_processes(verifier, jobs)) or [None] * len(jobs)
+
+    async def _on_loop(self, work: Coroutine[Any, Any, T]) -> T | None:
         """The result of `work` on the pool's own loop; None when the pool was closed meanwhile."""
         if asyncio.get_running_loop() is self._loop.loop:
             return await work
         try:
-            return await self._courier.run(work, hold)
+            return await self._courier.run(work)
         except RuntimeError:  # closed since we looked
             return None
         except asyncio.CancelledError:
@@ -170,7 +179,7 @@ class VerifierPool:
 
     async def _run(self, verifier: Verifier, job: Job) -> list[Verdict]:
         """The verdicts on one job, wherever its verifier runs."""
-        limit = verifier.time_limit if self.time_limit is None else self.time_limit
+        limit = self._limit(verifier)
         try:
             if (compose := getattr(verifier, "compose", None)) is not None:
                 return [await self._composed(verifier, compose, job)]
@@ -190,18 +199,19 @@ class VerifierPool:
             reason = f"the verification failed: {type(error).__name__}: {error}"
             return [Verdict.undecided(reason)] * len(job.completions)
 
+    async def _in_processes(self, verifier: Verifier, jobs: Sequence[Job]) -> Sequence[Found]:
+        """The verdicts of jobs of a quick verifier, several to a worker process; None for those to be done alone."""
+        crew = self._crews.of(verifier)
+        if not isinstance(crew, Crew):
+            return [None] * len(jobs)
+        return await crew.several(jobs, self._limit(verifier), self._slots(verifier))
+
     async def _in_process(self, verifier: Verifier, job: Job, limit: float) -> list[Verdict] | None:
         """The verdicts of a worker process; None when the verifier is to run on a thread."""
-        waits = isinstance(verifier, FunctionVerifier) or verifier.needs.remote
         crew = self._crews.of(verifier)
         if isinstance(crew, Crew):
-            slots = self._waiting_slots if waits else self._computing_slots
             try:
-                if crew.together.quick and not job.group:
-                    verdicts = await crew.together.verdicts(job, limit, slots)
-                    if verdicts is not None:
-                        return verdicts
-                async with slots:
+                async with self._slots(verifier):
                     return await crew.run(job, limit)
             except LoadError as error:
                 name, needs = display_name(verifier), verifier.needs
@@ -217,6 +227,13 @@ class VerifierPool:
             f"{display_name(verifier)} {problem}; it runs on a thread of this process, where it cannot be killed"
         )
         return None
+
+    def _limit(self, verifier: Verifier) -> float:
+        return verifier.time_limit if self.time_limit is None else self.time_limit
+
+    def _slots(self, verifier: Verifier) -> asyncio.Semaphore:
+        waits = isinstance(verifier, FunctionVerifier) or verifier.needs.remote
+        return self._waiting_slots if waits else self._computing_slots
 
     def _warn_once(self, message: str) -> None:
         if message not in self._warned:

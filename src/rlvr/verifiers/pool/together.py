@@ -1,86 +1,96 @@
-"""Jobs of a quick verifier that come at the same moment, given to few workers, several to each.
+"""Jobs of a quick verifier that are asked for at nearly the same moment: they wait for each other where they are asked for, and
+go on as one.
 
-A job by itself costs a fifth of a millisecond on its way there and back. Where a verifier was quick lately, jobs that
-arrive in one turn of the loop travel together. Invariant: whatever goes wrong with several, each is then done alone, under
-its own limit, so that no answer pays for another's.
+A job by itself costs a fifth of a millisecond on its way to a worker and back, and most of that again on its way to the
+pool's loop. Invariant: whatever goes wrong with several, each is then done alone, under its own limit, so that no answer
+pays for another's.
 """
 
 from __future__ import annotations
 
 import asyncio
-import pickle
-import time
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
 
 from rlvr.records import Verdict
+from rlvr.verifiers.base import Verifier
 from rlvr.verifiers.pool.threads import cores
-from rlvr.verifiers.pool.wire import Job, Several
+from rlvr.verifiers.pool.wire import Job
 
-if TYPE_CHECKING:
-    from rlvr.verifiers.pool.crews import Crew
+log = logging.getLogger(__name__)
 
 QUICK = 0.002
 """Mean seconds for a verdict up to which a verifier is quick."""
 SHARE = 0.1
 """What the newest verdict counts in that mean."""
-MOST = 16
+MOST = 32
 """Jobs of one worker at a time."""
 WORTH = 0.001
 """Seconds of work that are worth another worker."""
-PATIENCE = 1.0
-"""Seconds for several jobs, after which each is tried alone."""
+ENOUGH = 64
+"""Jobs that are not held any longer."""
+
+Found: TypeAlias = "list[Verdict] | None"
+"""The verdicts of a job; None where it has to be done alone."""
 
 
-class Together:
-    """The jobs that wait for this turn of the loop to end."""
+class Pace:
+    """How quick a verifier was lately."""
 
-    def __init__(self, crew: Crew) -> None:
-        self.crew = crew
-        self._waiting: list[tuple[Job, asyncio.Future[list[Verdict] | None]]] = []
+    def __init__(self) -> None:
         self._mean: float | None = None
 
     @property
     def quick(self) -> bool:
-        """Whether the verifier was quick lately."""
+        """Whether its jobs may go together. From any thread."""
         return self._mean is not None and self._mean <= QUICK
 
     def note(self, seconds: float) -> None:
         """A verdict took so long."""
         self._mean = seconds if self._mean is None else (1 - SHARE) * self._mean + SHARE * seconds
 
-    async def verdicts(self, job: Job, limit: float, slots: asyncio.Semaphore) -> list[Verdict] | None:
-        """The verdicts of a job that goes with others; None when it has to be done alone."""
+    def workers(self, jobs: int) -> int:
+        """How many workers so many jobs are worth: up to the cores, or more where those would have too much."""
+        worth = int(jobs * (self._mean or 0.0) / WORTH)
+        return max(-(-jobs // MOST), min(worth, jobs, cores()))
+
+
+class Together:
+    """The jobs that wait, on any number of loops. `send(verifier, jobs)` finds what is known of each."""
+
+    def __init__(self, send: Callable[[Verifier, Sequence[Job]], Awaitable[Sequence[Found]]]) -> None:
+        self._send = send
+        self._waiting: dict[tuple[asyncio.AbstractEventLoop, int], list[tuple[Job, asyncio.Future[Found]]]] = {}
+        """By loop, whose thread alone touches its entries, and verifier."""
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    async def verdicts(self, verifier: Verifier, job: Job, hold: float) -> Found:
+        """The verdicts of a job that may wait `hold` seconds for others; None when it has to be done alone."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[list[Verdict] | None] = loop.create_future()
-        self._waiting.append((job, future))
-        if len(self._waiting) == 1:
-            loop.call_soon(self._send, limit, slots)
+        waiting = self._waiting.setdefault((loop, id(verifier)), [])
+        future: asyncio.Future[Found] = loop.create_future()
+        waiting.append((job, future))
+        if not hold or len(waiting) == ENOUGH:
+            loop.call_soon(self._go, loop, verifier)
+        elif len(waiting) == 1:
+            loop.call_later(hold, self._go, loop, verifier)
         return await future
 
-    def _send(self, limit: float, slots: asyncio.Semaphore) -> None:
-        """Deal what waits to as many workers as it is worth, up to the cores, or more where those would have too much."""
-        waiting, self._waiting = self._waiting, []
-        worth = int(len(waiting) * (self._mean or 0.0) / WORTH)
-        shares = max(-(-len(waiting) // MOST), min(worth, len(waiting), cores()))
-        for number in range(shares):
-            self.crew.crews.background.start(self._several(waiting[number::shares], limit, slots))
+    def _go(self, loop: asyncio.AbstractEventLoop, verifier: Verifier) -> None:
+        waiting = [one for one in self._waiting.pop((loop, id(verifier)), []) if not one[1].done()]
+        if waiting:
+            task = loop.create_task(self._answer(verifier, waiting))
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
 
-    async def _several(
-        self,
-        waiting: list[tuple[Job, asyncio.Future[list[Verdict] | None]]],
-        limit: float,
-        slots: asyncio.Semaphore,
-    ) -> None:
-        jobs, found = tuple(job for job, _ in waiting), None
+    async def _answer(self, verifier: Verifier, waiting: Sequence[tuple[Job, asyncio.Future[Found]]]) -> None:
+        found: Sequence[Found] = [None] * len(waiting)
         try:
-            if len(jobs) > 1:
-                async with slots:
-                    start = time.perf_counter()
-                    found = await self.crew.at_once(pickle.dumps(Several(jobs)), min(limit, PATIENCE), len(jobs))
-                    self.note((time.perf_counter() - start) / len(jobs))
-        except Exception:  # late, broken off, not to be sent: whose fault it is shows when each is done alone
-            self.note(PATIENCE)
+            found = await self._send(verifier, [job for job, _ in waiting])
+        except Exception as error:
+            log.debug("%d jobs are done alone: %r", len(waiting), error)
         finally:
-            for i, (_, future) in enumerate(waiting):
+            for (_, future), verdicts in zip(waiting, found, strict=True):
                 if not future.done():
-                    future.set_result(None if found is None else [found[i]])
+                    future.set_result(verdicts)

@@ -12,7 +12,7 @@ import os
 import pickle
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,18 @@ def answer(body: bytes, verifier: Verifier, runner: asyncio.Runner) -> bytes:
         job: Job | Several = pickle.loads(body)
     except BaseException as error:
         return _failed(error, 1)
-    if isinstance(job, Job):
-        return _verdicts(job, verifier, runner)
-    return b"[" + b", ".join(_verdicts(one, verifier, runner)[1:-1] for one in job.jobs) + b"]"
+    parts = runner.run(_replies([job] if isinstance(job, Job) else job.jobs, verifier))
+    return parts[0] if isinstance(job, Job) else b"[" + b", ".join(part[1:-1] for part in parts) + b"]"
 
 
-def _verdicts(job: Job, verifier: Verifier, runner: asyncio.Runner) -> bytes:
+async def _replies(jobs: Sequence[Job], verifier: Verifier) -> list[bytes]:
+    """The reply to each job, one after the other in one turn of the loop, since a turn costs more than a quick verdict."""
+    return [await _reply(job, verifier) for job in jobs]
+
+
+async def _reply(job: Job, verifier: Verifier) -> bytes:
     try:
-        return verdicts_to_json(runner.run(job.verdicts(verifier, bounded)))
+        return verdicts_to_json(await job.verdicts(verifier, bounded))
     except BaseException as error:  # a verdict that is no JSON, KeyboardInterrupt raised by a verifier ...
         return _failed(error, len(job.completions))
 
