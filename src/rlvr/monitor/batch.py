@@ -18,7 +18,9 @@ from rlvr.records import Batch, Origin, Rollout, StopReason, VerdictStatus
 SAME = 1e-8
 """Rewards of a group closer than this are the same: what is left is rounding."""
 REPEATED = 4
-"""Tokens of a run whose return within a completion is a repetition: two pairs."""
+"""Tokens of a run whose return within a completion is a repetition."""
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+"""Of the hash of a run: 2^64 over the golden ratio (Knuth, The Art of Computer Programming, 6.4)."""
 
 
 def batch_metrics(batch: Batch) -> dict[str, float | None]:
@@ -75,27 +77,35 @@ def _verdicts(batch: Batch) -> dict[str, float | None]:
 
 def _groups(batch: Batch) -> dict[str, float | None]:
     """Shares of groups. All correct, all wrong, mixed and undecided sum to 1 when any rollout has a verdict."""
-    counts = dict.fromkeys(("all_correct", "all_wrong", "mixed", "undecided"), 0)
-    total = same = 0
-    reward = batch.columns.get("reward")
-    for group in batch.groups():
-        total += 1
-        counts[_kind({verdict.score for r in group.rollouts if (verdict := r.verdict) and verdict.decided})] += 1
-        if reward is not None:
-            decided = reward[group.index][~np.isnan(reward[group.index])]
-            same += bool(len(decided)) and bool(np.ptp(decided) < SAME)
-    judged = total if any(r.verdict for r in batch.rollouts) else 0
+    group, verdicts = batch.group_index(), [r.verdict for r in batch.rollouts]
+    total = int(group.max(initial=-1)) + 1
+    score = np.asarray([v.score if v and v.decided else np.nan for v in verdicts], dtype=np.float64)
+    decided, right, wrong = (np.bincount(group[of], minlength=total) for of in (score == score, score == 1, score == 0))
+    some = decided > 0
+    kinds = {
+        "all_correct": some & (right == decided),
+        "all_wrong": some & (wrong == decided),
+        "mixed": some & (right < decided) & (wrong < decided),
+        "undecided": ~some,
+    }
+    judged = total if any(verdicts) else 0
     return {
         "group/count": total,
-        **{f"group/{kind}": _share(count, judged) for kind, count in counts.items()},
-        "group/zero_variance": None if reward is None else _share(same, total),
+        **{f"group/{kind}": _share(int(groups.sum()), judged) for kind, groups in kinds.items()},
+        "group/zero_variance": _zero_variance(batch, group, total),
     }
 
 
-def _kind(scores: set[float | None]) -> str:
-    if not scores:
-        return "undecided"
-    return "all_correct" if scores == {1.0} else "all_wrong" if scores == {0.0} else "mixed"
+def _zero_variance(batch: Batch, group: np.ndarray, total: int) -> float | None:
+    """The share of the groups whose decided rewards are all the same."""
+    if (reward := batch.columns.get("reward")) is None:
+        return None
+    known = ~np.isnan(reward)
+    low, high = np.full(total, np.inf), np.full(total, -np.inf)
+    np.minimum.at(low, group[known], reward[known])
+    np.maximum.at(high, group[known], reward[known])
+    with np.errstate(invalid="ignore"):  # infinite rewards
+        return _share(int((high - low < SAME)[low <= high].sum()), total)
 
 
 def _completions(batch: Batch) -> dict[str, float | None]:
@@ -122,20 +132,16 @@ def _origins(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
 def _repetition(batch: Batch, sampled: np.ndarray, row: np.ndarray) -> float | None:
     """Runs of `REPEATED` sampled tokens that their completion already holds, over all such runs.
 
-    A run gets a number by pairing twice: the ids of two tokens, then the numbers of two pairs.
+    Runs are told apart by hashes of 64 bits.
     """
-    if not sampled.any():
-        return None
-    number, row = np.concatenate([r.token_ids for r in batch.rollouts])[sampled].astype(np.int64), row[sampled]
-    for reach in (1, 2):
-        whole = row[reach:] == row[:-reach]
-        pairs = number[:-reach] * (number.max() + 1) + number[reach:]
-        _, number = np.unique(pairs[whole], return_inverse=True)
-        row = row[reach:][whole]
-        if not len(row):
-            return None
-    distinct = len(np.unique(row * (number.max() + 1) + number))
-    return (len(row) - distinct) / len(row)
+    row = row[sampled]
+    ids = np.concatenate([r.token_ids for r in batch.rollouts] or [row])[sampled].astype(np.uint64)
+    count = max(0, len(row) - REPEATED + 1)
+    whole, key = row[len(row) - count :] == row[:count], row[:count].astype(np.uint64)
+    for place in range(REPEATED):
+        key = key * _FACTOR + ids[place : place + count]
+    key = key[whole]
+    return (len(key) - len(np.unique(key))) / len(key) if len(key) else None
 
 
 def _duplicates(rollouts: Sequence[Rollout]) -> float | None:
