@@ -113,6 +113,28 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_after_it(tmp_path):
     assert [row["step"] for row in rows(tmp_path / "run")] == list(range(1, done + 2))
 
 
+WRITES_NOTHING = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    from rlvr.distributed.checkpoint_writer import Writer
+    Writer._write_share = lambda *_: time.sleep(1000)
+from rlvr.train import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_rank_that_is_killed_while_its_part_of_a_checkpoint_is_awaited_holds_nobody_up(tmp_path):
+    config = configured(tmp_path, checkpoint={"every": 1}, distributed={"silence": 4.0}, run={"steps": 2})
+    processes = start(2, "-c", WRITES_NOTHING, "--config", str(config))
+    until(steps_done(tmp_path / "run", 1), processes)
+    time.sleep(1.0)  # both wait for the write now
+    processes[1].kill()
+    (status, said), _ = ended(processes, 60)
+    assert status == 1 and "rank 1 has shown no sign of life" in said, said
+    assert "its part of the checkpoint" in said
+    assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
+
+
 def test_sigterm_saves_on_all_ranks(tmp_path):
     config = configured(tmp_path, run={"steps": 2000}, evaluation={"at_start": False})
     processes = start(2, "-m", "rlvr.train", "--config", str(config))

@@ -30,7 +30,7 @@ from rlvr.config import CheckpointConfig
 from rlvr.distributed import checkpoint
 from rlvr.distributed.checkpoint import SEAL, STATE, Seal, checksum_of
 from rlvr.distributed.versions import installed
-from rlvr.distributed.world import World
+from rlvr.distributed.world import Watch, World
 from rlvr.errors import CheckpointError
 from rlvr.waits import finished
 
@@ -182,17 +182,22 @@ class Writer:
         os.replace(note.with_suffix(".tmp"), note)
 
     def _notes(self, aside: Path) -> list[str]:
-        """The notes of ranks 1 and up, once all are there. CheckpointError names ranks that do not write."""
-        notes = [f"tensors-{rank}.safetensors.note" for rank in range(1, self.world.size)]
-        deadline = time.monotonic() + WRITE_SECONDS / 2
-        while missing := [rank for rank, note in enumerate(notes, start=1) if not (aside / note).exists()]:
+        """The notes of ranks 1 and up, once all are there. CheckpointError names ranks that do not write, TrainingError one
+        that is gone; one that only failed still writes what it has copied."""
+        notes = {rank: f"tensors-{rank}.safetensors.note" for rank in range(1, self.world.size)}
+        missing, deadline = set(notes), time.monotonic() + WRITE_SECONDS / 2
+        watch = Watch(self.world, missing)
+        while True:
+            missing -= {rank for rank in missing if (aside / notes[rank]).exists()}
+            if not missing:
+                return list(notes.values())
             if time.monotonic() > deadline:
-                who = ", ".join(f"rank {rank}" for rank in missing)
+                who = ", ".join(f"rank {rank}" for rank in sorted(missing))
                 raise CheckpointError(
                     f"{who} wrote nothing: run.dir must be on storage that all ranks share (their own output says more)"
                 )
+            watch.look("its part of the checkpoint", failures=False)
             time.sleep(0.05)
-        return notes
 
 
 def versions() -> dict[str, str]:

@@ -117,7 +117,7 @@ class World:
         missing = {rank for rank in range(self.size) if rank != self.rank}
         with _Named(self, what), Wait(_Awaited(what, missing), time.monotonic() + deadline) as waiting:
             self._store.set(self._place(self._meetings, self.rank), what)
-            pause, watch = 0.0002, _Watch(self, missing)
+            pause, watch = 0.0002, Watch(self, missing)
             while missing:
                 for rank in sorted(missing):
                     if self._store.check([self._place(self._meetings, rank)]):
@@ -202,22 +202,23 @@ class _Awaited:
         return f"{self.what}, where {', '.join(f'rank {rank}' for rank in sorted(self.missing))} did not come"
 
 
-class _Watch:
-    """Looks after the ranks that a meeting waits for, once a beat."""
+class Watch:
+    """Looks after the ranks of `world` in `missing`, which somebody waits for, once a beat."""
 
     def __init__(self, world: World, missing: set[int]) -> None:
         self.world, self.missing = world, missing
         self._last: dict[int, tuple[bytes, float]] = {}
         self._next = time.monotonic() + BEAT
 
-    def look(self, what: str) -> None:
-        """TrainingError where a missing rank has failed, or was silent for too long."""
+    def look(self, what: str, failures: bool = True) -> None:
+        """TrainingError where a missing rank was silent for too long, or, with `failures`, said that it has failed."""
         now = time.monotonic()
         if now < self._next:
             return
         self._next = now + BEAT
         for rank in sorted(self.missing):
-            self.world.raise_failure(rank, what)
+            if failures:
+                self.world.raise_failure(rank, what)
             beat = self.world.heard(rank)
             before, since = self._last.get(rank, (None, now))
             if beat != before:
