@@ -73,7 +73,7 @@ def test_nothing_outlives_the_trainer(tmp_path, number, then):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", ["vllm", "vllm-server"])
+@pytest.mark.parametrize("name", [pytest.param("vllm", marks=pytest.mark.slow), "vllm-server"])
 def test_a_trainer_inside_a_running_event_loop(tmp_path, name):
     """As in a notebook; in a process of its own, because a test's loop is not one that is already running."""
     script = tmp_path / "notebook.py"
