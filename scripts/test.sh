@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make the environment with the test extras, check style and types, and run the tests.
 #   bash scripts/test.sh [--all] [pytest arguments]       --all adds the tests that take minutes
-# Without arguments three files are tested at a time, since many tests wait for processes of their own, and then, one at a time,
+# Without arguments two files are tested at a time, since many tests wait for processes of their own, and then, one at a time,
 # those that are marked `alone`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -21,7 +21,7 @@ if [ "$#" -gt 0 ]; then
 fi
 export OMP_NUM_THREADS=1
 status=0
-.venv/bin/python -m pytest -m "($speed) and not alone" -n 3 --dist loadfile || status=1
+.venv/bin/python -m pytest -m "($speed) and not alone" -n 2 --dist loadfile || status=1
 echo "tests that have the machine to themselves: servers, ranks and kills, with time limits"
 .venv/bin/python -m pytest -m "($speed) and alone" || status=1
 exit "$status"

@@ -54,7 +54,7 @@ def started(tmp_path, then):
     [
         (signal.SIGKILL, "time.sleep(600)"),
         pytest.param(signal.SIGTERM, "time.sleep(600)", marks=pytest.mark.slow),
-        (signal.SIGINT, "time.sleep(600)"),
+        pytest.param(signal.SIGINT, "time.sleep(600)", marks=pytest.mark.slow),
         pytest.param(None, "raise RuntimeError('nobody closes')", marks=pytest.mark.slow),
     ],
     ids=["SIGKILL", "SIGTERM", "Ctrl-C", "exception"],
