@@ -78,11 +78,13 @@ class PlainBackend:
     def _sum_gradients(self) -> None:
         if self.world.size == 1:
             return
-        self.world.meet("the sum of the gradients")
-        for part in _alike(p.grad for p in self.parameters.values() if p.grad is not None):
-            flat = torch.cat([gradient.flatten() for gradient in part])
-            dist.all_reduce(flat)
-            torch._foreach_copy_(part, _cut(flat, part))
+        what = "the sum of the gradients"
+        self.world.meet(what)
+        with self.world.naming(what):
+            for part in _alike(p.grad for p in self.parameters.values() if p.grad is not None):
+                flat = torch.cat([gradient.flatten() for gradient in part])
+                dist.all_reduce(flat)
+                torch._foreach_copy_(part, _cut(flat, part))
 
     def named_weights(self) -> Iterator[Bucket]:
         """See the protocol."""

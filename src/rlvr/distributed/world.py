@@ -83,7 +83,7 @@ class World:
             return value
         box = [value]
         self.meet(what, deadline)
-        with _Named(self, what):
+        with self.naming(what):
             dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
 
@@ -93,7 +93,7 @@ class World:
             return [value]
         found: list[Any] = [None] * self.size
         self.meet(what, deadline)
-        with _Named(self, what):
+        with self.naming(what):
             dist.all_gather_object(found, value)
         return found
 
@@ -115,7 +115,7 @@ class World:
             return
         self._meetings += 1
         missing = {rank for rank in range(self.size) if rank != self.rank}
-        with _Named(self, what), Wait(_Awaited(what, missing), time.monotonic() + deadline) as waiting:
+        with self.naming(what), Wait(_Awaited(what, missing), time.monotonic() + deadline) as waiting:
             self._store.set(self._place(self._meetings, self.rank), what)
             pause, watch = 0.0002, Watch(self, missing)
             while missing:
@@ -131,6 +131,10 @@ class World:
                 pause = min(0.02, pause * 1.3)
             if self._meetings > 2:  # every rank has left the meeting before the last
                 self._store.delete_key(self._place(self._meetings - 2, self.rank))
+
+    def naming(self, what: str) -> _Named:
+        """Inside, what torch raises when a rank is gone becomes a TrainingError that names it and `what`."""
+        return _Named(self, what)
 
     def _compare(self, what: str, rank: int) -> None:
         theirs = self._store.get(self._place(self._meetings, rank)).decode()
