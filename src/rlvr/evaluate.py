@@ -28,7 +28,7 @@ from rlvr.config import Config
 from rlvr.config_loading import load_config
 from rlvr.data import Draw, History, Prompts, load_tasks
 from rlvr.errors import ConfigError, DataError, command
-from rlvr.evaluation import Collect, Scorer, compare, contamination, describe, evaluate, read_result
+from rlvr.evaluation import Collect, SameAnswer, Scorer, compare, contamination, describe, evaluate, read_result
 from rlvr.monitor.whole_file import write_whole
 from rlvr.records import Rollout, Task
 
@@ -182,8 +182,8 @@ class Instruments:
 
     collect: Collect
     """Samples and verifies."""
-    same: Any
-    """Tells answers apart."""
+    same: SameAnswer
+    """Tells two answers to a task apart."""
     scorer: Scorer | None
     """Chooses among samples."""
     stop: StopRequest
@@ -244,8 +244,7 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
                 return []
 
         with stop:
-            same = verification.of(tasks[0]).same_answer
-            yield Instruments(collect, same, chooser(config, policy, tasks), stop)
+            yield Instruments(collect, verification.same_answer, chooser(config, policy, tasks), stop)
 
 
 def _check_lengths(tasks: Sequence[Task], prompts: Prompts, context: int) -> None:

@@ -337,7 +337,7 @@ class GRPOTrainer:
         if self.world.leads:
             scorer = chooser(plan.config, self.policy, chosen, self._backends.partitions)
             with contextlib.suppress(Interrupted):
-                done = evaluate(chosen, plan.config, collect, verification.of(chosen[0]).same_answer, scorer=scorer)
+                done = evaluate(chosen, plan.config, collect, verification.same_answer, scorer=scorer)
                 results, tallies = {**done.results, "time/evaluate": time.perf_counter() - start}, done.tallies
         results = self.world.broadcast(results, "the evaluation")
         if not results:

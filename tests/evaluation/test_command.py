@@ -210,3 +210,46 @@ def test_a_result_that_is_none_is_refused(run, tmp_path):
     (tmp_path / "other.json").write_text('{"by_task": [{"of": "another"}]}')
     code, _, err = run("--compare", str(tmp_path / "other.json"))
     assert code == 2 and "is no result" in err
+
+
+KINDS = """
+from rlvr import Verdict, Verifier
+
+class Strict(Verifier):
+    def verify(self, task, completion):
+        return Verdict.from_score(float("1" in completion), answer=completion)
+
+class Loose(Strict):
+    def same_answer(self, first, second):
+        return True
+"""
+
+
+def test_answers_of_a_mixed_set_are_told_apart_by_each_tasks_own_verifier(folder, tmp_path):
+    """Whichever task stands first, in the trainer and in the command; of a routed combination the task's part decides."""
+    from rlvr.evaluation import read_result
+    from rlvr.trainer import GRPOTrainer
+
+    (tmp_path / "kinds.py").write_text(KINDS)
+    strict, loose = f"{tmp_path / 'kinds.py'}:Strict", f"{tmp_path / 'kinds.py'}:Loose"
+    rows = [{**TASKS[0], "verifier": strict, "source": "s"}, {**TASKS[1], "verifier": loose, "source": "l"}]
+    config = {
+        "run": {"dir": str(tmp_path), "steps": 1},
+        "rollout": {"max_new_tokens": 6, "prompts_per_step": 1, "group_size": 2},
+        "evaluation": {"samples": 6, "k": [6], "greedy": False, "at_end": False},
+        "logging": {"console": "off", "rollouts": 0},
+    }
+    routed = {"name": "combine", "how": "routed", "parts": {"s": strict, "l": loose}}
+    for number, (order, verifier) in enumerate([(rows, None), (rows[::-1], None), (rows, routed)]):
+        data = tmp_path / f"tasks{number}.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in order))
+        tree = {**config, "run": {**config["run"], "name": f"run{number}"}, "verifier": verifier}
+        with GRPOTrainer(str(folder / "model"), str(data), None, tree, eval_tasks=str(data)) as trainer:
+            trainer.train()
+        (file,) = (tmp_path / f"run{number}" / "evaluations").iterdir()
+        options = ["verifier=" + json.dumps(verifier)] if verifier else []
+        given = ["--model", str(folder / "model"), "--data", str(data), "--output", str(tmp_path / "out.json")]
+        assert main([*given, "--samples", "6", "--k", "6", "--max-new-tokens", "6", "--no-greedy", *options]) == 0
+        for tallies in (read_result(file), read_result(tmp_path / "out.json")):
+            entropy = {tally.source: tally.answer_entropy for tally in tallies}
+            assert entropy["l"] == 0.0 < entropy["s"], (number, entropy)

@@ -4,7 +4,7 @@ from rlvr.evaluation.best_of import best_of_k
 from rlvr.evaluation.compare import compare
 from rlvr.evaluation.contamination import contamination
 from rlvr.evaluation.estimators import majority_at_k, pass_at_k
-from rlvr.evaluation.evaluate import Collect, Evaluation, Scorer, evaluate
+from rlvr.evaluation.evaluate import Collect, Evaluation, SameAnswer, Scorer, evaluate
 from rlvr.evaluation.intervals import interquartile_mean, interval
 from rlvr.evaluation.result import describe, read_result, write_tallies
 from rlvr.evaluation.runs import over_runs
@@ -13,6 +13,7 @@ from rlvr.evaluation.tally import Tally, summary, values_of
 __all__ = [
     "Collect",
     "Evaluation",
+    "SameAnswer",
     "Scorer",
     "Tally",
     "best_of_k",

@@ -8,6 +8,7 @@ left out of the means; results do not depend on the blocks.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from rlvr.config import Config
 from rlvr.evaluation.levels import by_difficulty
-from rlvr.evaluation.tally import Same, Tally, summary, tally_of
+from rlvr.evaluation.tally import Tally, summary, tally_of
 from rlvr.records import Rollout, Task
 from rlvr.rollout import Draw, Sampling
 
@@ -24,8 +25,16 @@ Collect = Callable[[Sequence[Draw], Sampling, int], list[Rollout]]
 Scorer = Callable[[Sequence[Rollout]], np.ndarray]
 """What is liked of each of a task's samples, without looking at its verdict; the more the better."""
 
+SameAnswer = Callable[[Task, str, str], bool]
+"""(task, first, second) -> whether two extracted answers to the task are the same, as its own verifier sees it"""
+
 BLOCK = 4096
 """Rollouts that are held at a time, where one task's samples are not more."""
+
+
+def same_text(task: Task, first: str, second: str) -> bool:
+    """Compare two answers as they are written, where no verifier is at hand."""
+    return first == second
 
 
 @dataclass
@@ -40,11 +49,14 @@ def evaluate(
     tasks: Sequence[Task],
     config: Config,
     collect: Collect,
-    same: Same = str.__eq__,
+    same: SameAnswer = same_text,
     said: Callable[[int], None] = lambda done: None,
     scorer: Scorer | None = None,
 ) -> Evaluation:
     """Evaluate on `tasks` as `config.evaluation` says; `said` is told how many tasks are done.
+
+    `same` tells answers apart for maj@k and the answer entropy. It is asked with the task, because each task of a mixed set
+    has the verifier that it names.
 
     Results: `eval/greedy` (mean score of greedy responses), `eval/mean` (mean score of samples), `eval/pass@k`,
     `eval/maj@k`, with a `scorer` `eval/best@k`, `eval/truncated`, `eval/unparsable`, `eval/undecided` (shares of responses),
@@ -66,7 +78,8 @@ def evaluate(
         if asked.samples:
             for number, rollouts in _by_draw(collect(draws, sampling, asked.samples)).items():
                 liked = None if scorer is None else scorer(rollouts)
-                block[number - begin].add_samples(rollouts, asked.k, same, liked)
+                of_task = functools.partial(same, tasks[number])
+                block[number - begin].add_samples(rollouts, asked.k, of_task, liked)
         tallies += block
         said(len(tallies))
     return Evaluation(_results(tallies, config), tallies)

@@ -88,6 +88,10 @@ class Verifier(ABC):
         """What is wrong with the task (a gold answer that cannot be parsed, say), or None. Called before training."""
         return None
 
+    def judge_of(self, task: Task) -> Verifier:
+        """The verifier that judges `task`: this one, or the part that a combination routes the task to."""
+        return self
+
     def same_answer(self, first: str, second: str) -> bool:
         """Whether two extracted answers are the same (votes, maj@k)."""
         return first.strip() == second.strip()

@@ -106,6 +106,11 @@ class CombineVerifier(Verifier):
                 return f"{label}: {problem}"
         return None
 
+    def judge_of(self, task: Task) -> Verifier:
+        """The part that judges the task alone, where `how` is `routed`."""
+        label = self._route(task) if self.how == "routed" else None
+        return self if label is None else self.verifiers[label].judge_of(task)
+
     def same_answer(self, first: str, second: str) -> bool:
         """Whether some part holds the two for the same."""
         return any(part.same_answer(first, second) for part in self.verifiers.values())

@@ -57,7 +57,7 @@ class Verification:
 
     def same_answer(self, task: Task, first: str, second: str) -> bool:
         """Whether two extracted answers to a task are the same, as its verifier sees it."""
-        return self.of(task).same_answer(first, second)
+        return self.of(task).judge_of(task).same_answer(first, second)
 
     async def verify(self, rollout: Rollout) -> Rollout:
         """The rollout with its verdict."""
