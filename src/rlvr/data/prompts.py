@@ -6,14 +6,18 @@ from typing import Any
 
 from rlvr.data.replies import Frame, frame_of, reply_ids
 from rlvr.data.templates import Template, render_prompt
+from rlvr.data.tokenizer_copy import TokenizerCopy
 from rlvr.records import Task
 
 
 class Prompts:
-    """The token ids of tasks' prompts under one template; calling it with a task gives them."""
+    """The token ids of tasks' prompts under one template; calling it with a task gives them.
+
+    Threads may share it: it encodes with a copy of the tokenizer.
+    """
 
     def __init__(self, tokenizer: Any, template: Any = None) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer = TokenizerCopy(tokenizer)
         self._template = Template.parse(template)
         self._ids: dict[str, tuple[int, ...]] = {}
         self._frames: dict[str, Frame] = {}
@@ -21,7 +25,8 @@ class Prompts:
     def __call__(self, task: Task) -> tuple[int, ...]:
         key = repr(task.prompt)  # not the id: training and evaluation tasks may share one, and a task may be rewritten
         if key not in self._ids:
-            self._ids[key] = tuple(render_prompt(task, self._tokenizer, self._template))
+            with self._tokenizer as tokenizer:
+                self._ids[key] = tuple(render_prompt(task, tokenizer, self._template))
         return self._ids[key]
 
     def reply(self, task: Task, text: str, role: str, end: int | None) -> tuple[int, ...]:
@@ -30,8 +35,10 @@ class Prompts:
         `end` is the end-of-turn token that the policy sampled, None where a stop string ended the turn. ConfigError where the
         prompt is a chat and its template takes no such message.
         """
-        if isinstance(self._template.apply(task.prompt), str):
-            return tuple(reply_ids(text, self._tokenizer, None, end))
-        if role not in self._frames:
-            self._frames[role] = frame_of(self._tokenizer, role, self._template.options)
-        return tuple(reply_ids(text, self._tokenizer, self._frames[role], end))
+        is_text = isinstance(self._template.apply(task.prompt), str)
+        with self._tokenizer as tokenizer:
+            if is_text:
+                return tuple(reply_ids(text, tokenizer, None, end))
+            if role not in self._frames:
+                self._frames[role] = frame_of(tokenizer, role, self._template.options)
+            return tuple(reply_ids(text, tokenizer, self._frames[role], end))
