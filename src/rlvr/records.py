@@ -104,6 +104,21 @@ class Task:
         }
 
 
+LONGEST_REASON = 4096
+"""Characters kept of a verdict's reason: it is kept for every rollout, and a megabyte each fills a disk in a few steps."""
+LONGEST_ANSWER = 2**16
+"""Characters kept of an extracted answer, which may be a whole program."""
+
+
+def cut(text: str, limit: int = LONGEST_REASON) -> str:
+    """`text` in at most `limit` characters: its first and last parts, and the number of those that were left out."""
+    if len(text) <= limit:
+        return text
+    mark = f" [... {len(text) - limit} characters are left out ...] "
+    head = limit // 2
+    return text[: head - len(mark)] + mark + text[head - limit :]
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What a verifier says of one completion.
@@ -111,7 +126,8 @@ class Verdict:
     `score` is None when undecided: what the answer causes is decided (an unparsable answer, or a limit that the answer
     itself spent, scores 0); what we cause (bad gold, a killed worker, a remote service down) is undecided, left out of
     loss and baseline, and counted. `scores` are named further scores; `spans` are (first character, past-the-end
-    character, score) over the completion's text.
+    character, score) over the completion's text. `reason` and `answer` are cut where the verdict is made, so that nothing
+    longer crosses from a worker process or is kept.
     """
 
     status: VerdictStatus
@@ -125,6 +141,10 @@ class Verdict:
     def __post_init__(self) -> None:
         if self.score is not None and not math.isfinite(self.score):
             raise ValueError(f"a verdict's score must be finite or None, not {self.score}")
+        for name, limit in (("reason", LONGEST_REASON), ("answer", LONGEST_ANSWER)):
+            text = self.__dict__[name]
+            if isinstance(text, str) and len(text) > limit:
+                object.__setattr__(self, name, cut(text, limit))
 
     @property
     def decided(self) -> bool:

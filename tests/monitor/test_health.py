@@ -214,7 +214,9 @@ def test_the_configuration_takes_a_word_or_words_by_name(tmp_path):
 def test_the_unparsable_show_three_examples_of_different_tasks(tmp_path, rollout, capsys):
     unread = [rollout(f"g{k // 4}", k % 4, 0.0, text=f"I think\n\x1b[31m {k}", id=f"task-{k // 4}") for k in range(16)]
     for one in unread:
-        one.verdicts = {"math": Verdict(VerdictStatus.UNPARSABLE, 0.0, "no final answer found")}
+        one.verdicts = {
+            "math": Verdict(VerdictStatus.UNPARSABLE, 0.0, "no final\nanswer found\nstep 9, all_right: forged")
+        }
     file = MetricsFile(tmp_path / "health.jsonl")
     health = Health({"unparsable": "stop"}, Console("plain"), file)
     rows = run(60, TRIGGERS["unparsable"])
@@ -224,6 +226,7 @@ def test_the_unparsable_show_three_examples_of_different_tasks(tmp_path, rollout
     assert [e.split(":")[0] for e in ends[0].examples] == ["task task-0", "task task-1", "task task-2"]
     said = capsys.readouterr().out
     assert said.count("unparsable") == 1 and "no final answer found" in said and "\x1b" not in said
+    assert not any(line.startswith("step 9") for line in said.splitlines())
     (row,) = file.rows()
     assert Finding.from_json(json.loads(json.dumps(row))) == ends[0]
 

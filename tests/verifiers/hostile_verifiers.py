@@ -43,6 +43,16 @@ class InProcess(Verifier):
                 print("x" * 100_000)
                 os.write(1, b"\x00\x00\x00\x02{}")
                 return Verdict.from_score(1)
+            case ["print 50 MB"]:
+                os.write(1, b"first")
+                for _ in range(50):
+                    print("x" * 2**20, flush=True)
+            case ["long reason"]:
+                return Verdict(VerdictStatus.ERROR, None, reason="x" * 30_000_000)
+            case ["long error"]:
+                raise ValueError("x" * 30_000_000)
+            case ["long answer"]:
+                return Verdict.from_score(1, answer="x" * 30_000_000)
             case ["pid"]:
                 return Verdict(VerdictStatus.CORRECT, 1.0, answer=str(os.getpid()))
             case ["odd scores"]:

@@ -74,6 +74,32 @@ def test_whatever_a_verifier_does_in_a_worker_is_one_verdict(pool, completion, s
     assert run(pool, InProcess(), "good").score == 1
 
 
+@pytest.mark.parametrize("completion", ["long reason", "long error"])
+def test_what_a_verifier_says_is_cut_before_it_crosses(pool, completion):
+    """Thirty megabytes of a reason or an exception: head, tail and a count of what is left out."""
+    for verifier in (InProcess(), as_verifier(lambda completion: InProcess().verify(TASK, completion))):
+        verdict = run(pool, verifier, completion)
+        assert verdict.status == "error"
+        assert len(verdict.reason) <= 4096
+        assert verdict.reason.endswith("x" * 1000)
+        assert "characters are left out" in verdict.reason
+    assert len(run(pool, InProcess(), "long answer").answer) <= 2**16
+
+
+def test_what_verifiers_print_does_not_fill_the_log(capfd):
+    """100 MB in two calls reach the screen as 64 kB and one line, and the calls are not held up."""
+    with VerifierPool(workers=2) as pool:
+        verdicts = pool.verify_many(InProcess(), [(TASK, "print 50 MB")] * 2)
+        assert [verdict.score for verdict in verdicts] == [1, 1]
+    deadline = time.monotonic() + 10
+    said = ""
+    while "more is left out" not in said and time.monotonic() < deadline:
+        said += capfd.readouterr().err
+        time.sleep(0.01)
+    assert 2**16 <= len(said) < 2**16 + 200
+    assert said.count("more is left out") == 1
+
+
 @pytest.mark.parametrize("completion", ["hang", "sleep"])
 def test_a_hang_in_a_worker_is_the_answers_fault(pool, completion):
     start = time.perf_counter()

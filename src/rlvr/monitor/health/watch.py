@@ -98,9 +98,10 @@ def _examples(monitor: Monitor, batch: Batch | None) -> tuple[str, ...]:
         verdict = rollout.verdict
         if verdict is not None and str(verdict.status) == monitor.examples:
             text = " ".join(clean(shorten(rollout.text.strip(), 160)).split())
+            reason = " ".join(clean(shorten(verdict.reason, 400)).split())  # one line, however many it was written in
             seen[rollout.task.id] += 1
             chosen[rollout.task.id, seen[rollout.task.id]] = (
-                f"task {clean(rollout.task.id)}: {text or '(empty)'} -> {clean(verdict.reason)}"
+                f"task {clean(rollout.task.id)}: {text or '(empty)'} -> {reason}"
             )
     by_turn = sorted(chosen.items(), key=lambda item: item[0][1])
     return tuple(text for _, text in by_turn[:EXAMPLES])

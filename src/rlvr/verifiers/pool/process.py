@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlvr.records import Verdict
+from rlvr.verifiers.pool.printed import forwarded
 from rlvr.verifiers.pool.wire import END, FORK, REPLY, REQUEST, WORK, Stream, verdicts_from_json
 
 T = TypeVar("T")
@@ -98,17 +99,20 @@ class Server(Forker):
         command = [sys.executable, "-P", "-c", code, str(theirs.fileno()), str(trainer), str(memory_mb)]
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         own = {**ONE_THREAD, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
+        prints = forwarded()
         try:
             self.process = subprocess.Popen(
                 command if wrap is None else wrap(command),
                 stdin=subprocess.DEVNULL,
-                stdout=2,
+                stdout=prints,
+                stderr=prints,
                 env={**os.environ, **own} if wrap is None else own,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C is the trainer's to handle
             )
         finally:
             theirs.close()
+            os.close(prints)
         super().__init__(Stream(ours), START_SECONDS)
 
     @property

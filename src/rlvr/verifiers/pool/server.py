@@ -26,6 +26,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from rlvr.records import cut
 from rlvr.verifiers.base import Verifier
 from rlvr.verifiers.pool.wire import END, FORK, REPLY, REQUEST, WORK, Load, receive, send
 from rlvr.verifiers.pool.worker import work
@@ -65,7 +66,7 @@ def template(control: socket.socket, memory_mb: int) -> None:
     try:
         verifier = load(pickle.loads(body))
     except BaseException as error:  # the user's code: SystemExit too costs its verdicts only
-        problem = f"{type(error).__name__}: {error}"
+        problem = cut(f"{type(error).__name__}: {error}")
     send(control, json.dumps({"problem": problem, "forks": _threads() == 1}).encode())
     if verifier is not None:
         gc.freeze()

@@ -1,0 +1,41 @@
+"""Forwards what verifiers print in their processes to the standard error of the trainer, up to a rate.
+
+Invariant: a process that prints is never held up, and however much it prints, a log grows by `MOST` bytes a minute at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+
+MOST = 2**16
+"""Bytes that are forwarded in any `PERIOD`: enough for the tracebacks and remarks of a verifier that is being written."""
+PERIOD = 60.0
+CHUNK = 2**20
+STDERR = 2
+
+
+def forwarded() -> int:
+    """The file descriptor to print to; close it once the process that prints has it. A thread reads the other end."""
+    reads, writes = os.pipe()
+    threading.Thread(target=_forward, args=(reads,), name="verifier-prints", daemon=True).start()
+    return writes
+
+
+def _forward(reads: int) -> None:
+    """Copy until the last process that prints has ended."""
+    began, left = time.monotonic(), MOST
+    with os.fdopen(reads, "rb", buffering=0) as source:
+        while data := source.read(CHUNK):
+            if time.monotonic() > began + PERIOD:
+                began, left = time.monotonic(), MOST
+            if not left:
+                continue
+            shown = data[:left]
+            left -= len(shown)
+            if not left:
+                shown += f"\n[verifiers printed more than {MOST >> 10} kB within a minute; more is left out]\n".encode()
+            with contextlib.suppress(OSError):  # a closed terminal or a full disk: printing goes nowhere
+                os.write(STDERR, shown)
