@@ -47,6 +47,8 @@ class VLLMServerEngine:
     def __init__(self, policy: Policy, options: VLLMServerOptions, in_flight: InFlight | None = None) -> None:
         self.policy, self.options = policy, options
         self.version, self._has_weights = 0, False
+        self._newest = 0
+        """The newest version that a server may label tokens with; ahead of `version` while a publish is under way."""
         self._gate = Gate() if in_flight == "finish" else None
         self._end_ids = sorted(policy.end_ids)
         self._folder = scratch_folder()
@@ -228,6 +230,9 @@ class VLLMServerEngine:
         if self._transfer is None:
             self._transfer = self._make_transfer(sound)
         published = self._give_adapter(sound, version, call) if self._adapter else self._transfer.send(weights, call)
+        # Before any server commits: from then on it may answer with tokens of this version, and be asked to go on before
+        # the others are.
+        self._newest = version
         call("commit", version=str(version))
         if busy:
             call("resume")
@@ -285,9 +290,9 @@ class VLLMServerEngine:
         return [result for result in results if not isinstance(result, Exception)]
 
     def _is_current(self, answer: Answer) -> bool:
-        """Whether an answer's tokens are all of versions that were published, up to the newest."""
+        """Whether an answer's tokens are all of versions that were published, up to the one being published."""
         labels = [version for version, _, _ in answer.versions]
-        return bool(labels) and all(label.isdigit() and int(label) <= self.version for label in labels)
+        return bool(labels) and all(label.isdigit() and int(label) <= self._newest for label in labels)
 
     def _is_up(self, member: Member) -> bool:
         return member.state == State.READY or (member.state == State.STALE and not member.returning)
