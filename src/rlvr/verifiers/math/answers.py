@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlvr.verifiers.math.declarations import disagree
 from rlvr.verifiers.math.expression import (
     Apply,
     Bracket,
@@ -50,10 +51,17 @@ class Judge(Values):
             found = read_statement(answer, self.sampler)
         except Refused as refused:
             return Comparison(False, str(refused))
-        self.parameters = frozenset(said.partition(" ")[0] for said in wanted.parameters | found.parameters)
-        self.integers = frozenset(
-            said.partition(" ")[0] for said in wanted.parameters | found.parameters if said.endswith("Integers")
-        )
+        about = {
+            name
+            for entry in (*wanted.entries, *found.entries)
+            if isinstance(entry.value, Relation) and set(entry.value.operators) & _INEQUALITIES
+            for name in symbols(entry.value)
+        }
+        if disagree(wanted.declared, found.declared, about):
+            return Comparison(False, "the letters are declared as something else")
+        self.parameters = frozenset(name for name, _ in wanted.declared)
+        self.integers = frozenset(name for name, domain in wanted.declared if domain == "Integers")
+        self.answers_letters = frozenset(name for name, _ in found.declared)
         return Comparison(self._statements(wanted, found))
 
     def _same_set(self, gold: Node, answer: Node) -> bool | None:

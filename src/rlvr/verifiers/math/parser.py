@@ -84,6 +84,8 @@ _CONDITIONS = frozenset(
     }
 )
 """Words before a condition on what was said."""
+_INTEGERS = re.compile(r"(?:for|where|with) (?:(?:any|every|all|each|some) )?integers?(?: values of)?", re.IGNORECASE)
+"""Words before the letters that they declare to be integers."""
 _SAYS = re.compile(
     r"(?:\b(?:is|are|be|that|get|have|has|was|therefore|thus|hence|so|answer|equals|when|as)|=)$", re.IGNORECASE
 )
@@ -100,6 +102,10 @@ def parse(text: str) -> Node:
     if depth(node) > 3 * MAX_DEPTH:
         raise Unreadable("nested too deep")
     return node
+
+
+def _opens_condition(words: str) -> bool:
+    return words.lower() in _CONDITIONS or _INTEGERS.fullmatch(words) is not None
 
 
 class _Parser(Commands):
@@ -144,6 +150,7 @@ class _Parser(Commands):
         label = self._label()
         if label is not None:
             return Relation(("=",), (label, self.expression(8)))
+        self.accept("relation", "~")  # `\approx 42` alone says no more than 42
         following = self.peek(1).kind
         if self.peek().kind == "words" and following not in ("end", "separator", "close", "relation", "environment"):
             if not _SAYS.search(self.next().text):
@@ -157,9 +164,10 @@ class _Parser(Commands):
                 raise Unreadable("a chain of too many relations")
             sides.append(self.expression(8))
         node = Relation(tuple(operators), tuple(sides)) if operators else sides[0]
-        if self.peek().kind == "words" and self.peek().text.lower() in _CONDITIONS:
-            self.next()
-            return Builder(node, (self.statement(),))
+        if self.peek().kind == "words" and _opens_condition(self.peek().text):
+            integers = _INTEGERS.fullmatch(self.next().text)
+            condition = self.statement()
+            return Builder(node, (Relation(("in",), (condition, Symbol("Integers"))) if integers else condition,))
         return node
 
     def _label(self) -> Words | None:
@@ -227,7 +235,7 @@ class _Parser(Commands):
             return self._times(left, self.expression(PRODUCT + 1))
         if (
             token.kind == "words"
-            and token.text.lower() in _CONDITIONS
+            and _opens_condition(token.text)
             and self.peek(1).kind not in ("end", "separator", "close")
         ):
             return None

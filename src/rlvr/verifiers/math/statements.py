@@ -6,11 +6,11 @@ value each. Plus-minus becomes two values. A chain of equalities must be true, o
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from rlvr.verifiers.math.evaluate import Unknown
+from rlvr.verifiers.math.approximations import is_rounding_pair
+from rlvr.verifiers.math.declarations import Declared, declared_by, without_conditions
 from rlvr.verifiers.math.expression import (
     Apply,
     Binder,
@@ -32,13 +32,10 @@ from rlvr.verifiers.math.expression import (
 from rlvr.verifiers.math.sampling import Sampler
 from rlvr.verifiers.math.units import SCALES, changes_meaning
 
-_INTEGER = re.compile(r"(?:is )?(?:(?:an|any|some) )?(?:arbitrary )?integer", re.IGNORECASE)
 MAX_SIDE = 6
 """Rows of a matrix that is multiplied."""
 MAX_SIGNS = 3
 """Independent plus-minus signs in one value."""
-NUMBER_SETS = frozenset({"Integers", "Naturals", "Rationals", "Complexes", "Reals"})
-
 
 _SPOKEN = {
     **dict.fromkeys(
@@ -84,24 +81,31 @@ class Statement:
     """Whether it was written as a set: order and repetitions mean nothing."""
     joined: str = ","
     """How the entries were separated."""
-    parameters: frozenset[str] = frozenset()
-    """What was said of symbols: `k in Integers`."""
+    declared: Declared = frozenset()
+    """What was said of letters beside the values: (k, Integers)."""
 
 
 def read_statement(node: Node, sampler: Sampler) -> Statement:
     """The statement that a tree makes; raises Refused for a false equality."""
-    node = plain(node)
-    parameters: set[str] = set()
-    node = _unconditional(node, parameters)
-    items = [part for part in (node.items if isinstance(node, Listing) else (node,)) if not _declares(part, parameters)]
+    node, declared = _without_conditions(plain(node))
+    items = []
+    for part in node.items if isinstance(node, Listing) else (node,):
+        found = declared_by(part)
+        if found is None:
+            items.append(part)
+        declared |= found or frozenset()
     if isinstance(node, Listing) and node.separator == ";":
         items = [_grouped(part, sampler) for part in items]
     entries: list[Entry] = []
-    is_set, label = False, None
+    is_set = False
+    label = None
     for item in items or [node]:
-        item = _unconditional(item, parameters)
+        item, said = _without_conditions(item)
+        declared |= said
         entry = read_entry(item, sampler)
-        entry = replace(entry, value=_unconditional(entry.value, parameters))
+        value, said = _without_conditions(entry.value)
+        declared |= said
+        entry = replace(entry, value=value)
         if entry.label is None and label is not None and not isinstance(entry.value, (Relation, Words)):
             entry = replace(entry, label=label)
         label = entry.label
@@ -113,8 +117,12 @@ def read_statement(node: Node, sampler: Sampler) -> Statement:
                 Entry(one, entry.label, entry.rounded if values is None and len(signs) == 1 else None) for one in signs
             )
     separator = node.separator if isinstance(node, Listing) else ","
-    entries = _cycled(entries)
-    return Statement(tuple(entries), is_set, separator, frozenset(parameters))
+    return Statement(tuple(_cycled(entries)), is_set, separator, declared)
+
+
+def _without_conditions(node: Node) -> tuple[Node, Declared]:
+    bare, declared = without_conditions(node)
+    return (node if bare is node else plain(bare)), declared
 
 
 def _cycled(entries: list[Entry]) -> list[Entry]:
@@ -126,35 +134,6 @@ def _cycled(entries: list[Entry]) -> list[Entry]:
     label = Bracket("(", ")", tuple(name for name in labels[:period] if name is not None))
     rounds = [entries[at : at + period] for at in range(0, len(entries), period)]
     return [Entry(Bracket("(", ")", tuple(entry.value for entry in one)), label) for one in rounds]
-
-
-def _unconditional(node: Node, parameters: set[str]) -> Node:
-    r"""`node` without side conditions (`n \in \mathbb Z`, `x > 0`): what they declare is noted."""
-    match node:
-        case Bracket("{", "}", (Builder(subject, conditions),)) if not isinstance(subject, Relation):
-            if all(_declares(condition, set()) for condition in conditions):
-                node = Builder(subject, conditions)
-    while isinstance(node, Builder):
-        for condition in node.conditions:
-            _declares(condition, parameters)
-        node = plain(node.subject)
-    return node
-
-
-def _declares(node: Node, parameters: set[str]) -> bool:
-    r"""Whether an item only says what its letters are (`k \in \mathbb Z`, `n = 0, \pm 1, ...` is not known)."""
-    if (
-        isinstance(node, Relation)
-        and node.operators == ("in",)
-        and isinstance(node.sides[1], Symbol)
-        and node.sides[1].name in NUMBER_SETS - {"Reals"}
-    ):
-        parameters.update(f"{name} in {node.sides[1].name}" for name in symbols(node.sides[0]))
-        return True
-    if isinstance(node, Quantity) and isinstance(node.value, Symbol) and _INTEGER.fullmatch(node.unit):
-        parameters.add(f"{node.value.name} in Integers")
-        return True
-    return False
 
 
 def _grouped(node: Node, sampler: Sampler) -> Node:
@@ -182,8 +161,6 @@ def read_entry(node: Node, sampler: Sampler) -> Entry:
     if not isinstance(node, Relation):
         return Entry(node)
     if node.operators == ("in",) and (is_label(node.sides[0]) or isinstance(node.sides[0], Bracket)):
-        if isinstance(node.sides[1], Symbol) and node.sides[1].name in NUMBER_SETS:
-            return Entry(node)
         return Entry(plain(node.sides[1]), node.sides[0])
     if node.operators == ("equiv",) and is_label(node.sides[0]):
         return Entry(plain(node.sides[1]), node.sides[0])
@@ -203,29 +180,22 @@ def read_entry(node: Node, sampler: Sampler) -> Entry:
 
 
 def _chain(label: Node | None, sides: list[Node], operators: list[str], sampler: Sampler) -> Entry:
-    """`a = b = c` gives c where all agree; what follows an approximation sign must be near."""
+    """`a = b = c` gives c where all agree; what an approximation sign joins is a value and its rounding."""
     value, rounded = sides[0], None
     for operator, side in zip(operators, sides[1:], strict=True):
-        if operator == "=" and rounded is None:
-            if is_label(side) and is_label(value):
+        if operator == "=":
+            last = value if rounded is None else rounded
+            if rounded is None and is_label(side) and is_label(value):
                 value = side
                 continue
-            if sampler.equal(value, side) is not True:
+            if sampler.equal(last, side) is not True:
                 raise Refused("the sides of a chain of equalities differ")
-            value = side
-        elif _near(value, side, sampler):
+            value, rounded = (side, None) if rounded is None else (value, side)
+        elif is_rounding_pair(value, side, sampler):
             rounded = side
         else:
-            raise Refused("a value and its approximation differ")
+            raise Refused("two values are joined by an approximation sign, and neither is the other one rounded")
     return Entry(value, label, rounded)
-
-
-def _near(value: Node, rounded: Node, sampler: Sampler) -> bool:
-    try:
-        exact, other = complex(sampler.value(value)), complex(sampler.value(rounded))
-    except (Unknown, OverflowError):
-        return False
-    return abs(exact - other) <= 0.05 * abs(exact)
 
 
 def is_label(node: Node) -> bool:

@@ -53,6 +53,7 @@ class Values(ABC):
         self.sets = RealSets(sampler, rules.require_simplified)
         self.parameters: frozenset[str] = frozenset()
         self.integers: frozenset[str] = frozenset()
+        self.answers_letters: frozenset[str] = frozenset()
 
     def value(self, gold: Node, answer: Node) -> bool | None:
         return self.entries(Entry(plain(gold)), Entry(plain(answer)))
@@ -112,16 +113,14 @@ class Values(ABC):
         if len(ours) != 1 or len(theirs) != 1:
             return False
         (one,), (other,) = ours, theirs
-        if not ({one, other} <= self.parameters or (one[0] in _PARAMETERS and other[0] in _PARAMETERS)):
+        if other not in self.answers_letters and other[0] not in _PARAMETERS:
             return False
-        declared = one in self.parameters or other in self.parameters
+        declared = one in self.parameters
         constant = one[0] in _CONSTANTS and other[0] in _CONSTANTS
         periodic = one in "knmlj" and other in "knmlj" and _multiplies_pi(gold, one) and _multiplies_pi(answer, other)
         if not (declared or constant or periodic):
             return False
         renamed = rename(answer, {other: one})
-        if {one, other} & self.integers:
-            self.integers = self.integers | {one}
         same = self.sampler.equal(gold, renamed)
         return self._families(gold, renamed) if same is False else same
 

@@ -1,0 +1,68 @@
+r"""Approximations: two values joined by `\approx`.
+
+The rule, decided here alone: `a \approx b` gives both values where one is the other rounded to the digits that it is written
+with (`\sqrt{2} \approx 1.41`); else the answer is refused, since it states two values (`41 \approx 42`).
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from rlvr.verifiers.math.evaluate import Unknown
+from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number, Quantity, is_literal
+from rlvr.verifiers.math.sampling import Sampler
+
+
+def is_rounding_pair(one: Node, other: Node, sampler: Sampler) -> bool:
+    """Whether one of two values is the other one rounded, or both are equal."""
+    return sampler.equal(one, other) is True or _rounds(one, other, sampler) or _rounds(other, one, sampler)
+
+
+def _rounds(exact: Node, rounded: Node, sampler: Sampler) -> bool:
+    """Whether `rounded` is a decimal, not zero, that is `exact` rounded to its last digit."""
+    unit = _last_place(rounded)
+    if unit is None:
+        return False
+    try:
+        value, near = sampler.value(exact), sampler.value(rounded)
+        # Half a unit of the last place; the margin is for values that are not exact themselves.
+        return near != 0 and abs(complex(value) - complex(near)) <= 0.5 * unit * (1 + 1e-9)
+    except (Unknown, OverflowError):
+        return False
+
+
+def _last_place(node: Node) -> float | None:
+    r"""The unit of the last digit of a decimal (0.01 of 1.41, 1 of 42, 1000 of `1.2 \times 10^4`), or None for anything else."""
+    match node:
+        case Number(value, 0):
+            return None if (places := _places(value)) is None else 10.0**-places
+        case Apply("neg", (arg,)) | Bracket("(", ")", (arg,)):
+            return _last_place(arg)
+        case Quantity():
+            return _last_place(node.value)
+        case Apply("percent", (arg,)):
+            place = _last_place(arg)
+            return None if place is None else place / 100
+        case Apply("degree", (arg,)):
+            place = _last_place(arg)
+            return None if place is None else place * 0.017453292519943295  # pi / 180
+        case Apply("*", (Number() as mantissa, Apply("^", (Number(), exponent)))) if is_literal(node):
+            place = _last_place(mantissa)
+            power = _integer(exponent)
+            return None if place is None or power is None or abs(power) > 300 else place * 10.0**power
+    return None
+
+
+def _places(value: Fraction) -> int | None:
+    """Decimals of a number that has finitely many, at most 60."""
+    return next((places for places in range(61) if (value * 10**places).denominator == 1), None)
+
+
+def _integer(node: Node) -> int | None:
+    match node:
+        case Number(value):
+            return int(value)
+        case Apply("neg", (arg,)) | Bracket("(", ")", (arg,)):
+            inner = _integer(arg)
+            return None if inner is None else (-inner if isinstance(node, Apply) else inner)
+    return None

@@ -1,0 +1,122 @@
+r"""The rules of docs/verifiers.md by which `math` decides, each with cases of our own: accepted, then refused.
+
+Each case is (gold, answer). A refused answer scores 0, never None.
+"""
+
+import pytest
+
+from rlvr.records import Task
+from rlvr.verifiers import MathVerifier
+
+
+def score(gold, answer, prompt="What is it?", **options):
+    return MathVerifier(**options).verify(Task("t", prompt, gold), f"So it is \\boxed{{{answer}}}.").score
+
+
+DECLARATIONS_ACCEPTED = [
+    (r"x+1", r"x+1, x \in \mathbb{Z}"),
+    (r"x+1", r"1+x, x \in \mathbb{R}"),
+    (r"x+1", r"1+x, \quad k \in \mathbb{Z}"),
+    (r"5", r"5, n \in \mathbb{Z}"),
+    (r"\frac{1}{2}", r"\frac{1}{2}, n \in \mathbb{N}"),
+    (r"2k, k \in \mathbb{Z}", r"2k"),
+    (r"2k, k \in \mathbb{Z}", r"2n, n \in \mathbb{Z}"),
+    (r"2k, k \in \mathbb{Z}", r"2k + 2, k \in \mathbb{Z}"),
+    (r"2k, k \in \mathbb{Z}", r"-2k, k \in \mathbb{Z}"),
+    (r"2k \text{ where } k \text{ is an integer}", r"2n, n \in \mathbb{Z}"),
+    (r"2k, k \in \mathbb{Z}", r"2n \text{ for any integer } n"),
+    (r"\{2k \mid k \in \mathbb{Z}\}", r"2n, n \in \mathbb{Z}"),
+    (r"k\pi, k \in \mathbb{Z}", r"n\pi"),
+    (r"k\pi", r"n\pi, n \in \mathbb{Z}"),
+    (r"\frac{\pi}{4} + k\pi", r"\frac{5\pi}{4} + k\pi, k \in \mathbb{Z}"),
+    (r"k\pi \ (k \in \mathbb{Z})", r"k \pi, k \in \mathbb{Z}"),
+    (r"x = 2k, k \in \mathbb{Z}", r"x = 2n + 4, n \in \mathbb{Z}"),
+    (r"n^2, n \in \mathbb{N}", r"m^2, m \in \mathbb{N}"),
+    (r"x > 2, x \in \mathbb{Z}", r"x > 2, x \in \mathbb{Z}"),
+    (r"x > 2", r"x > 2, x \in \mathbb{R}"),
+    (r"\mathbb{Z}", r"x \in \mathbb{Z}"),
+    (r"x \in \mathbb{R}", r"\mathbb{R}"),
+]
+DECLARATIONS_REFUSED = [
+    (r"x+1", r"x+5, x \in \mathbb{Z}"),
+    (r"x+1", r"x+5, k \in \mathbb{Z}"),
+    (r"x+1", r"y+1, y \in \mathbb{Z}"),
+    (r"x+1", r"y+1, x \in \mathbb{Z}"),
+    (r"2k", r"2k+2, k \in \mathbb{Z}"),
+    (r"2k+1", r"2k+3 \text{ where } k \text{ is an integer}"),
+    (r"n^2", r"m^2, m \in \mathbb{N}"),
+    (r"5", r"x \in \mathbb{Z}"),
+    (r"5", r"4, n \in \mathbb{Z}"),
+    (r"5", r"5k, k \in \mathbb{Z}"),
+    (r"2k, k \in \mathbb{Z}", r"2k+1, k \in \mathbb{Z}"),
+    (r"2k, k \in \mathbb{Z}", r"4k, k \in \mathbb{Z}"),
+    (r"2k, k \in \mathbb{Z}", r"2k, k \in \mathbb{N}"),
+    (r"2k, k \in \mathbb{N}", r"2k+2, k \in \mathbb{N}"),
+    (r"2k, k \in \mathbb{N}", r"2k, k \in \mathbb{Z}"),
+    (r"ak, k \in \mathbb{Z}", r"bk, b \in \mathbb{Z}, k \in \mathbb{Z}"),
+    (r"x > 2", r"x > 2, x \in \mathbb{Z}"),
+    (r"x > 2, x \in \mathbb{Z}", r"x > 2"),
+    (r"k\pi", r"\frac{k\pi}{2}, k \in \mathbb{Z}"),
+    (r"\mathbb{Z}", r"x \in \mathbb{N}"),
+    (r"\mathbb{R}", r"x \in \mathbb{Z}"),
+]
+
+APPROXIMATIONS_ACCEPTED = [
+    (r"\sqrt{2}", r"\sqrt{2} \approx 1.41"),
+    (r"\sqrt{2}", r"\sqrt{2} \approx 1.414 \approx 1.41"),
+    (r"\sqrt{2}", r"1.414 \approx \sqrt{2}"),
+    (r"\sqrt{2}", r"x = \sqrt{2} \approx 1.4"),
+    (r"1.41", r"\sqrt{2} \approx 1.41"),
+    (r"3.14", r"\pi \approx 3.14"),
+    (r"\frac{1}{3}", r"\frac{1}{3} \approx 0.33"),
+    (r"\frac{1}{3}", r"\frac13 \approx 33.3\%"),
+    (r"0.33", r"\frac{1}{3} \approx 0.33"),
+    (r"42", r"x \approx 42"),
+    (r"42", r"\approx 42"),
+    (r"\approx 42", r"42"),
+    (r"42", r"42.3 \approx 42"),
+    (r"42.3", r"42.3 \approx 42"),
+    (r"\sqrt{2} \approx 1.414", r"1.414"),
+    (r"\sqrt{2} \approx 1.414", r"\sqrt{2}"),
+    (r"2^{40} + \sqrt{2}", r"2^{40} + \sqrt{2} \approx 1.1 \times 10^{12}"),
+    (r"-\sqrt{2}", r"-\sqrt{2} \approx -1.41"),
+    (r"10\sqrt{2} \text{ cm}", r"10\sqrt{2} \text{ cm} \approx 14.1 \text{ cm}"),
+    (r"\sqrt{2}", r"\sqrt{2} \approx 1.41 = \frac{141}{100}"),
+]
+APPROXIMATIONS_REFUSED = [
+    (r"41", r"41 \approx 42"),
+    (r"42", r"41 \approx 42"),
+    (r"42", r"x = 41 \approx 42"),
+    (r"1000", r"999 \approx 1000"),
+    (r"999", r"999 \approx 1000"),
+    (r"\sqrt{2}", r"\sqrt{2} \approx 1.5"),
+    (r"\sqrt{2}", r"\sqrt{2} \approx 1.42"),
+    (r"\sqrt{2}", r"1.5 \approx \sqrt{2}"),
+    (r"3.15", r"\pi \approx 3.15"),
+    (r"\pi", r"\pi \approx \frac{22}{7}"),
+    (r"\frac{22}{7}", r"\frac{22}{7} \approx \pi"),
+    (r"0", r"0.4 \approx 0"),
+    (r"0.4", r"0.4 \approx 0"),
+    (r"\sqrt{2}", r"\sqrt{3} \approx 1.41"),
+    (r"1.41", r"\sqrt{3} \approx 1.41"),
+    (r"\frac{1}{3}", r"\frac13 \approx 0.34"),
+    (r"\sqrt{2}", r"\sqrt{2} \approx 1.41 = \frac{142}{100}"),
+    (r"\sqrt{2} \approx 1.414", r"1.415"),
+    (r"42", r"\approx 42.3"),
+    (r"41", r"41 \approx 41.6 \approx 42"),
+    (r"1.1 \times 10^{12}", r"2^{41} \approx 1.1 \times 10^{12}"),
+]
+
+RULES = {
+    "declarations": (DECLARATIONS_ACCEPTED, DECLARATIONS_REFUSED),
+    "approximations": (APPROXIMATIONS_ACCEPTED, APPROXIMATIONS_REFUSED),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_a_rule_accepts_and_what_it_refuses(rule):
+    accepted, refused = RULES[rule]
+    assert len(accepted) + len(refused) >= 30
+    assert len(set(accepted + refused)) == len(accepted + refused)
+    assert [case for case in accepted if score(*case) != 1] == []
+    assert [case for case in refused if score(*case) != 0] == []
