@@ -8,14 +8,13 @@ a plain number, so must the answer be (`Rules.require_simplified`).
 
 from __future__ import annotations
 
-import functools
 import re
 
 from rlvr.verifiers.math.answers import Judge
 from rlvr.verifiers.math.evaluate import Unknown
-from rlvr.verifiers.math.expression import Node, Number, is_literal
+from rlvr.verifiers.math.expression import Number, is_literal, symbols
 from rlvr.verifiers.math.latex import spelling
-from rlvr.verifiers.math.parser import parse
+from rlvr.verifiers.math.reading import read, units_of
 from rlvr.verifiers.math.rules import Comparison, Rules
 from rlvr.verifiers.math.sampling import Sampler
 from rlvr.verifiers.math.tokens import Unreadable
@@ -45,11 +44,11 @@ def compare(gold: str, answer: str, rules: Rules = Rules()) -> Comparison:  # no
     if _HEDGE.search(answer) and not _HEDGE.search(gold):
         return Comparison(False, "the answer hedges")
     try:
-        expected = _parsed(gold)
+        expected = read(gold, rules.variables)
     except (Unreadable, RecursionError) as error:
         return Comparison(None, f"the gold answer cannot be read here: {error}")
     try:
-        found = _parsed(answer)
+        found = read(answer, (rules.variables | symbols(expected)) - units_of(expected))
     except (Unreadable, RecursionError) as error:
         if rules.require_simplified and (is_literal(expected) or isinstance(expected, Number)):
             return Comparison(False, f"not a plain number, and the gold is one: {error}")
@@ -59,8 +58,3 @@ def compare(gold: str, answer: str, rules: Rules = Rules()) -> Comparison:  # no
         return Judge(rules, Sampler(log_base)).compare(expected, found)
     except (Unknown, RecursionError) as error:
         return Comparison(None, f"no decision: {error}")
-
-
-@functools.lru_cache(maxsize=1024)
-def _parsed(text: str) -> Node:
-    return parse(text)

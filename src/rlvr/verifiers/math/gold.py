@@ -19,7 +19,7 @@ from typing import Any
 from rlvr.verifiers import extraction
 from rlvr.verifiers.math.latex import balanced, clean
 from rlvr.verifiers.math.numeric import Number, read_number
-from rlvr.verifiers.math.parser import parse
+from rlvr.verifiers.math.reading import read
 from rlvr.verifiers.math.tokens import Unreadable
 
 FLOAT_DIGITS = 12
@@ -70,7 +70,7 @@ def is_readable(gold: Gold) -> bool:
     if gold.number is not None or gold.is_words or _WORD.search(gold.text):
         return True
     try:
-        parse(gold.text)
+        read(gold.text)
     except (Unreadable, RecursionError):
         return False
     return True

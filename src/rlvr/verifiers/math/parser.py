@@ -93,9 +93,9 @@ _SAYS = re.compile(
 _CHOICE = re.compile(r"\([A-Z]\)")
 
 
-def parse(text: str) -> Node:
-    """The tree of a whole answer: one item, or a Listing of several; raises Unreadable."""
-    parser = _Parser(tokenize(text))
+def parse(text: str, bare_units: bool = True) -> Node:
+    """The tree of a whole answer: one item, or a Listing of several; raises Unreadable. reading.read decides about units."""
+    parser = _Parser(tokenize(text, bare_units))
     node = parser.listing()
     if parser.peek() is not END:
         raise Unreadable(f"unexpected {parser.peek().text!r}")

@@ -16,6 +16,8 @@ class Rules:
     unless the gold has one too."""
     tolerance: float = 0.0
     """Relative rounding error allowed between numbers; 0 compares exactly."""
+    variables: frozenset[str] = frozenset()
+    """Letters that the problem uses as variables: they are no units."""
 
 
 @dataclass(frozen=True)

@@ -106,8 +106,10 @@ _SHORT_UNITS = frozenset(
     ]
 )
 """Words straight after a number that would otherwise be products of letters."""
-_SPACED_UNIT = re.compile(r"[kMGTmcdnh]?(?:m|g|s|L|l|N|W|J|V|A|K|Pa|eV|Wh|mol|rad|B|b)|h|in|mi|min|F|C")
+_SPACED_UNIT = re.compile(r"[kMGTmcdnh]?(?:m|g|s|L|l|N|W|J|V|A|K|Pa|eV|Wh|mol|rad)|[kMGT][Bb]|h|in|mi|min|F|C")
 """Symbols of units, which need a space after the number and nothing but an end or another unit behind them."""
+_RAISED = re.compile(r"\s*\^\s*\{?\s*\d")
+"""A power of a unit; of bare letters only lengths have one (`5 s^2` is a product)."""
 _AFTER_UNIT = re.compile(r"\s*(?:$|[,;})/]|\^\s*\{?-?\d|(?:and|or|per)\b|\\)")
 _SHORT_WORDS = frozenset(
     [
@@ -148,11 +150,16 @@ _NEXT_WORD = re.compile(r"\s+[a-zA-Z]*[aeiouyAEIOUY][a-zA-Z]*[A-Za-z]{2}")
 _ORDINAL = re.compile(
     r"(?<=\d)\s*\^\s*(?:\{\s*(?:\\(?:text|mathrm|textrm)\s*\{)?\s*(th|st|nd|rd)\s*\}?\s*\}|\\(?:text|mathrm|textrm)\s*\{\s*(th|st|nd|rd)\s*\})"
 )
+_JOINED_WORDS = re.compile(r"(?:(and|or)\s+)?([A-Za-z]+(?:\s[A-Za-z]+)*?)(?:\s+(and|or)|\s*(?=[,;])([,;]))")
+"""Words with what joins them to the next value."""
 _NUMERIC_TEXT = re.compile(r"[\s\d.,+\-*/()=<>^]*\d[\s\d.,+\-*/()=<>^]*")
 
 
-def tokenize(text: str) -> list[Token]:
-    """The tokens of `text`, without an end mark; raises Unreadable."""
+def tokenize(text: str, bare_units: bool = True) -> list[Token]:
+    """The tokens of `text`, without an end mark; raises Unreadable.
+
+    With `bare_units` letters behind a number may be a unit (`5 cm`, `5 m`); without, they are variables.
+    """
     if not text.isascii():
         text = text.translate(UNICODE)
     text = _ORDINAL.sub(r" \\text{\1\2}", text)
@@ -172,7 +179,7 @@ def tokenize(text: str) -> list[Token]:
         elif kind == "letter":
             _styled(match["face"], match["letter"], spaced, tokens)
         elif kind == "letters":
-            _letters(match[0], spaced, tokens, text[at : at + 20])
+            _letters(match[0], spaced, tokens, text[at : at + 20], bare_units)
         else:
             _READERS[kind or ""](match[0], spaced, tokens)
         spaced = spaced and len(tokens) == before
@@ -189,6 +196,13 @@ def _styled(style: str, inner: str, spaced: bool, tokens: list[Token]) -> None:
     r"""`\text{...}`, `\mathrm{...}` and their kind: a name, words, or mathematics."""
     name = inner.strip()
     if not name:
+        return
+    if (edges := _JOINED_WORDS.fullmatch(name)) is not None:  # `3 \text{ cm and } 4 \text{ cm}`
+        before, words, *after_words = edges.groups()
+        after = after_words[0] or after_words[1]
+        tokens.extend([Token("separator", before, spaced)] if before else [])
+        tokens.append(Token("words", " ".join(words.split()), spaced))
+        tokens.extend([Token("separator", after, True)] if after else [])
         return
     if style == "mathbb":
         tokens.append(Token("symbol", SETS.get(name, name), spaced))
@@ -216,7 +230,7 @@ def _styled(style: str, inner: str, spaced: bool, tokens: list[Token]) -> None:
         tokens.append(Token("words", " ".join(name.replace("\\", " ").split()), spaced))
 
 
-def _letters(run: str, spaced: bool, tokens: list[Token], following: str = "") -> None:
+def _letters(run: str, spaced: bool, tokens: list[Token], following: str = "", bare_units: bool = True) -> None:
     if run == "DNE":
         _word(run, spaced, tokens)
     elif run in FUNCTIONS:
@@ -229,7 +243,7 @@ def _letters(run: str, spaced: bool, tokens: list[Token], following: str = "") -
         tokens.append(Token("command", "mod", spaced))
     elif run == "U" and spaced and tokens and tokens[-1].kind == "close":
         tokens.append(Token("operator", "cup", spaced))
-    elif _is_word(run, spaced, tokens, following):
+    elif _is_word(run, spaced, tokens, following, bare_units):
         _word(run, spaced, tokens)
     elif len(run) > 1 and (split := _SPLIT_NAME.match(run)):
         _letters(split[1], spaced, tokens)
@@ -238,7 +252,7 @@ def _letters(run: str, spaced: bool, tokens: list[Token], following: str = "") -
         tokens.extend(Token("symbol", letter, spaced and not at) for at, letter in enumerate(run))
 
 
-def _is_word(run: str, spaced: bool, tokens: list[Token], following: str) -> bool:
+def _is_word(run: str, spaced: bool, tokens: list[Token], following: str, bare_units: bool) -> bool:
     """Whether a run of letters is a word, not a product: by its length, or by the company it is in."""
     if (len(run) > 3 and _VOWEL.search(run) and not run.isupper()) or run.lower() in _SHORT_WORDS:
         return True
@@ -249,8 +263,10 @@ def _is_word(run: str, spaced: bool, tokens: list[Token], following: str) -> boo
         return True
     raised = len(tokens) > 2 and tokens[-2].text == "^" and tokens[-3].kind == "symbol"  # R^2 h is a product
     if (
-        previous == "number"
+        bare_units
+        and previous == "number"
         and not raised
+        and (run.endswith(("m", "ft", "in")) or not _RAISED.match(following))
         and (run in _SHORT_UNITS or (spaced and _SPACED_UNIT.fullmatch(run) and _AFTER_UNIT.match(following)))
     ):
         return True

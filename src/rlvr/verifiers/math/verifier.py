@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
 from rlvr.errors import ConfigError, nearest
@@ -30,7 +30,7 @@ from rlvr.verifiers.math.deadline import OutOfTime
 from rlvr.verifiers.math.gold import Gold, is_readable, read_golds
 from rlvr.verifiers.math.latex import balanced, clean, spelling
 from rlvr.verifiers.math.numeric import Number, NumberRules, Percent, Units, read_number
-from rlvr.verifiers.math.parser import parse
+from rlvr.verifiers.math.reading import read, variables_of
 from rlvr.verifiers.math.tokens import Unreadable
 
 SYMBOLIC_SECONDS = 0.6
@@ -228,7 +228,7 @@ class MathVerifier(Verifier):
 
     def _compare(self, task: Task, gold: Gold, answer: str, found: str, seconds: float) -> Verdict:
         """The stages behind `quick`, for one gold."""
-        said = compare(gold.text, answer, self._rules)
+        said = compare(gold.text, answer, replace(self._rules, variables=variables_of(_last_message(task.prompt))))
         equal, status, reason = said.equal is True, VerdictStatus.WRONG, said.reason
         if said.equal is None:
             equal, status, reason = _by_math_verify(gold.text, answer, seconds, reason)
@@ -280,7 +280,7 @@ def _restates(task: Task, gold: str, answer: str) -> bool:
 
 def _same_form(gold: str, answer: str) -> bool:
     try:
-        return parse(gold) == parse(answer)
+        return read(gold) == read(answer)
     except (Unreadable, RecursionError):
         return False
 
