@@ -4,10 +4,11 @@ The batch is cut by whole groups into optimizer steps, and each of those into mi
 - The gradient of an optimizer step does not depend on the micro-batches: denominators are counted once, over the whole
   step and all ranks, before the first forward pass (N1).
 - On a batch's first optimizer step the proximal log-probs are the detached current ones, so the ratio is exactly 1 and no
-  extra pass is made; later steps use the behaviour log-probs, or, where the objective is decoupled, those of one pass
-  made before the first step (N2).
+  extra pass is made; later steps use the behaviour log-probs, or, where the objective has a correction or is decoupled,
+  those of one pass made before the first step (N2).
 - Losses that compare tokens or responses of the whole optimizer step see it in one pass without gradient before it is cut.
-- A correction weighs tokens by proximal over behaviour probability; it never counts in a denominator.
+- A correction weighs tokens by proximal over behaviour probability, the same in every optimizer step of the batch; it never
+  counts in a denominator.
 - Rollouts that can have no gradient cost no forward and no backward, but count in every denominator.
 - A loss or gradient that is not finite skips its optimizer step and is counted.
 - Every rank holds the whole batch and computes its share of each optimizer step; the same is said of the step on every rank.

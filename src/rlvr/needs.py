@@ -9,7 +9,7 @@ CURRENT = "current"
 """The policy as it is now."""
 PROXIMAL = "proximal"
 """The policy that the ratio is taken to: the current one, detached, on a batch's first optimizer step; on later steps the
-one that sampled, or, where the objective is decoupled, the one that the update began with."""
+one that sampled, or, where the objective has a correction or is decoupled, the one that the update began with."""
 BEHAVIOUR = "behaviour"
 """The policy that sampled, by the log-probs recorded then. A piece that needs them is refused tokens that have none."""
 REFERENCE = "reference"

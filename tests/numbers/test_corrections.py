@@ -210,7 +210,7 @@ def test_unknown_behaviour_log_probs_cannot_be_corrected(policy, make_batch, rec
 # The decoupled objective ---------------------------------------------------------------------------------------------
 
 
-def second_gradient(policy, batch, recording, decoupled, correction=None):
+def second_gradient(policy, batch, recording, decoupled):
     """(gradient of the second of two epochs, its float64 model, the first model)"""
     backend = recording(policy)
     before = double(policy)
@@ -225,24 +225,23 @@ def second_gradient(policy, batch, recording, decoupled, correction=None):
         return result
 
     backend.step = stepping
-    metrics = Learner(backend).update(batch, Objective((component,), 1.0, correction, decoupled), options, 0.02)
+    metrics = Learner(backend).update(batch, Objective((component,), 1.0, None, decoupled), options, 0.02)
     return backend.gradients[1], after["model"], before, metrics
 
 
 @pytest.mark.parametrize("decoupled", [True, False])
 def test_later_steps_take_their_ratio_to_the_proximal_policy_when_decoupled(policy, make_batch, recording, decoupled):
-    """-min(cap, prox / behaviour) A pi / prox, with prox the weights before the first step; else -A pi / behaviour."""
+    """Without a correction: -A pi / prox, with prox the weights before the first step; else -A pi / behaviour."""
     batch = make_batch(policy)
     Recorded(policy, batch, size=0.4)
-    got, model, first, metrics = second_gradient(policy, batch, recording, decoupled, Truncate(1.3))
+    got, model, first, metrics = second_gradient(policy, batch, recording, decoupled)
     values, weights = [], []
     for i, rollout in enumerate(batch.rollouts):
         weight = torch.as_tensor(batch.token_columns["weight/policy"][i][1:]).double()
         now, _ = token_statistics(model, rollout)
         behaviour = torch.where(weight > 0, torch.as_tensor(rollout.behaviour_logprobs[1:]).double(), now.detach())
         prox = token_statistics(first, rollout)[0].detach() if decoupled else behaviour
-        importance = (prox - behaviour).exp().clamp(max=1.3)
-        values.append(-importance * (now - prox).exp() * float(batch.columns["advantage"][i]))
+        values.append(-(now - prox).exp() * float(batch.columns["advantage"][i]))
         weights.append(weight)
     assert gap(got, gradient_of(model, torch_averaged(values, weights, "tokens", 1.0))) < 1e-4
     assert ("logprobs/proximal" in batch.token_columns) == decoupled
@@ -269,3 +268,145 @@ def test_only_the_rollouts_of_later_steps_are_passed_again(policy, make_batch, r
         if batch.group_index()[index] in first_part:
             assert not is_known
     assert any(known)
+
+
+# Several optimizer steps of a batch -----------------------------------------------------------------------------------
+
+
+def two_steps(policy, batch, recording, objective, moments):
+    """(backend, learner's metrics, the model before each of the two steps as float64 copies, rollouts of each step)"""
+    backend, before = recording(policy), [double(policy)]
+    step = backend.step
+
+    def stepping(lr, norm):
+        result = step(lr, norm)
+        before.append(double(policy))
+        return result
+
+    backend.step = stepping
+    options = OptimConfig(optimizer="sgd", lr=0.02, max_grad_norm=1e9, **{moments: 2})
+    metrics = Learner(backend).update(batch, objective, options, 0.02)
+    everyone = np.arange(len(batch))
+    halves = np.array_split(np.unique(batch.group_index()), 2)
+    cut = [np.flatnonzero(np.isin(batch.group_index(), half)) for half in halves]
+    return backend, metrics, before, [everyone, everyone] if moments == "epochs_per_batch" else cut
+
+
+def masked_negatives(ratios, drift, advantage):
+    """mask_negatives with a bound of 0.1 and a cap of 1.5; `drift` is the mean of log behaviour - log pi."""
+    return [0.0 if drift > 0.1 and advantage < 0 else min(r, 1.5) for r in ratios]
+
+
+STEP_ORACLES = {name: (piece, lambda r, d, a, of=of: of(r)) for name, (piece, of) in ORACLES.items() if piece} | {
+    "mask_negatives": (MaskNegatives(0.1, 1.5), masked_negatives)
+}
+
+
+@pytest.mark.parametrize("moments", ["epochs_per_batch", "updates_per_batch"])
+@pytest.mark.parametrize("name", STEP_ORACLES)
+def test_every_step_weighs_and_clips(policy, make_batch, recording, name, moments):
+    """-w min(rho A, clip(rho) A) in both steps: rho = pi / pi before the update, w of (pi before the update) / behaviour.
+
+    As in TRL and verl. Nothing is asked of the objective but the correction.
+    """
+    batch = make_batch(policy)
+    Recorded(policy, batch, size=0.4)
+    correction, weight_of = STEP_ORACLES[name]
+    component = Component("policy", ClippedPolicyLoss(0.05, 0.08, "sequences"), "policy", corrected=True)
+    target = Objective((component,), 1.0, correction)
+    backend, metrics, models, parts = two_steps(policy, batch, recording, target, moments)
+    start, touched, importances, sizes = models[0], [], [], []
+    for step, (model, part) in enumerate(zip(models, parts, strict=False)):
+        values, weights = [], []
+        for i in part:
+            rollout, advantage = batch.rollouts[i], float(batch.columns["advantage"][i])
+            weight = torch.as_tensor(batch.token_columns["weight/policy"][i][1:]).double()
+            now, proximal = token_statistics(model, rollout)[0], token_statistics(start, rollout)[0].detach()
+            rho, importance, on = (now - proximal).exp(), torch.zeros_like(proximal), weight > 0
+            behaviour = torch.as_tensor(rollout.behaviour_logprobs[1:]).double()
+            if bool(on.any()):
+                ratios = (proximal - behaviour).exp()[on].tolist()
+                drift = float((behaviour - now.detach())[on].mean())
+                importance[on] = torch.tensor(weight_of(ratios, drift, advantage), dtype=torch.float64)
+                importances.extend(importance[on].tolist())
+                sizes.extend((proximal - behaviour)[on].abs().tolist())
+                plain = geometric(ratios) if name == "whole" else (proximal - behaviour).exp()[on]
+                touched.extend((importance[on] - plain).abs().gt(1e-12).tolist())
+            values.append(-importance * torch.minimum(rho * advantage, rho.clip(0.95, 1.08) * advantage))
+            weights.append(weight)
+        want = gradient_of(model, torch_averaged(values, weights, "sequences", 1.0))
+        assert gap(backend.gradients[step], want) < 1e-4, step
+    assert metrics["correction/weight"] == pytest.approx(np.mean(importances), rel=1e-4)
+    assert metrics["correction/touched"] == pytest.approx(np.mean(touched))
+    assert metrics["mismatch/mean"] == pytest.approx(np.mean(sizes), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", registry.names("correction"))
+@pytest.mark.parametrize("gap_of_engine", [-6.0, 6.0])
+def test_a_large_gap_of_the_engine_is_bounded_in_every_step(
+    policy, make_batch, recording, monkeypatch, name, gap_of_engine
+):
+    """weight x ratio of a token stays within the correction's bound, for tokens of either sign, in all of three steps."""
+    batch = make_batch(policy)
+    Recorded(policy, batch, size=0.0)  # writes the behaviour log-probs
+    for rollout in batch.rollouts:
+        rollout.behaviour_logprobs[int(np.flatnonzero(rollout.sampled)[0])] += gap_of_engine
+    seen = []
+    plain = ClippedPolicyLoss.__call__
+
+    def call(loss, tokens, over):
+        ratio = (tokens.logprobs - tokens.proximal_logprobs).detach().exp()
+        seen.append((float((tokens.importance * ratio).max()), float(ratio.max())))
+        return plain(loss, tokens, over)
+
+    monkeypatch.setattr(ClippedPolicyLoss, "__call__", call)
+    component = Component("policy", ClippedPolicyLoss(), "policy", corrected=True)
+    options = OptimConfig(optimizer="sgd", lr=1e-6, epochs_per_batch=3)
+    target = Objective((component,), 1.0, registry.build("correction", name))
+    Learner(recording(policy)).update(batch, target, options, 1e-6)
+    bound = 5.0 if name == "mask" else 2.0
+    assert len(seen) == 3
+    assert all(product <= bound * 1.001 and ratio <= 1.001 for product, ratio in seen), seen
+
+
+def test_the_recomputed_log_probs_cost_one_pass(policy, make_batch, recording, monkeypatch):
+    """A correction with four steps a batch computes the rollouts of the later three once more; without one nothing is."""
+    import rlvr.learner
+
+    counted = []
+    plain = rlvr.learner.forward
+
+    def forward(policy, rows, needs):
+        counted.append((len(rows.index), torch.is_grad_enabled()))
+        return plain(policy, rows, needs)
+
+    monkeypatch.setattr(rlvr.learner, "forward", forward)
+    batch = make_batch(policy, rewards=((1.0, 0.0),) * 4)
+    Recorded(policy, batch, size=0.1)
+    component = Component("policy", ClippedPolicyLoss(), "policy", corrected=True)
+    options = OptimConfig(optimizer="sgd", lr=1e-3, updates_per_batch=4)
+    Learner(recording(policy)).update(batch, Objective((component,), 1.0, Truncate()), options, 1e-3)
+    assert counted == [(6, False)] + [(2, True)] * 4
+    counted.clear()
+    Learner(recording(policy)).update(batch, Objective((component,), 1.0), options, 1e-3)
+    assert counted == [(2, True)] * 4
+
+
+def test_a_loss_that_chooses_sees_the_same_ratio_as_it_trains(policy, make_batch, recording, monkeypatch):
+    """m2po chooses by the ratio to the recomputed log-probs in the second step, not by the engine's gap."""
+    from rlvr.losses import SecondMomentLoss
+
+    batch = make_batch(policy)
+    Recorded(policy, batch, size=2.0)
+    shown = []
+    plain = SecondMomentLoss.choose
+
+    def choose(loss, tokens):
+        shown.append(float((tokens.logprobs - tokens.proximal_logprobs).abs().max()))
+        return plain(loss, tokens)
+
+    monkeypatch.setattr(SecondMomentLoss, "choose", choose)
+    component = Component("policy", SecondMomentLoss(), "policy", corrected=True)
+    options = OptimConfig(optimizer="sgd", lr=1e-5, epochs_per_batch=2)
+    Learner(recording(policy)).update(batch, Objective((component,), 1.0, Truncate()), options, 1e-5)
+    assert shown[0] == 0.0 and shown[1] < 0.01

@@ -104,10 +104,11 @@ class AlgorithmConfig(Section):
     also takes a `coef` (a scalar, 1 by default)."""
     correction: piece_of("correction", "auto") | None = "auto"  # type: ignore[valid-type]
     """Weights for tokens that the engine sampled with other log-probs than the trainer's. auto: `truncate` where the engine
-    does not compute with the trainer's own weights; null: none (the gap is logged all the same)."""
+    does not compute with the trainer's own weights; null: none (the gap is logged all the same). With several optimizer steps
+    per batch it costs one forward pass, and the weight multiplies the loss in every step."""
     decoupled: bool = False
-    """With several optimizer steps per batch, take the ratio to the policy as it was before the first of them (one extra
-    forward pass), and leave the gap to the sampling policy to the correction."""
+    """Without a correction and with several optimizer steps per batch, take the ratio to the policy as it was before the first
+    of them (one forward pass) in place of the policy that sampled. With a correction the ratio is always taken to it."""
     mask_truncated: bool = False
     """Leave truncated responses out of the policy loss (they still count in their group's baseline)."""
 

@@ -85,7 +85,7 @@ class Objective:
     """Weights for the gap between proximal and behaviour policy."""
     decoupled: bool = False
     """Whether later optimizer steps of a batch take their ratio to the policy as it was when the update began (Hilton et
-    al. 2021, "Batch size-invariance for policy optimization"), not to the one that sampled."""
+    al. 2021, "Batch size-invariance for policy optimization"), not to the one that sampled. With a correction they always do."""
     renewal: Renewal | None = None
     """How the reference follows the policy; None: it stays."""
 
@@ -116,8 +116,15 @@ class Objective:
 
     @property
     def recalls_update(self) -> bool:
-        """Whether later optimizer steps of a batch compare with the policy as it was when the update began."""
-        return self.decoupled or bool(self.proximal_statistics)
+        """Whether later optimizer steps of a batch compare with the policy as it was when the update began.
+
+        A correction weighs by proximal over behaviour probability. Were the ratio of a later step taken to the behaviour
+        policy, that weight would be 1 and the engine's gap would enter the ratio unbounded. So the ratio is to recomputed
+        log-probs and the weight multiplies it in every step, as in TRL 1.16 (`GRPOTrainer._compute_loss`,
+        `importance_sampling_ratio`) and verl (`compute_policy_loss_vanilla`, `rollout_is_weights`).
+        """
+        corrects = self.correction is not None and any(component.corrected for component in self.components)
+        return self.decoupled or corrects or bool(self.proximal_statistics)
 
     @property
     def needs_reference(self) -> bool:
