@@ -236,6 +236,9 @@ class Rollout:
     attachments: list[Attachment] = field(default_factory=list)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
+    term_values: dict[str, float] = field(default_factory=dict)
+    """Values of the reward terms that are plain functions, by the term's name (NaN: undecided), so that each is called once.
+    Not recorded: the column `reward/TERM` is."""
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)

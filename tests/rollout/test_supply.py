@@ -64,7 +64,7 @@ def make_supply(collector, generate, last=100, useful=lambda task: True, score=N
     return Supply(sampler, collector, single_turn, means, config, last, differ)
 
 
-def differ(rollouts):
+async def differ(rollouts):
     return len({r.verdict.score for r in rollouts}) > 1
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
+
+import numpy as np
 import pytest
 
+from rlvr import register_reward
 from rlvr.errors import ConfigError
 from rlvr.trainer import GRPOTrainer
 from small_run import changed, timeless, weights
@@ -20,6 +25,19 @@ def groups_trained(trainer):
 
     trainer._record = spy
     return seen
+
+
+def batches_trained(trainer):
+    """The batches of the steps, as they are trained."""
+    batches = []
+    record = trainer._record
+
+    def spy(stage, collected, batch, metrics):
+        batches.append(batch)
+        record(stage, collected, batch, metrics)
+
+    trainer._record = spy
+    return batches
 
 
 @pytest.mark.parametrize("in_flight", ["finish", "continue"])
@@ -91,12 +109,7 @@ def test_refilling_in_a_run(make_trainer):
     """Groups of equal rewards are replaced, and are still in the metrics and the history."""
     over = {"run": {"steps": 4}, "rollout": {"refill": {"attempts": 4}, "max_new_tokens": 1, "group_size": 2}}
     trainer = make_trainer(over)
-    batches = []
-    record = trainer._record
-    trainer._record = lambda stage, collected, batch, metrics: (
-        batches.append(batch),
-        record(stage, collected, batch, metrics),
-    )
+    batches = batches_trained(trainer)
     rows = trainer.train()
     assert any(row["rollout/dropped"] for row in rows)
     for batch, row in zip(batches, rows, strict=True):
@@ -111,3 +124,48 @@ def test_refilling_in_a_run(make_trainer):
 def test_a_correction_that_does_not_exist_is_named(make_trainer):
     with pytest.raises(ConfigError, match="truncate"):
         make_trainer({"algorithm": {"correction": "trunkate"}})
+
+
+def test_every_reward_function_is_called_once_per_rollout_under_dynamic_sampling(make_trainer):
+    """Also for groups that were dropped or kept for a later step, and not on the thread that samples."""
+    calls, shapes, threads = Counter(), [], set()
+
+    def coin(completion, token_ids):
+        """1 for about half of the rollouts, at random: a second call would contradict the first."""
+        calls["coin"] += 1
+        threads.add(threading.current_thread().name)
+        return float(random.random() < 0.5)
+
+    def of_group(completions, completion_ids, **columns):
+        assert len(columns["answer"]) == len(completions) == len(completion_ids)
+        calls["of_group"] += len(completions)
+        return [0.25 + n for n in range(len(completions))]
+
+    def of_batch(batch):
+        shapes.append(len(batch))
+        return np.zeros(len(batch))
+
+    for function in (coin, of_group, of_batch):
+        register_reward(f"once_{function.__name__}")(function)
+    random = np.random.default_rng(0)
+    over = {
+        "rewards": ["once_coin", {"name": "once_of_group", "weight": 0.0}, "once_of_batch"],
+        "rollout": {"refill": {"attempts": 4, "oversample": 2}, "group_size": 2, "staleness": 1},
+        "run": {"steps": 4},
+        "algorithm": {"select": ["mixed_groups"]},
+    }
+    trainer = make_trainer(over)
+    batches = batches_trained(trainer)
+    rows = trainer.train()
+    trainer.close()  # what was sampled ahead was scored too, and is not asked about here
+    assert any(row["rollout/dropped"] for row in rows)
+    scored = sum(4 + row["rollout/dropped"] for row in rows)
+    assert scored <= calls["coin"] == calls["of_group"] == sum(size for size in shapes if size == 2)  # by draw
+    assert sum(size for size in shapes if size > 2) == scored  # of the batch: again with the whole step
+    assert threads == {"rlvr-rewards"}
+    kept = [rollout.term_values for batch in batches for rollout in batch.rollouts]
+    assert {values["once_coin"] for values in kept} == {0.0, 1.0}
+    columns = np.concatenate([batch.column("reward/once_coin") for batch in batches])
+    assert columns.tolist() == [values["once_coin"] for values in kept]
+    half = np.concatenate([batch.column("reward/once_of_group") for batch in batches])
+    assert half.tolist() == [0.25, 1.25] * (len(half) // 2)

@@ -1,42 +1,64 @@
-"""A plain function of one completion as a term of the reward."""
+"""A plain function as a term of the reward: of one completion, or in TRL's form of all completions of a group.
+
+Invariant: it is called once per rollout. Its value is kept with the rollout (`Rollout.term_values`), because dynamic sampling
+looks at the rewards of a group before the step is scored, and a function may be paid for by the call or be random.
+"""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from rlvr.calling import ByName, sampled_ids
+from rlvr.calling import ByColumns, by_signature, sampled_ids
 from rlvr.errors import ConfigError
-from rlvr.records import Batch
+from rlvr.records import Batch, Rollout, Task
 
 log = logging.getLogger(__name__)
 
 
 class PerCompletion:
-    """A plain reward function over a batch; what it raises or returns as nonsense is undecided, and said once."""
+    """The function of the term `name` over a batch; what it raises or returns as nonsense is undecided, and logged once."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.call = ByName(function)
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        self.call = by_signature(function)
+        self.name = name
         if inspect.iscoroutinefunction(getattr(function, "func", function)):
             raise ConfigError(f"reward {self.call.name!r} is asynchronous: make it a verifier, which may wait")
         self.complained = False
 
-    def __call__(self, batch: Batch) -> np.ndarray:
-        return np.asarray([self._score(r) for r in batch.rollouts], dtype=np.float64)
+    def missing(self, task: Task) -> str | None:
+        """Return what the function asks for and `task` does not have, in words; None when all is there."""
+        return self.call.missing(task)
 
-    def _score(self, rollout: Any) -> float:
+    def __call__(self, batch: Batch) -> np.ndarray:
+        """Compute float64 [B], NaN where undecided. Rollouts that have a value of this term keep it."""
+        unknown = [rollout for rollout in batch.rollouts if self.name not in rollout.term_values]
+        if isinstance(self.call, ByColumns):
+            for group in Batch(unknown).groups():
+                self._score_group(self.call, group.rollouts)
+        else:
+            for rollout in unknown:
+                self._score([rollout], lambda r=rollout: [self.call(r.task, r.text, sampled_ids(r))])
+        return np.asarray([rollout.term_values[self.name] for rollout in batch.rollouts], dtype=np.float64)
+
+    def _score_group(self, call: ByColumns, members: Sequence[Rollout]) -> None:
+        ids = [sampled_ids(rollout) for rollout in members]
+        self._score(members, lambda: call(members[0].task, [rollout.text for rollout in members], ids))
+
+    def _score(self, rollouts: Sequence[Rollout], values_of: Callable[[], Any]) -> None:
+        """Note the values of `rollouts`, NaN for all of them where `values_of` fails."""
         try:
-            value = self.call(rollout.task, rollout.text, sampled_ids(rollout))
-            if isinstance(value, (str, bytes)):
-                raise TypeError(f"{value!r} is text, not a number")
-            return np.nan if value is None else float(value)
+            values = values_of()
+            if isinstance(values, (str, bytes)) or len(values) != len(rollouts):
+                raise TypeError(f"{values!r} is not a list of {len(rollouts)} numbers")
+            found = [_number(value) for value in values]
         except ConfigError:
             raise
-        except Exception as error:  # the user's code: its trouble leaves one rollout undecided, not the run
+        except Exception as error:  # the user's code: its trouble leaves these rollouts undecided, not the run
             if not self.complained:
                 log.warning(
                     "reward %r raised %s: %s (said once; such rollouts are undecided)",
@@ -45,4 +67,12 @@ class PerCompletion:
                     error,
                 )
                 self.complained = True
-            return np.nan
+            found = [np.nan] * len(rollouts)
+        for rollout, value in zip(rollouts, found, strict=True):
+            rollout.term_values[self.name] = value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"{value!r} is text, not a number")
+    return np.nan if value is None else float(value)

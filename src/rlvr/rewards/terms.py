@@ -1,7 +1,9 @@
 """The terms of a reward: how they are written, built, evaluated and summed.
 
-A term is a function of the batch that returns float64 [B] (NaN where undecided), or a plain function of one completion
-(rlvr.calling says what it may ask for). Every term becomes the column `reward/<name>`; the column `reward` is their
+A term is a function of the batch that returns float64 [B] (NaN where undecided), or a plain function of one completion or,
+in TRL's form, of a group's completions (rlvr.calling says what it may ask for). A plain function is called once per rollout.
+A function of the batch is called once per step with all rollouts of the step, and under dynamic sampling (`rollout.refill`)
+before that with those of each draw by itself, to see whether the draw's rewards differ. Every term becomes the column `reward/<name>`; the column `reward` is their
 weighted sum, undecided where a term is undecided.
 
 A term may be made of others: its class names the options that hold terms (`inner = ("term", "by")`), and it is called
@@ -145,7 +147,7 @@ def _term(spec: Any, top: bool = True) -> Term:
         if held is not None:
             inner[option] = [_term(one, False) for one in held] if isinstance(held, tuple) else _term(held, False)
     sources = None if keys.get("sources") is None else _sources(name, keys["sources"])
-    return Term(name, _of_batch(piece), _weight(name, keys.get("weight", 1.0)), sources, inner)
+    return Term(name, _of_batch(piece, name), _weight(name, keys.get("weight", 1.0)), sources, inner)
 
 
 def _weight(name: str, written: Any) -> Any:
@@ -166,14 +168,14 @@ def _sources(name: str, written: Any) -> tuple[str, ...]:
     return tuple(written)
 
 
-def _of_batch(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` of the batch as it is; a plain function of one completion applied to each."""
+def _of_batch(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return `function` of the batch as it is, a plain function of completions as the term `name`."""
     positional = [
         p.name
         for p in inspect.signature(function).parameters.values()
         if p.kind in (p.POSITIONAL_OR_KEYWORD, p.POSITIONAL_ONLY)
     ]
-    return function if positional[:1] == ["batch"] else PerCompletion(function)
+    return function if positional[:1] == ["batch"] else PerCompletion(function, name)
 
 
 def bind(terms: Sequence[Term], setting: Setting) -> list[Term]:

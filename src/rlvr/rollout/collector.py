@@ -59,10 +59,13 @@ class Watch:
 
     def __init__(self) -> None:
         self.groups, self.open = 0, 0
+        self.scoring = 0
+        """Complete groups whose rewards are being computed (dynamic sampling)."""
         self.sampled_at = time.perf_counter()
 
     def __str__(self) -> str:
-        return f"rollouts ({self.open} of {self.groups} groups open)"
+        scoring = f", the rewards of {self.scoring} being computed" if self.scoring else ""
+        return f"rollouts ({self.open} of {self.groups} groups open{scoring})"
 
     async def group(self, draw: Draw, plan: Plan, means: Means) -> list[Rollout]:
         """The rollouts of one draw."""

@@ -20,7 +20,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,7 +68,8 @@ class _Batch:
 
 
 class Supply:
-    """Gives the groups of one step after the other. `means(step)` is what the plan works with in that step."""
+    """Gives the groups of one step after the other. `means(step)` is what the plan works with in that step; `teaches` says
+    whether the rewards of a draw differ, and is awaited for one draw at a time."""
 
     def __init__(
         self,
@@ -78,12 +79,13 @@ class Supply:
         means: Callable[[int], Means],
         config: RolloutConfig,
         last: int,
-        teaches: Callable[[list[Rollout]], bool],
+        teaches: Callable[[list[Rollout]], Awaitable[bool]],
     ) -> None:
         self.sampler, self.collector, self.plan, self.means = sampler, collector, plan, means
         self.config, self.last, self.teaches = config, last, teaches
         self._lock = threading.Lock()
         """Held for what both the trainer's thread and the collector's touch: the sampler and the lists below."""
+        self._scoring = asyncio.Lock()
         self._owed: deque[Draw] = deque()
         self._spare: list[Group] = []
         self._ahead: deque[_Batch] = deque()
@@ -148,7 +150,7 @@ class Supply:
         most, oversample = (wanted * refill.attempts, refill.oversample) if refill else (wanted, 1.0)
         kept: list[Group] = []
         dropped: list[Group] = []
-        running: dict[asyncio.Task[list[Rollout]], Draw] = {}
+        running: dict[asyncio.Task[tuple[list[Rollout], bool]], Draw] = {}
         try:
             drawn = 0
             while len(kept) < wanted:
@@ -157,13 +159,14 @@ class Supply:
                 draws = self._draw(batch, max(0, min(missing, most - drawn)))
                 drawn += len(draws)
                 for draw in draws:
-                    running[asyncio.create_task(batch.watch.group(draw, self.plan, means))] = draw
+                    running[asyncio.create_task(self._sample_draw(batch, draw, means))] = draw
                 if not running:
                     break
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in sorted(done, key=lambda task: running[task].number):
-                    draw, rollouts = running.pop(task), task.result()
-                    (kept if not refill or self.teaches(rollouts) else dropped).append((draw, rollouts))
+                    draw = running.pop(task)
+                    rollouts, useful = task.result()
+                    (kept if useful else dropped).append((draw, rollouts))
         finally:
             await cancelled(running)
         dropped.sort(key=lambda group: group[0].number)
@@ -174,6 +177,18 @@ class Supply:
         self._set_aside(batch, kept[wanted:], list(running.values()))
         batch.finished_at = time.perf_counter()
         return kept[:wanted], dropped
+
+    async def _sample_draw(self, batch: _Batch, draw: Draw, means: Means) -> tuple[list[Rollout], bool]:
+        """Sample one draw and, under dynamic sampling, find out whether it trains."""
+        rollouts = in_order(await batch.watch.group(draw, self.plan, means))
+        if self.config.refill is None:
+            return rollouts, True
+        # One draw at a time: reward functions need not be safe to call from two threads at once.
+        batch.watch.scoring += 1
+        async with self._scoring:
+            useful = await self.teaches(rollouts)
+        batch.watch.scoring -= 1
+        return rollouts, useful
 
     def _draw(self, batch: _Batch, count: int) -> list[Draw]:
         with self._lock:

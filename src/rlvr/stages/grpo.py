@@ -30,6 +30,7 @@ from rlvr.stages.kl_scale import check_scale, kl_factors
 from rlvr.stages.objective import build_objective, build_penalty
 from rlvr.stages.recorded import RecordedSupply, recording_of
 from rlvr.stages.scoring import Scoring
+from rlvr.verifiers.pool.threads import Threads
 
 
 @register("stage", "grpo")
@@ -75,7 +76,9 @@ class GRPOStage(Stage):
         recorded = recording_of(plan)
         self.supply: Supply | RecordedSupply
         if recorded is None:
-            self.supply = Supply(self.sampler, parts.collector, asked, means, rollout, plan.allowed, self.teaches)
+            self.supply = Supply(
+                self.sampler, parts.collector, asked, means, rollout, plan.allowed, self._teaches_aside
+            )
         else:
             self.samples, self.verifies = False, recorded.rescore
             self.supply = RecordedSupply(recorded, plan, parts, self.sampler, means, self._objective)
@@ -101,6 +104,10 @@ class GRPOStage(Stage):
         """Whether the rewards of any group among the rollouts of one draw differ."""
         trained = [r.as_trained() for r in rollouts if r.role != BASELINE]
         return len(mixed_groups(self._scored(trained, peek=True))) > 0
+
+    async def _teaches_aside(self, rollouts: list[Rollout]) -> bool:
+        """Call `teaches` on a thread of its own, because a slow reward function would hold up the loop that samples."""
+        return await Threads("rlvr-rewards").call(lambda: self.teaches(rollouts))
 
     def score(self, collected: Collected) -> tuple[Batch, dict[str, Any]]:
         """Rewards, selection, advantages and weights; the metrics are of all that was sampled."""
