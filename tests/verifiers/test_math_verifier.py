@@ -227,6 +227,16 @@ def test_options_that_cannot_be_meant_are_refused(options):
         MathVerifier(**options)
 
 
+def test_math_verify_is_asked_only_where_the_option_says_so(monkeypatch):
+    gold, answer = r"\sqrt{2} + e^{-300}", r"\sqrt{2}"  # no precision here tells them apart, and SymPy's neither
+    assert score(gold, answer) == 0
+    assert score(gold, answer, math_verify=True) == 1
+    monkeypatch.setattr("rlvr.verifiers.math.symbolic.is_installed", lambda: False)
+    assert score("x+1", "1+x") == 1
+    with pytest.raises(ConfigError, match="rlvr\\[math-verify\\]"):
+        MathVerifier(math_verify=True)
+
+
 def test_votes_compare_what_answers_mean():
     same = MathVerifier().same_answer
     assert same("0.5", "\\frac{1}{2}")

@@ -7,6 +7,7 @@ that no expression can cost more than its fuel. Verdicts are deterministic: the 
 from __future__ import annotations
 
 import functools
+import operator
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +28,10 @@ MAX_TERMS = 60
 """Terms of a sum or product that is computed."""
 FUEL = 4000
 """Cost of all evaluations in one comparison: 1 for arithmetic, 5 for a function."""
-DIGITS = (30, 60)
+DIGITS = (50, 100)
 """Two precisions: a difference that shrinks with the precision is a rounding error, one that stays is real."""
+MARGIN = 10
+"""Digits that rounding may cost: what is smaller than the rest of them is lost."""
 
 Value = Any
 """Fraction, mpf or mpc."""
@@ -73,6 +76,9 @@ class Evaluator:
 
     def __init__(self, point: dict[str, Fraction], fuel: Fuel, digits: int = DIGITS[0], log_base: int = 0) -> None:
         self.point, self.fuel, self.mp, self.log_base = point, fuel, context(digits), log_base
+        self.tiny = 10.0 ** (MARGIN - digits)
+        self.lost = False
+        """Whether a part of the expression was too small beside another to change the value: agreement then says nothing."""
 
     def __call__(self, node: Node) -> Value:
         self.fuel.spend(1)
@@ -145,15 +151,16 @@ class Evaluator:
         return value
 
     def add(self, *terms: Value) -> Value:
-        total = self._total(terms)
-        if not isinstance(total, Fraction):
-            largest = max(abs(self.inexact(term)) for term in terms)
-            if largest > 1e20 and abs(total) < largest * 1e-20:
-                raise TooLarge("what is left after huge terms cancel is rounding")
+        if all(isinstance(term, Fraction) for term in terms):
+            return sum(terms, Fraction(0))
+        inexact = [self.inexact(term) for term in terms]
+        total = functools.reduce(operator.add, inexact)
+        sizes = [abs(term) for term in inexact]
+        largest = max(sizes)
+        if largest > 1e20 and abs(total) < largest * 1e-20:
+            raise TooLarge("what is left after huge terms cancel is rounding")
+        self.lost = self.lost or any(0 < size < largest * self.tiny for size in sizes)
         return total
-
-    def _total(self, terms: Sequence[Value]) -> Value:
-        return functools.reduce(lambda a, b: a + b if type(a) is type(b) else self.inexact(a) + self.inexact(b), terms)
 
     def multiply(self, *factors: Value) -> Value:
         product = factors[0]
@@ -199,8 +206,10 @@ class Evaluator:
         elif isinstance(base, Fraction) and (exact := exact_root(base, exponent.denominator)) is not None:
             return self._rational_power(exact, Fraction(exponent.numerator))
         log = self.mp.log(self.inexact(base))
-        if abs(log) * abs(self.inexact(exponent)) > MAX_LOG:
+        size = abs(log) * abs(self.inexact(exponent))
+        if size > MAX_LOG:
             raise TooLarge("a power too large")
+        self.lost = self.lost or 0 < size < self.tiny
         return self.mp.power(self.inexact(base), self.inexact(exponent))
 
     def root(self, radicand: Value, degree: Value = Fraction(2)) -> Value:
@@ -211,6 +220,7 @@ class Evaluator:
     def _exp(self, value: Value) -> Value:
         self.fuel.spend(4)
         self._moderate(value)
+        self.lost = self.lost or 0 < abs(value) < self.tiny
         return self.mp.exp(self.inexact(value))
 
     def _moderate(self, value: Value) -> None:
@@ -231,9 +241,19 @@ class Evaluator:
         self.fuel.spend(4)
         self._moderate(value)
         try:
-            return getattr(self.mp, name)(self.inexact(value))
+            found = getattr(self.mp, name)(self.inexact(value))
+            self.lost = self.lost or (value != 0 and self._is_flat(name, abs(value), found))
+            return found
         except (ZeroDivisionError, ValueError, OverflowError, self.mp.NoConvergence) as error:
             raise Unknown(str(error)) from None
+
+    def _is_flat(self, name: str, size: Value, found: Value) -> bool:
+        """Whether a function hardly depends on its argument there: at its tails, or at the top of a cosine."""
+        if name in ("cos", "sec", "cosh", "sech", "acos", "asec") and size * size < self.tiny:
+            return True
+        if name in ("tanh", "coth") and abs(abs(found) - 1) < self.tiny:
+            return True
+        return name in ("atan", "acot", "asec", "acsc", "atanh", "acoth") and size > 1 / self.tiny
 
     def factorial(self, value: Value) -> Value:
         self.fuel.spend(8)

@@ -37,6 +37,7 @@ _REPLACEMENTS = {
     "\\ge": "\\geq",
     **dict.fromkeys(["$", "\\(", "\\)", "\\[", "\\]", "\\left", "\\right", "\\left.", "\\right."], ""),
 }
+_BRACED_COMMA = re.compile(r"(?<=\d)\s*\{\s*,\s*\}\s*(?=\d)")
 _WRAPPER = re.compile(
     r"(?:\\(?:boxed|fbox|text|textbf|textit|textrm|textsf|textnormal|emph|mathrm|mathbf|mathit|mathsf|mbox|hbox|boldsymbol|bm|underline)\s*)?\{"
 )
@@ -114,6 +115,8 @@ def clean(text: str) -> str:
         text = _ROOT.sub(r"\\sqrt{\1}", text).translate(_CHARACTERS)
     if "\\\\" in text:
         text = _ESCAPED_TWICE.sub(r"\\", text)
+    if "{" in text:
+        text = _BRACED_COMMA.sub(",", text)
     if "\\" in text or "$" in text or "~" in text or "{,}" in text:
         text = _COMMAND.sub(lambda command: _REPLACEMENTS.get(command[0].rstrip() or "~", " "), text)
     if "or" in text or "and" in text:

@@ -6,6 +6,7 @@ postfixes. `parse` evaluates nothing, takes time linear in its text, and raises 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from fractions import Fraction
 
@@ -30,6 +31,9 @@ MAX_DEPTH = 40
 """Levels of brackets, fractions, roots and powers in each other."""
 MAX_CHAIN = 24
 """Operations of one level that nest in the tree (`a/b/c`, `x!!!`)."""
+
+MAX_BARS = 12
+"""Bars of a text that is read again where they can be paired in several ways."""
 
 _SETS, _SIGN, _POWER = 20, 45, 60
 _INFIX = {
@@ -95,7 +99,23 @@ _CHOICE = re.compile(r"\([A-Z]\)")
 
 def parse(text: str, bare_units: bool = True) -> Node:
     """The tree of a whole answer: one item, or a Listing of several; raises Unreadable. reading.read decides about units."""
-    parser = _Parser(tokenize(text, bare_units))
+    tokens = tokenize(text, bare_units)
+    try:
+        return _whole(tokens)
+    except Unreadable:
+        # `||x||y||`: a bar that closed too early opens another absolute value instead.
+        bars = [at for at, token in enumerate(tokens) if token.text == "|"]
+        if not 6 <= len(bars) <= MAX_BARS:
+            raise
+        for at in bars[2:-2]:
+            with contextlib.suppress(Unreadable):
+                return _whole(tokens, at)
+        raise
+
+
+def _whole(tokens: list[Token], opening_bar: int = -1) -> Node:
+    parser = _Parser(list(tokens))
+    parser.opening_bar = opening_bar
     node = parser.listing()
     if parser.peek() is not END:
         raise Unreadable(f"unexpected {parser.peek().text!r}")
@@ -109,6 +129,9 @@ def _opens_condition(words: str) -> bool:
 
 
 class _Parser(Commands):
+    opening_bar = -1
+    """The place of a bar that opens an absolute value within another one."""
+
     # lists and statements
 
     def listing(self) -> Node:
@@ -231,7 +254,7 @@ class _Parser(Commands):
             and self.peek(2).kind == "relation"
         ):
             return self._condition(left) if power <= 12 else None
-        if token.text == "|" and self.bars == 0 and power <= PRODUCT:
+        if token.text == "|" and (self.bars == 0 or self.at == self.opening_bar) and power <= PRODUCT:
             return self._times(left, self.expression(PRODUCT + 1))
         if (
             token.kind == "words"
@@ -467,7 +490,7 @@ class _Parser(Commands):
         return Bracket("{", "}", (Builder(subject, conditions),))
 
     def _bar_closes(self) -> bool:
-        return self.bars > 0 and self.peek().text == "|"
+        return self.bars > 0 and self.peek().text == "|" and self.at != self.opening_bar
 
     def _absolute(self) -> Node:
         outer, self.bars = self.bars, max(self.bars, 0) + 1

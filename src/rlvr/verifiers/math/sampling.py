@@ -14,11 +14,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from rlvr.verifiers.math.evaluate import DIGITS, Evaluator, Fuel, TooLarge, Unknown, Value
+from rlvr.verifiers.math.evaluate import DIGITS, MARGIN, Evaluator, Fuel, TooLarge, Unknown, Value
 from rlvr.verifiers.math.expression import Apply, Node, Symbol, symbols, walk
 
-POINTS = 12
-"""Where two expressions are compared."""
+WHOLE = 4
+"""Points of small positive integers, where factorials and binomials are exact."""
+ENOUGH = 8
+"""Points of agreement that need no more: numbers of both signs, large and small ones."""
+FAR = frozenset({"abs", "max", "min", "floor", "ceil", "sgn", "mod"})
+"""Operations that are one formula here and another one there: compared far away too."""
+
+
+_ABS = frozenset({"abs"})
+_NOISE = 10.0 ** (2 * MARGIN - DIGITS[0])
+"""Relative error of a product of two inexact values."""
 
 
 @dataclass
@@ -29,8 +38,11 @@ class Sampler:
     tolerance: float = 0.0
     fuel: Fuel = field(default_factory=Fuel)
     _values: dict[tuple[int, int, int], Value] = field(default_factory=dict)
+    _lost: set[tuple[int, int, int]] = field(default_factory=set)
+    """Keys of values that do not show all parts of their expression."""
     _roughly: dict[int, complex | None] = field(default_factory=dict)
     _alive: list[Node] = field(default_factory=list)
+    _has_symbols: dict[int, bool] = field(default_factory=dict)
 
     def value(self, node: Node, digits: int = DIGITS[0]) -> Value:
         """The value of an expression without free symbols; raises Unknown."""
@@ -65,9 +77,10 @@ class Sampler:
         is_complex = any(
             isinstance(node, Symbol) and node.name == "i" for side in (gold, answer) for node in walk(side)
         )
-        strict = _has_abs(gold) != _has_abs(answer)
+        strict = _has_any(_ABS, gold) != _has_any(_ABS, answer)
         agreed = agreed_off_axis = 0
-        for number, point in enumerate(_points(tuple(names))):
+        far = _has_any(FAR, gold) or _has_any(FAR, answer)
+        for number, point in enumerate(_points(tuple(names), far)):
             if positive and min(point.values()) < 0:
                 continue
             try:
@@ -86,7 +99,9 @@ class Sampler:
                 continue
             if not self._same(gold, answer, number, point):
                 return False
-            agreed += _is_telling(one)
+            agreed += _is_telling(one) and not self._shows_less(gold, answer, number)
+            if agreed == ENOUGH and not far:
+                return True
         return True if agreed >= 3 or (agreed == 0 and agreed_off_axis >= 3) else None
 
     def _constants(self, gold: Node, answer: Node) -> bool | None:
@@ -105,7 +120,16 @@ class Sampler:
         ) <= self.tolerance * abs(one):
             return True
         same = self._same(gold, answer, -1, {})
-        return None if same and not _is_telling(one) else same
+        return None if same and (not _is_telling(one) or self._shows_less(gold, answer, -1)) else same
+
+    def _shows_less(self, gold: Node, answer: Node, number: int) -> bool:
+        """Whether a value at this point, at the highest precision it was computed with, lost a part of its expression."""
+        for node in (gold, answer):
+            keys = [self._key(node, number, digits) for digits in DIGITS]
+            found = [key for key in keys if key in self._values]
+            if found and found[-1] in self._lost:
+                return True
+        return False
 
     def proportional(self, gold: Node, answer: Node, factors: Sequence[str] = ()) -> bool | None:
         """Whether one expression is a constant, not zero, times the other; None where too few points tell.
@@ -128,13 +152,22 @@ class Sampler:
             factor = functools.reduce(
                 lambda a, b: a * b, (point[name] ** power for name, power in powers.items()), Fraction(1)
             )
-            pairs.append((inexact(pair[0]), inexact(pair[1]) * inexact(factor)))
+            if self._shows_less(gold, answer, number):
+                continue
+            if isinstance(pair[0], Fraction) and isinstance(pair[1], Fraction):
+                pairs.append((pair[0], pair[1] * factor))
+            else:
+                pairs.append((inexact(pair[0]), inexact(pair[1]) * inexact(factor)))
         if len(pairs) < 4 or all(one == 0 for one, _ in pairs) or all(other == 0 for _, other in pairs):
             return None
+        if not all(isinstance(value, Fraction) for pair in pairs for value in pair):
+            inexact = Evaluator({}, self.fuel).inexact
+            pairs = [(inexact(one), inexact(other)) for one, other in pairs]
         scale = max(pairs, key=lambda pair: abs(pair[0]))
-        return all(
-            abs(a * scale[1] - b * scale[0]) <= 1e-20 * (abs(a * scale[1]) + abs(b * scale[0])) for a, b in pairs
-        )
+        crossed = [(a * scale[1], b * scale[0]) for a, b in pairs]
+        if isinstance(scale[0], Fraction):
+            return all(a == b for a, b in crossed)
+        return all(abs(a - b) <= _NOISE * (abs(a) + abs(b)) for a, b in crossed)
 
     def same_sign(self, gold: Node, answer: Node) -> bool | None:
         """Whether two proportional expressions have the same sign."""
@@ -149,11 +182,13 @@ class Sampler:
         return None
 
     def _at(self, node: Node, number: int, point: dict[str, Fraction], digits: int = DIGITS[0]) -> Value:
-        key = (id(node), number if symbols(node) else -1, digits)
+        key = self._key(node, number, digits)
         if key not in self._values:
-            self._alive.append(node)
             try:
-                self._values[key] = Evaluator(point, self.fuel, digits, self.log_base)(node)
+                evaluate = Evaluator(point, self.fuel, digits, self.log_base)
+                self._values[key] = evaluate(node)
+                if evaluate.lost:
+                    self._lost.add(key)
             except Unknown as unknown:
                 self._values[key] = unknown
             except (ArithmeticError, ValueError, TypeError) as error:  # mpmath raises these outside a domain
@@ -163,13 +198,21 @@ class Sampler:
             raise value
         return value
 
+    def _key(self, node: Node, number: int, digits: int) -> tuple[int, int, int]:
+        if id(node) not in self._has_symbols:
+            self._alive.append(node)  # its id is a key
+            self._has_symbols[id(node)] = bool(symbols(node))
+        return id(node), number if self._has_symbols[id(node)] else -1, digits
+
     def _same(self, gold: Node, answer: Node, number: int, point: dict[str, Fraction]) -> bool:
         """Exact for fractions; else equal but for an error that shrinks with the precision."""
         rough = self._difference(gold, answer, number, point, DIGITS[0])
-        if rough[0] == 0 or isinstance(rough[0], Fraction) or (rough[0] > rough[1] * 1e-10 and rough[0] > 1e-12):
+        if isinstance(rough[0], Fraction) or (rough[0] > rough[1] * 1e-10 and rough[0] > 1e-12):
             return bool(rough[0] == 0)
+        if rough[0] == 0 and not self._shows_less(gold, answer, number):
+            return True
         fine = self._difference(gold, answer, number, point, DIGITS[1])
-        return bool(fine[0] <= fine[1] * 1e-45 or fine[0] <= rough[0] * 1e-15)
+        return bool(fine[0] <= fine[1] * 10.0 ** (MARGIN - DIGITS[1]) or fine[0] <= rough[0] * 1e-25)
 
     def _difference(
         self, gold: Node, answer: Node, number: int, point: dict[str, Fraction], digits: int
@@ -191,13 +234,15 @@ def _is_real(value: Value) -> bool:
     return isinstance(value, Fraction) or abs(value.imag) <= abs(value) * 1e-20
 
 
-def _has_abs(node: Node) -> bool:
-    return any(isinstance(below, Apply) and below.head == "abs" for below in walk(node))
+def _has_any(heads: frozenset[str], node: Node) -> bool:
+    return any(isinstance(below, Apply) and below.head in heads for below in walk(node))
 
 
-def _points(names: tuple[str, ...]) -> tuple[dict[str, Fraction], ...]:
-    """Where to compare: reals of both signs, positive reals, small positive integers; a name has its own values everywhere."""
-    values = [_coordinates(name) for name in names]
+def _points(names: tuple[str, ...], far: bool = False) -> tuple[dict[str, Fraction], ...]:
+    """Where to compare: reals of both signs, positive reals, small positive integers, and near 1, where large powers
+    differ; with `far` large numbers too. A name has its own values everywhere.
+    """
+    values = [_coordinates(name)[: None if far else -2] for name in names]
     return tuple(dict(zip(names, point, strict=True)) for point in zip(*values, strict=True))
 
 
@@ -211,5 +256,8 @@ def _coordinates(name: str) -> tuple[Fraction, ...]:
     mixed = [rng.choice([-1, 1]) * fraction(0, 24) for _ in range(4)]
     large = [fraction(11, 24) for _ in range(2)]
     small = [fraction(0, 3) for _ in range(2)]
-    whole = [Fraction(rng.randint(1, 6)) for _ in range(POINTS - 8)]
-    return (*mixed, *large, *small, *whole)
+    whole = [Fraction(rng.randint(1, 6)) for _ in range(WHOLE)]
+    # x^50 and x^51, or e to these, are told apart neither near 0 nor far from 1.
+    near_one = [1 + Fraction(rng.choice([-1, 1]), 2 * rng.randint(10, 30)) for _ in range(3)]
+    far = [sign * Fraction(2 * rng.randint(10**3, 10**4) + 1, 2) for sign in (-1, 1)]
+    return (*mixed, *large, *small, *whole, *near_one, *far)

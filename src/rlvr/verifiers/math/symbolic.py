@@ -1,4 +1,5 @@
-r"""Equality of symbolic answers, by math-verify (SymPy), for what the comparison here leaves undecided.
+r"""Equality of symbolic answers, by math-verify (SymPy), for what the comparison here leaves undecided. It is asked for by
+the option `math_verify`, and the package is an extra of its own.
 
 Only its LaTeX reader is used: its reader of bare expressions goes through SymPy's `parse_expr`, which runs code. Its own
 timeouts are off, since they need SIGALRM on the main thread: `deadline` holds the clock, and what could spend its time in
@@ -9,6 +10,7 @@ to it.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import logging
 import re
 from typing import Any
@@ -25,6 +27,11 @@ _COSTLY = re.compile(
     r"|\^\s*\{[^}]*\{"
 )
 _VAGUE = re.compile(r"\.\.\.|\\[lcvd]?dots|\\ldots|\\(?:text|mathrm|mbox|operatorname)\s*\{[^{}]*[A-Za-z]{2}")
+
+
+def is_installed() -> bool:
+    """Whether the package math-verify can be imported."""
+    return importlib.util.find_spec("math_verify") is not None
 
 
 @functools.cache
@@ -79,8 +86,9 @@ def _parse(latex: str) -> tuple[Any, ...]:
 
 @functools.cache
 def _math_verify() -> tuple[Any, Any]:
-    for name in ("math_verify.parser", "math_verify.grader", "math_verify.utils"):
-        logging.getLogger(name).setLevel(logging.ERROR)  # it warns that its timeouts are off
+    # It warns that its timeouts are off, and logs every text that it cannot read with a traceback: both are verdicts here.
+    for name in ("math_verify", "latex2sympy2_extended"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     import math_verify
 
     return math_verify, math_verify.LatexExtractionConfig(boxed_match_priority=0)

@@ -4,7 +4,7 @@ The stages, each only where the one before cannot decide:
 1. extraction: which text is the answer (microseconds);
 2. latex.clean and numeric.read_number: one spelling; plain numbers, exactly (microseconds);
 3. compare: structure, exact values, numeric sampling (milliseconds, bounded);
-4. symbolic.equal: math-verify on LaTeX, for what is left (under a time limit of its own).
+4. symbolic.equal, only with `math_verify: true`: math-verify on LaTeX, for what is left (under a time limit of its own).
 
 Invariants: stages 1 and 2 are `quick`, take linear time and evaluate nothing; the others run in a worker process; whatever
 the answer causes scores 0; only a bad gold is undecided; nothing raises.
@@ -77,6 +77,9 @@ class MathVerifier(Verifier):
     tolerance: float = 0.0
     """Relative error allowed between numbers; 0 compares exactly. Even then a decimal of 10 or more significant digits
     equals the exact number that it is the rounding of."""
+    math_verify: bool = False
+    """Ask the package math-verify (SymPy) about what the comparison here cannot decide. It adds few right answers, some wrong
+    ones, and most of the slow verdicts; needs `pip install 'rlvr[math-verify]'`."""
     max_boxes: int = 8
     r"""Different `\boxed{}` that the final text may contain. The last one decides; more than this is listing candidates."""
     think_opened_by_prompt: bool = False
@@ -100,11 +103,14 @@ class MathVerifier(Verifier):
         for option, low in (("tolerance", 0), ("max_boxes", 1), ("max_length", 1)):
             if not getattr(self, option) >= low:
                 raise ConfigError(f"verifier 'math': {option} must be at least {low}, not {getattr(self, option)}")
+        if self.math_verify and not symbolic.is_installed():
+            raise ConfigError("verifier 'math': math_verify needs math-verify: pip install 'rlvr[math-verify]'")
         if not self.time_limit > 0:
             raise ConfigError(f"verifier 'math': time_limit must be above 0 seconds, not {self.time_limit}")
 
     def prepare(self) -> None:
-        symbolic.load()
+        if self.math_verify:
+            symbolic.load()
         compare("x^2-1", "(x-1)(x+1)")
 
     def quick(self, task: Task, completion: str) -> Verdict | None:
@@ -229,8 +235,10 @@ class MathVerifier(Verifier):
     def _compare(self, task: Task, gold: Gold, answer: str, found: str, seconds: float) -> Verdict:
         """The stages behind `quick`, for one gold."""
         said = compare(gold.text, answer, replace(self._rules, variables=variables_of(_last_message(task.prompt))))
-        equal, status, reason = said.equal is True, VerdictStatus.WRONG, said.reason
-        if said.equal is None:
+        equal = said.equal is True
+        status = VerdictStatus.WRONG if said.equal is False else VerdictStatus.UNPARSABLE
+        reason = said.reason
+        if said.equal is None and self.math_verify:
             equal, status, reason = _by_math_verify(gold.text, answer, seconds, reason)
         if equal and self.require_simplified and _restates(task, gold.text, answer):
             return _zero(VerdictStatus.WRONG, "the problem restated", found)
