@@ -9,6 +9,8 @@ The batch is cut by whole groups into optimizer steps, and each of those into mi
 - Losses that compare tokens or responses of the whole optimizer step see it in one pass without gradient before it is cut.
 - A correction weighs tokens by proximal over behaviour probability, the same in every optimizer step of the batch; it never
   counts in a denominator.
+- Passes without gradient are made in evaluation mode. An adapter's dropout is in the pass that has gradients alone, and
+  changes the gradient but no value: log-probs and entropy come from a pass without it, one more in each optimizer step.
 - Rollouts that can have no gradient cost no forward and no backward, but count in every denominator.
 - A loss or gradient that is not finite skips its optimizer step and is counted.
 - Every rank holds the whole batch and computes its share of each optimizer step; the same is said of the step on every rank.
@@ -76,6 +78,8 @@ class Learner:
         components, index = work.objective.components, part[work.trains[part]]
         over = work.objective.denominators(work.batch.select(part))
         averages, losses, finite = Averages(), {component.name: 0.0 for component in components}, True
+        if self.policy.adapter_dropout:
+            work.without_dropout = self._statistics(work, index, [Need("logprobs"), Need("entropy")])
         ahead = self._look_ahead(work, part, first)
         self.backend.zero()
         for rows in self._passes(work, self._share(work.batch, index)):
@@ -116,6 +120,10 @@ class Learner:
         statistics = forward(self.policy, rows, [*objective.needs, Need("logprobs"), Need("entropy")])
         if objective.needs_reference:
             statistics["logprobs", REFERENCE] = rows.gather(work.reference)
+        for name, values in work.without_dropout.items():
+            noisy = statistics[name, CURRENT]
+            # zero in value: dropout is in the gradient, and not in ratios, KL or mismatch
+            statistics[name, CURRENT] = rows.gather(values) + (noisy - noisy.detach())
         logprobs = statistics["logprobs", CURRENT]
         rows.scatter(logprobs.detach(), work.updated)
         behaviour = rows.gather(work.behaviour)
@@ -231,7 +239,7 @@ class Learner:
             need.statistic: [np.full(len(r), np.nan, dtype=np.float32) for r in work.batch.rollouts] for need in needs
         }
         share = self._share(work.batch, index)
-        with torch.no_grad():
+        with torch.no_grad(), self.policy.evaluating():
             for rows in self._passes(work, share):
                 if rows is None:
                     self._nothing(work, index)
@@ -265,6 +273,8 @@ class _Work:
     reference: list[np.ndarray] = field(default_factory=list)
     proximal: dict[str, list[np.ndarray]] = field(default_factory=dict)
     """By statistic; empty where the ratio is taken to the behaviour policy."""
+    without_dropout: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    """By statistic, of the optimizer step that is taken; empty where the pass that has gradients is not random."""
     group_weights: dict[str, np.ndarray] = field(default_factory=dict)
     """float64 [B]: the weight of each rollout's whole group, by the name of each component that averages over groups."""
     updated: list[np.ndarray] = field(default_factory=list)

@@ -153,7 +153,6 @@ def test_gradient_checkpointing_and_chunks_change_nothing(make_policy, make_batc
     batch = make_batch(policy)
     plain, _ = one_gradient(recording, policy, batch, make_objective(entropy=0.1))
     policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    policy.train_mode = True
     monkeypatch.setattr("rlvr.policy.head_tiles.KEEP", 0)
     monkeypatch.setattr("rlvr.policy.head_tiles.TILE", 5 * policy.causal_lm.config.vocab_size)
     again, _ = one_gradient(recording, policy, batch, make_objective(entropy=0.1), micro_batch_size=3)

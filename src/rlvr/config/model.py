@@ -17,7 +17,8 @@ class LoraConfig(Section):
     alpha: float = Field(default=32.0, gt=0)
     """The update is scaled by alpha / r."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout on the adapter's input. With any, the log-probs trained on differ from those sampled with (`mismatch/*`)."""
+    """Dropout on the adapter's input in the pass that has gradients. It is in the gradient alone: ratios, KL and `mismatch/*` are
+    of log-probs without it, which costs one forward pass more in each optimizer step."""
     target_modules: list[str] | str = "all-linear"
     """Names of the modules that get an adapter, or `all-linear`."""
 
@@ -73,7 +74,8 @@ class ModelConfig(Section):
     attention: str | None = None
     """transformers' attention implementation: sdpa, eager, flash_attention_2 ...; null: its own choice for the model."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    """Recompute activations in the backward pass: less memory, about a third more time. Numbers stay the same: a model's own
+    dropout is never active."""
     activation_offload: bool = False
     """Keep the layers' inputs, which is what `gradient_checkpointing` (needed for it) leaves, in host memory until the
     backward pass: less GPU memory for the time of two copies. Of no use on a CPU."""

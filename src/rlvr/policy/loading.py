@@ -21,6 +21,7 @@ from transformers import (
 from rlvr.config import ModelConfig
 from rlvr.errors import ConfigError
 from rlvr.policy.adapters import add_adapter, is_adapter
+from rlvr.policy.dropout import disable_own_dropout
 from rlvr.policy.model import Policy
 from rlvr.policy.offload import offload_activations
 from rlvr.policy.quantization import exact, quantizing
@@ -70,8 +71,9 @@ def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, config: ModelCon
             parameter.data = parameter.data.float()
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    train_mode = config.gradient_checkpointing or (config.adapter is not None and config.adapter.dropout > 0)
-    policy = Policy(model.eval(), tokenizer, dtype_of(config), train_mode, device_of(config))
+        disable_own_dropout(model)
+    adapter_dropout = config.adapter is not None and config.adapter.dropout > 0
+    policy = Policy(model.eval(), tokenizer, dtype_of(config), adapter_dropout, device_of(config))
     if config.activation_offload:
         offload_activations(policy.causal_lm.base_model)
     return policy

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from rlvr.errors import ConfigError
 from rlvr.policy.adapters import is_adapter
 from rlvr.policy.attention import Spans, attending
+from rlvr.policy.dropout import adapter_dropouts, training_modules
 from rlvr.policy.packable import Packing, try_packing
 from rlvr.policy.quantization import without_quantization
 
@@ -26,8 +27,8 @@ from rlvr.policy.quantization import without_quantization
 class Policy:
     """A model that is sampled from and trained. `model` is a Hugging Face causal LM, or peft's wrapper of one.
 
-    `dtype` is what is computed in, by autocast where the weights are kept in float32. `train_mode` says whether updates
-    need the model in training mode (gradient checkpointing, adapter dropout); without it nothing random happens.
+    `dtype` is what is computed in, by autocast where the weights are kept in float32. `adapter_dropout` says whether updates
+    use the dropout of the adapter; nothing else is random.
     """
 
     def __init__(
@@ -35,13 +36,16 @@ class Policy:
         model: Any,
         tokenizer: PreTrainedTokenizerBase,
         dtype: torch.dtype = torch.float32,
-        train_mode: bool = False,
+        adapter_dropout: bool = False,
         home: torch.device | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.dtype = dtype
-        self.train_mode = train_mode
+        self.adapter_dropout = adapter_dropout and any(adapter_dropouts(model))
+        """Whether the pass that has gradients is random."""
+        self._training: list[torch.nn.Module] = []
+        """The modules that are in training mode, but for what `evaluating` encloses; none outside of an update."""
         self.home = home or self.device
         """The device that is computed on; weights that are going to be shared out wait elsewhere."""
         vocabulary = self.causal_lm.get_input_embeddings().weight.shape[0]
@@ -159,21 +163,24 @@ class Policy:
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """Training mode inside, where updates need it."""
-        self.model.train(self.train_mode)
+        """Inside, gradient checkpointing and the adapter's dropout are on; everything else stays in evaluation mode."""
+        self._training = training_modules(self.model, self.adapter_dropout)
+        self._set_training(True)
         try:
             yield
         finally:
-            self.model.eval()
+            self._set_training(False)
+            self._training = []
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """Evaluation mode (no dropout) inside, the mode from before after it."""
-        if not self.model.training:
-            yield
-            return
-        self.model.eval()
+        self._set_training(False)
         try:
             yield
         finally:
-            self.model.train()
+            self._set_training(True)
+
+    def _set_training(self, on: bool) -> None:
+        for module in self._training:
+            module.training = on  # not train(), which goes down to the children

@@ -148,8 +148,8 @@ _ALL: tuple[Monitor, ...] = (
         reads=("mismatch/mean",),
         bad=lambda gap: gap > 0.05,
         message="the log-probs sampled with differ from those trained on by {value:.2g} nats per token",
-        advice="algorithm.correction (truncate or mask), less rollout.staleness, the same dtype in engine and trainer, no "
-        "dropout in the adapter; check that the engine applies no other temperature or penalty",
+        advice="algorithm.correction (truncate or mask), less rollout.staleness, the same dtype in engine and "
+        "trainer; check that the engine applies no other temperature or penalty",
     ),
     Sustained(
         name="clip_share",
