@@ -32,6 +32,10 @@ class TrainingError(RlvrError):
     """A run that cannot go on (for example too many non-finite steps in a row); what was done is saved."""
 
 
+class EvaluationError(TrainingError):
+    """An evaluation that failed. A run goes on without it."""
+
+
 class WaitTimeout(RlvrError):
     """A named wait whose deadline passed."""
 

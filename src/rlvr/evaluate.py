@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -104,7 +103,7 @@ def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse
             done = evaluate(
                 tasks, config, means.collect, means.same, lambda n: _say(n, len(tasks), began), means.scorer
             )
-        code = world.broadcast(128 + int(means.stop.signal) if means.stop.signal else 0, "the evaluation", math.inf)
+        code = world.broadcast(128 + int(means.stop.signal) if means.stop.signal else 0, "the evaluation")
     if code or not world.leads:
         return code
     result = describe(done, config) | {"seconds": time.perf_counter() - began, "ranks": world.size}

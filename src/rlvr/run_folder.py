@@ -61,12 +61,12 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def keep_evaluation(self, row: dict[str, Any], tallies: Sequence[Tally]) -> None:
-        """Write an evaluation's results, and what was found of each task, which a full disk costs."""
-        self.evaluations.append(row)
+        """Write what was found of each task, which a full disk costs, and then the results: they say that it was made."""
         try:
             write_tallies(self.path / "evaluations" / f"step-{row['step']:06d}.json", tallies, step=row["step"])
         except OSError as error:
             log.warning("the tasks of the evaluation at step %d could not be written: %s", row["step"], error)
+        self.evaluations.append(row)
 
     def lock(self) -> None:
         """Keep other processes out until `close` or the end of this one. ConfigError names the process that is in."""

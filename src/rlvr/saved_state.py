@@ -29,6 +29,7 @@ from rlvr.distributed.shares import load_reference, saved_reference
 from rlvr.distributed.weights import whole_size
 from rlvr.errors import CheckpointError, ConfigError, TrainingError
 from rlvr.memory import STATE
+from rlvr.monitor.metrics import record
 from rlvr.policy.adapters import is_adapter
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class Saver:
             self.save(wait=False)
 
     def after_evaluation(self) -> None:
-        """The evaluation of a step that was saved without it was made up for: save the step again where it is the best."""
+        """The evaluation of a step, which was saved before it, has been made: save the step again where it is the best."""
         if self.config.best is not None and self.trainer.world.broadcast(self._is_best(), "whether to save"):
             self.save(wait=False)
 
@@ -223,14 +224,36 @@ class Saver:
             load_reference(trainer.learner.reference, saved.tensors)
         rows: tuple[list[Any], list[Any]] = ([], [])
         if trainer.world.leads:
-            trainer.folder.cut(state["step"], state["owes_evaluation"])
-            trainer.rollout_log.truncate_after(state["step"])
-            rows = list(trainer.folder.metrics.rows()), list(trainer.folder.evaluations.rows())
             here = saved.path.resolve().parent == trainer.folder.checkpoints.resolve()
+            made = [row for row in trainer.folder.evaluations.rows() if row["step"] == state["step"]]
+            trainer.owes_evaluation = state["owes_evaluation"] and here and not made
+            trainer.folder.cut(state["step"], trainer.owes_evaluation)
+            trainer.rollout_log.truncate_after(state["step"])
+            if here:
+                self._complete_lines(saved.seal.metrics, made[-1] if made else {})
+            rows = list(trainer.folder.metrics.rows()), list(trainer.folder.evaluations.rows())
             if here and len(rows[0]) < state["logged"]:
                 lost = state["logged"] - len(rows[0])
                 log.warning("%s lacks %d of the steps before the checkpoint", trainer.folder.metrics.path, lost)
-        trainer.metrics, trainer.evaluations = trainer.world.broadcast(rows, "the metrics so far")
+        trainer.metrics, trainer.evaluations, trainer.owes_evaluation = trainer.world.broadcast(
+            (*rows, trainer.owes_evaluation), "the metrics so far"
+        )
+
+    def _complete_lines(self, last: dict[str, Any], evaluation: dict[str, Any]) -> None:
+        """Write the line of the checkpoint's step, or its evaluation into it, where a kill came before that.
+
+        `last` is the step's record as it was before its evaluation.
+        """
+        file = self.trainer.folder.metrics
+        written = {row["step"]: row for row in file.rows()}
+        if not last or max(written, default=0) < last["step"] - 1:
+            return
+        before = written.get(last["step"])
+        results = {name: value for name, value in evaluation.items() if name not in ("step", "stage")}
+        line = record({**(before or last), **results})
+        if line != before:
+            file.truncate_after(last["step"] - 1)
+            file.append(line)
 
     def _check_data(self, state: dict[str, Any]) -> None:
         """CheckpointError where the evaluation tasks are others, and that was not accepted. (Stages see to their own tasks.)"""

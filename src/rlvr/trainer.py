@@ -10,6 +10,7 @@ metrics per step; the engine never samples with other weights than the version t
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from rlvr.data import Draw, History, Prompts, load_tasks
 from rlvr.distributed import Backend, World
 from rlvr.distributed.farm import open_engine, prove
 from rlvr.dry_run import plan_lines
-from rlvr.errors import ConfigError, DataError, TrainingError
+from rlvr.errors import ConfigError, DataError, EvaluationError, TrainingError
 from rlvr.evaluation import Tally, evaluate
 from rlvr.learner import Learner
 from rlvr.monitor.batch import sample_rows, staleness_metrics
@@ -59,6 +60,8 @@ from rlvr.stages import Parts, Stage
 from rlvr.stages.choosing import chooser
 from rlvr.verifiers import VerifierPool
 from rlvr.verifiers.routing import Verification
+
+log = logging.getLogger(__name__)
 
 
 class GRPOTrainer:
@@ -137,7 +140,8 @@ class GRPOTrainer:
         self._begun = False
         self._published: Published | None = None
         self.owes_evaluation = False
-        """Whether a stop cut off the evaluation of the last step; it is made up for when training goes on."""
+        """Whether the last step is to be evaluated and was not: a stop, a kill or a failure came between. It is made up for
+        when training goes on from that step."""
         self._tasks: dict[str, list[Task]] = {}
         self._given = {"train": tasks, "eval": eval_tasks}
         try:
@@ -180,7 +184,8 @@ class GRPOTrainer:
                 metrics |= self._update(stage, batch)
                 self._publish(stage)
                 self._record(stage, collected, batch, metrics)
-                self.saver.after_step()
+                self.saver.after_step()  # before the evaluation, which may take hours and fail
+                self._report(batch)
 
     def _told_to_stop(self) -> bool:
         """Whether any rank was told to; the same answer on every rank."""
@@ -222,7 +227,7 @@ class GRPOTrainer:
             except Interrupted:
                 self.world.broadcast(None, what)
                 raise
-            collected = self.world.broadcast(collected, what, stage.config.rollout.deadline + self.world.silence)
+            collected = self.world.broadcast(collected, what)
         if collected is None:
             raise Interrupted
         return collected
@@ -257,7 +262,7 @@ class GRPOTrainer:
             prove(self.engine, self.world, self.policy, self.collector, self.backend.named_weights)
 
     def _record(self, stage: Stage, collected: Collected, batch: Batch, metrics: dict[str, Any]) -> None:
-        """The step's line: what was measured and evaluated, and how long it took."""
+        """Count the step: what was measured, and how long it took."""
         self.history.record_rollouts([*collected.rollouts, *collected.dropped])
         metrics |= stage.scheduled(self.stage_step)
         self.step, self.stage_step, self.batch = self.step + 1, self.stage_step + 1, batch
@@ -275,15 +280,19 @@ class GRPOTrainer:
         )
         metrics = self.world.broadcast(metrics, "the metrics")  # what moves with them must move alike on all ranks
         stage.observe(metrics)
-        if self._evaluation_is_due(stage):
-            results = self.evaluate()
-            self.owes_evaluation = not results
-            metrics |= results
         row = record(metrics)
         self.metrics.append(row)
+        self.nonfinite = self.nonfinite + 1 if row["skipped/nonfinite"] else 0
+        self.owes_evaluation = self._evaluation_is_due(stage)
+        self.rollout_log.later(self.step, batch, collected.rollouts, collected.dropped, collected.columns)
+
+    def _report(self, batch: Batch) -> None:
+        """Evaluate where that is due, and write the step's line. A line that a kill prevents is in the checkpoint."""
+        if self.owes_evaluation:
+            self._evaluate_step()
+        row = self.metrics[-1]
         if self.world.leads:
             self.folder.metrics.append(row)
-        self.rollout_log.later(self.step, batch, collected.rollouts, collected.dropped, collected.columns)
         for tracker in self.trackers:
             tracker.log(self.step, row)
             tracker.log_rollouts(self.step, sample_rows(batch))
@@ -302,7 +311,6 @@ class GRPOTrainer:
 
     def _stop_when_hopeless(self, row: Mapping[str, Any], finding: Finding | None) -> None:
         """TrainingError, after a checkpoint, when too many steps in a row had to be skipped or a monitor is told to stop."""
-        self.nonfinite = self.nonfinite + 1 if row["skipped/nonfinite"] else 0
         if self.nonfinite:
             text = f"step {self.step}: the loss or gradient was not finite; its update was skipped"
             self.console.message(text, "warning")
@@ -319,7 +327,8 @@ class GRPOTrainer:
     def evaluate(self, tasks: Any = None) -> dict[str, Any]:
         """Evaluate the policy as it is, on `tasks` or the run's evaluation tasks; results by metric name.
 
-        Empty when the run was told to stop meanwhile. DataError when there are no tasks.
+        Empty when the run was told to stop meanwhile. DataError when there are no tasks; EvaluationError, on all ranks, when
+        sampling, verifying or scoring failed or took too long.
         """
         plan, verification = self.plans[self.stage_number], self.verifications[self.stage_number]
         chosen = load_tasks(tasks, split="eval") if tasks is not None else self.evaluation_tasks(plan.config)
@@ -333,13 +342,20 @@ class GRPOTrainer:
             return self.collector.collect(draws, samples_with, means, plan.config.rollout.deadline)
 
         self._hand_over()
-        results, tallies = {}, list[Tally]()
+        results, tallies, failure = {}, list[Tally](), None
         if self.world.leads:
-            scorer = chooser(plan.config, self.policy, chosen, self._backends.partitions)
-            with contextlib.suppress(Interrupted):
+            try:
+                scorer = chooser(plan.config, self.policy, chosen, self._backends.partitions)
                 done = evaluate(chosen, plan.config, collect, verification.same_answer, scorer=scorer)
                 results, tallies = {**done.results, "time/evaluate": time.perf_counter() - start}, done.tallies
-        results = self.world.broadcast(results, "the evaluation")
+            except Interrupted:
+                pass
+            except Exception as error:  # whatever a verifier, an engine or a scorer raises: the other ranks wait
+                failure = error
+        told = None if failure is None else f"{type(failure).__name__}: {failure}"
+        results, told = self.world.broadcast((results, told), "the evaluation")
+        if told is not None:
+            raise EvaluationError(f"the evaluation at step {self.step} failed: {told}") from failure
         if not results:
             return {}
         row = {"step": self.step, "stage": plan.name, **results}
@@ -349,15 +365,33 @@ class GRPOTrainer:
         self.console.evaluation(self.step, results)
         return results
 
-    def _make_up_evaluation(self) -> None:
-        """Evaluate where a stop kept the last step from it, and complete the step's line."""
-        if self.owes_evaluation and (results := self.evaluate()):
+    def _evaluate_step(self) -> None:
+        """Evaluate the last step and complete its record. The evaluation stays owed where a stop or a failure cut it off."""
+        if results := self._results_or_nothing():
             self.owes_evaluation = False
             self.metrics[-1] = record({**self.metrics[-1], **results})
+            self.saver.after_evaluation()
+
+    def _results_or_nothing(self) -> dict[str, Any]:
+        """The results of an evaluation; none where it was stopped or failed, which does not end the run."""
+        try:
+            return self.evaluate()
+        except EvaluationError as error:
             if self.world.leads:
+                log.warning(
+                    "%s. Training goes on: the next evaluation is made when it is due, this one when the run is resumed here",
+                    error,
+                    exc_info=error.__cause__,
+                )
+            return {}
+
+    def _make_up_evaluation(self) -> None:
+        """Evaluate where a stop, a kill or a failure kept the last step from it, and complete the step's line."""
+        if self.owes_evaluation:
+            self._evaluate_step()
+            if self.world.leads and not self.owes_evaluation:
                 self.folder.metrics.truncate_after(self.step - 1)
                 self.folder.metrics.append(self.metrics[-1])
-            self.saver.after_evaluation()
 
     def evaluation_tasks(self, config: Config) -> list[Task]:
         """The tasks that are evaluated on under a stage's configuration."""
@@ -442,7 +476,7 @@ class GRPOTrainer:
         """Before a stage's next step: the baseline evaluation of a run, and the engine on the newest weights."""
         at_start = self.step == 0 and stage.config.evaluation.at_start and not self.evaluations
         if at_start and self.evaluation_tasks(stage.config):
-            self.evaluate()
+            self._results_or_nothing()
         self._publish(stage)
         self.console.stage(stage.plan.name, stage.plan.allowed, self.stage_step)
 

@@ -7,6 +7,7 @@ monotonic, so a clock that jumps neither ends a wait nor prolongs it.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import threading
 import time
@@ -43,7 +44,8 @@ class Wait:
 
     def __str__(self) -> str:
         now = time.monotonic()
-        return f"{self.what} for {now - self.began:.0f} s (deadline in {max(0.0, self.deadline - now):.0f} s)"
+        left = "no deadline" if math.isinf(self.deadline) else f"deadline in {max(0.0, self.deadline - now):.0f} s"
+        return f"{self.what} for {now - self.began:.0f} s ({left})"
 
     def check(self) -> None:
         """Warn when half of the time has passed; WaitTimeout, after the stacks of all threads, when all of it has."""

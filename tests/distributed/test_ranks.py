@@ -135,6 +135,34 @@ def test_a_rank_that_is_killed_while_its_part_of_a_checkpoint_is_awaited_holds_n
     assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
+LONG_AND_FAILED_EVALUATIONS = """
+import os, sys, time
+import rlvr.trainer
+from rlvr.distributed import world
+if os.environ["RANK"] == "1":
+    world.GIVEN_UP = 1.0  # long before rank 0 has evaluated
+real, calls = rlvr.trainer.evaluate, []
+def evaluate(*arguments, **options):
+    calls.append(1)
+    time.sleep(3.0)
+    if len(calls) == 2:
+        raise RuntimeError("the second evaluation")
+    return real(*arguments, **options)
+rlvr.trainer.evaluate = evaluate
+from rlvr.train import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_the_ranks_wait_for_an_evaluation_and_go_on_when_it_fails(tmp_path):
+    config = configured(tmp_path, evaluation={"every": 1, "at_start": False, "samples": 2})
+    finished = ended(start(2, "-c", LONG_AND_FAILED_EVALUATIONS, "--config", str(config)))
+    assert [status for status, _ in finished] == [0, 0], finished
+    assert "the evaluation at step 2 failed: RuntimeError: the second evaluation" in finished[0][1]
+    assert not finished[1][1].strip()
+    assert [row.get("eval/mean") is not None for row in rows(tmp_path / "run")] == [True, False, True]
+
+
 def test_sigterm_saves_on_all_ranks(tmp_path):
     config = configured(tmp_path, run={"steps": 2000}, evaluation={"at_start": False})
     processes = start(2, "-m", "rlvr.train", "--config", str(config))

@@ -76,7 +76,8 @@ class RolloutConfig(Section):
     refill: RefillConfig | None = None
     """Replace groups that teach nothing; null: train on what was drawn."""
     deadline: float = Field(default=1800.0, gt=0)
-    """Seconds that one step's collection may take; past it the run stops and says what it waited for."""
+    """Seconds that one step's collection may take; past it the run stops and says what it waited for. The same for 4096
+    rollouts of an evaluation, past which that evaluation fails and the run goes on."""
 
 
 class VerificationConfig(Section):

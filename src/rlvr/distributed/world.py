@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import math
 import os
 import threading
 import time
@@ -28,7 +29,7 @@ T = TypeVar("T")
 BEAT = 1.0
 """Seconds between two signs of life of a rank."""
 GIVEN_UP = 1800.0
-"""Seconds that torch's own collectives wait; our waits end before, by name."""
+"""Seconds that torch's own collectives wait, and that a rank other than 0 may let the others wait."""
 
 
 class World:
@@ -77,7 +78,7 @@ class World:
 
     # words between ranks
 
-    def broadcast(self, value: T, what: str, deadline: float = GIVEN_UP) -> T:
+    def broadcast(self, value: T, what: str, deadline: float | None = None) -> T:
         """Rank 0's `value`, on every rank. `what` says in words what it is."""
         if self.size == 1:
             return value
@@ -87,7 +88,7 @@ class World:
             dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
 
-    def gather(self, value: T, what: str, deadline: float = GIVEN_UP) -> list[T]:
+    def gather(self, value: T, what: str, deadline: float | None = None) -> list[T]:
         """Every rank's `value`, by rank, on every rank."""
         if self.size == 1:
             return [value]
@@ -105,16 +106,20 @@ class World:
                 raise TrainingError(f"the ranks differ in {what}: rank 0 has {values[0]!r}, rank {rank} has {other!r}")
         return value
 
-    def meet(self, what: str, deadline: float = GIVEN_UP) -> None:
+    def meet(self, what: str, deadline: float | None = None) -> None:
         """Wait until every rank is here.
 
         WaitTimeout names the ranks that are not here by the deadline (seconds); TrainingError one that failed, shows no
-        sign of life, or waits for something else.
+        sign of life, or waits for something else. Without a deadline of its own a meeting waits for rank 0 as long as that
+        lives: what rank 0 does alone (sampling, verifying, evaluating, reading and writing checkpoints) may take hours and
+        has deadlines there, and it says when it fails.
         """
         if self.size == 1:
             return
         self._meetings += 1
         missing = {rank for rank in range(self.size) if rank != self.rank}
+        if deadline is None:
+            deadline = GIVEN_UP if self.leads else math.inf
         with self.naming(what), Wait(_Awaited(what, missing), time.monotonic() + deadline) as waiting:
             self._store.set(self._place(self._meetings, self.rank), what)
             pause, watch = 0.0002, Watch(self, missing)
