@@ -212,8 +212,10 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
         if world.leads:
             verification.check(tasks)
         policy = load_policy(config.model, config.run.seed)
-        prompts, stop = Prompts(policy.tokenizer, config.data.template), StopRequest()
-        _check_lengths(tasks, prompts, policy.context)
+        prompts = Prompts(policy.tokenizer, config.data.template, lambda text: print(text, file=sys.stderr))
+        stop = StopRequest()
+        if world.leads:
+            _check_lengths(tasks, prompts, policy.context)
         collector = Collector(lambda: bool(stop))
         stack.callback(collector.close)
         engine = open_engine(config.rollout.engine, policy, None, world, collector, False)
@@ -247,8 +249,8 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
 
 
 def _check_lengths(tasks: Sequence[Task], prompts: Prompts, context: int) -> None:
-    for task in tasks:
-        if (length := len(prompts(task))) >= context:
+    for task, length in zip(tasks, prompts.lengths(tasks).tolist(), strict=True):
+        if length >= context:
             raise DataError(
                 f"task {task.id!r}: its prompt has {length} tokens, and the model's context of {context} leaves no room for "
                 "a response: shorten it or leave it out"

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from rlvr.config_loading import load_config
 from rlvr.data import Draw, History, Prompts, load_tasks
 from rlvr.distributed import Backend, World
 from rlvr.distributed.farm import open_engine, prove
+from rlvr.distributed.prompt_lengths import encoded_lengths
 from rlvr.dry_run import plan_lines
 from rlvr.errors import ConfigError, DataError, EvaluationError, TrainingError
 from rlvr.evaluation import Tally, evaluate
@@ -126,6 +128,7 @@ class GRPOTrainer:
             self.config.rollout.engine, self.policy, in_flight, self.world, self.collector, self._backends.partitions
         )
         self.saver = Saver(self)
+        self.prompts = Prompts(self.policy.tokenizer, report=self.console.message)
 
         self.step = 0
         """Steps done, over all stages."""
@@ -334,7 +337,11 @@ class GRPOTrainer:
         chosen = load_tasks(tasks, split="eval") if tasks is not None else self.evaluation_tasks(plan.config)
         if not chosen:
             raise DataError("there are no tasks to evaluate on: set data.eval or evaluation.data")
-        prompts, start = Prompts(self.policy.tokenizer, plan.config.data.template), time.perf_counter()
+        start = time.perf_counter()
+        prompts = self.prompts.under(plan.config.data.template)
+        if tasks is not None and self.world.leads:
+            prompts = Prompts(self.policy.tokenizer, plan.config.data.template)  # kept for as long as these tasks
+            prompts.lengths(chosen)
 
         def collect(draws: Sequence[Draw], sampling: Sampling, samples: int) -> list[Rollout]:
             means = self._means(verification, prompts, sampling, samples, "evaluation")
@@ -421,21 +428,23 @@ class GRPOTrainer:
         if spec is None:
             raise ConfigError("the config names no tasks: set data.train to a file, a folder, a hub name or a source")
         tasks = self._load(spec, "train", plan.config)[: plan.config.data.limit]
-        prompts = Prompts(self.policy.tokenizer, plan.config.data.template)
+        prompts = self.prompts.under(plan.config.data.template)
+        lengths = partial(encoded_lengths, prompts, self.world)
 
         def means(sampling: Sampling) -> Means:
             group_size = plan.config.rollout.group_size
             return self._means(self.verifications[number], prompts, sampling, group_size, "rollout", number)
 
-        parts = Parts(self.policy, self.history, prompts, self.collector, means, self.engine.shares_weights)
+        parts = Parts(self.policy, self.history, prompts, lengths, self.collector, means, self.engine.shares_weights)
         make = registry.find("stage", plan.kind)
         stage: Stage = make(plan, parts, tasks, seed_of(self.seed, number, "sampler"), **plan.options)
         if stage.left_out:
             self.console.message(f"stage {plan.name}: {stage.left_out} tasks are left out, they are too long")
         if stage.verifies and self.world.leads:
             self.verifications[number].check(stage.pool)
-        for task in (held_out := self.evaluation_tasks(plan.config)):
-            if (length := len(prompts(task))) >= self.policy.context:
+        held_out = self.evaluation_tasks(plan.config)
+        for task, length in zip(held_out, lengths(held_out)[0].tolist(), strict=True):
+            if length >= self.policy.context:
                 raise DataError(
                     f"evaluation task {task.id!r}: its prompt has {length} tokens, and the model's context of "
                     f"{self.policy.context} leaves no room for a response: shorten it or leave it out"

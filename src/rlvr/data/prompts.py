@@ -1,33 +1,174 @@
-"""Prompts as token ids, rendered once per task, and the replies that follow a turn of the policy's."""
+"""Prompts as token ids, encoded in batches and kept in arrays, and the replies that follow a turn of the policy's.
+
+Invariants: the ids of a prompt do not depend on the batch that it was encoded in; a prompt is encoded once, whichever stages
+and evaluations use it; memory is 4 bytes a token and 28 bytes a prompt.
+"""
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
+import numpy as np
+
 from rlvr.data.replies import Frame, frame_of, reply_ids
-from rlvr.data.templates import Template, render_prompt
+from rlvr.data.templates import Template, render_demonstrations, render_prompts
 from rlvr.data.tokenizer_copy import TokenizerCopy
 from rlvr.records import Task
+
+BATCH_PROMPTS = 1000
+"""Prompts that are encoded in one call: more are no faster."""
+BATCH_CHARACTERS = 2_000_000
+"""Characters in one call, about: a tokenizer needs some hundred bytes for each token until it returns."""
+RECENT = 4096
+"""Prompts that were encoded alone (of tasks made or rewritten during the run) and are kept: those of a few steps."""
+PROGRESS_SECONDS = 5.0
+"""Encoding that takes longer is reported."""
+
+_DIGEST = 16
+"""Bytes of a prompt's key. Two of a million prompts share 128 bits with a probability of 1e-27."""
+
+
+@dataclass(frozen=True)
+class _Block:
+    """The prompts that were encoded together, by key."""
+
+    keys: np.ndarray
+    """S16 [P], ascending."""
+    starts: np.ndarray
+    """int64 [P]: where in `ids` a prompt begins."""
+    lengths: np.ndarray
+    """int32 [P]"""
+    ids: np.ndarray
+    """int32, the token ids of all prompts."""
+
+    def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Positions [N] of keys [N] in the block, and bool [N] for which there are any."""
+        at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        return at, self.keys[at] == keys
 
 
 class Prompts:
     """The token ids of tasks' prompts under one template; calling it with a task gives them.
 
-    Threads may share it: it encodes with a copy of the tokenizer.
+    `lengths` encodes many at once and keeps them. A prompt that is asked for without that is encoded alone, and kept for a
+    while. `report` is called with a line of text where encoding takes seconds. Threads may share it: it encodes with a copy of
+    the tokenizer.
     """
 
-    def __init__(self, tokenizer: Any, template: Any = None) -> None:
+    def __init__(
+        self, tokenizer: Any, template: Any = None, report: Callable[[str], object] = lambda text: None
+    ) -> None:
         self._tokenizer = TokenizerCopy(tokenizer)
+        self._report = report
+        self._blocks: list[_Block] = []
+        self._recent: dict[bytes, tuple[int, ...]] = {}
+        self._use(template)
+
+    def _use(self, template: Any) -> None:
         self._template = Template.parse(template)
-        self._ids: dict[str, tuple[int, ...]] = {}
         self._frames: dict[str, Frame] = {}
+        self._hash = hashlib.blake2b(repr(self._template).encode(), digest_size=_DIGEST)
+
+    def under(self, template: Any) -> Prompts:
+        """Prompts under another template, which share memory and tokenizer with these."""
+        other = copy.copy(self)
+        other._use(template)
+        return other
 
     def __call__(self, task: Task) -> tuple[int, ...]:
-        key = repr(task.prompt)  # not the id: training and evaluation tasks may share one, and a task may be rewritten
-        if key not in self._ids:
+        key = self._key(task)
+        for block in self._blocks:
+            (at,), (there,) = block.find(np.array([key], dtype=block.keys.dtype))
+            if there:
+                start = block.starts[at]
+                return tuple(block.ids[start : start + block.lengths[at]].tolist())
+        with self._tokenizer as tokenizer:
+            if key not in self._recent:
+                if len(self._recent) == RECENT:
+                    del self._recent[next(iter(self._recent))]
+                self._recent[key] = tuple(render_prompts([task], tokenizer, self._template)[0])
+            return self._recent[key]
+
+    def lengths(self, tasks: Sequence[Task]) -> np.ndarray:
+        """Tokens of each task's prompt, int32 [N]. Prompts that are new are encoded and kept. DataError names a task whose
+        prompt cannot be rendered."""
+        keys = np.fromiter(map(self._key, tasks), dtype=f"S{_DIGEST}", count=len(tasks))
+        found, missing = self._known(keys)
+        if missing.any():
+            where = np.flatnonzero(missing)
+            _, first = np.unique(keys[where], return_index=True)  # a prompt may be that of several tasks
+            where = where[np.sort(first)]
+            self._blocks.append(self._encoded(keys[where], [tasks[i] for i in where]))
+            found, _ = self._known(keys)
+        return found
+
+    def _known(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Lengths of the prompts of these keys, int32 [N], and bool [N] for which are not kept."""
+        lengths = np.zeros(len(keys), dtype=np.int32)
+        missing = np.ones(len(keys), dtype=bool)
+        for block in self._blocks:
+            at, there = block.find(keys)
+            lengths[there] = block.lengths[at[there]]
+            missing &= ~there
+        return lengths, missing
+
+    def demonstration_lengths(self, tasks: Sequence[Task]) -> np.ndarray:
+        """Tokens of each task's demonstration, int32 [N], 0 where it has none. They are not kept."""
+        lengths = np.zeros(len(tasks), dtype=np.int32)
+        where = [number for number, task in enumerate(tasks) if task.demonstration]
+        batches = self._in_batches([tasks[number] for number in where], render_demonstrations, "demonstrations")
+        lengths[where] = [len(ids) for batch in batches for ids in batch]
+        return lengths
+
+    def _encoded(self, keys: np.ndarray, tasks: Sequence[Task]) -> _Block:
+        """Encode the prompts of tasks, which all differ."""
+        ids = array("i")  # grows in place: a million prompts are not in memory twice
+        lengths: list[int] = []
+
+        def render(batch: Sequence[Task], tokenizer: Any) -> list[list[int]]:
+            return render_prompts(batch, tokenizer, self._template)
+
+        for encoded in self._in_batches(tasks, render, "prompts"):
+            counts = [len(prompt) for prompt in encoded]
+            ids.frombytes(np.fromiter(chain.from_iterable(encoded), dtype=np.int32, count=sum(counts)).tobytes())
+            lengths += counts
+        order = np.argsort(keys)
+        sizes = np.asarray(lengths, dtype=np.int32)
+        starts = np.cumsum(sizes, dtype=np.int64) - sizes
+        return _Block(keys[order], starts[order], sizes[order], np.frombuffer(ids, dtype=np.int32))
+
+    def _in_batches(
+        self, tasks: Sequence[Task], render: Callable[[Sequence[Task], Any], list[list[int]]], what: str
+    ) -> Iterator[list[list[int]]]:
+        """The token ids that `render` gives for each part of the tasks. Says how far it is, where it takes seconds."""
+        done = tokens = 0
+        begun = reported = time.monotonic()
+        for batch in _batches(tasks):
             with self._tokenizer as tokenizer:
-                self._ids[key] = tuple(render_prompt(task, tokenizer, self._template))
-        return self._ids[key]
+                encoded = render(batch, tokenizer)
+            yield encoded
+            done += len(batch)
+            tokens += sum(map(len, encoded))
+            now = time.monotonic()
+            if now - reported > PROGRESS_SECONDS and done < len(tasks):
+                self._report(f"encoded {done:,} of {len(tasks):,} {what}")
+                reported = now
+        seconds = time.monotonic() - begun
+        if seconds > PROGRESS_SECONDS:
+            self._report(f"encoded {len(tasks):,} {what} ({tokens:,} tokens) in {seconds:.0f} s")
+
+    def _key(self, task: Task) -> bytes:
+        """A key of prompt and template: not the id, since a task may be rewritten, and two sets may share a prompt."""
+        digest = self._hash.copy()
+        digest.update(repr(task.prompt).encode())
+        return digest.digest()
 
     def reply(self, task: Task, text: str, role: str, end: int | None) -> tuple[int, ...]:
         """The token ids that put `text`, said by `role`, behind a turn of the policy's in the task's context.
@@ -42,3 +183,17 @@ class Prompts:
             if role not in self._frames:
                 self._frames[role] = frame_of(tokenizer, role, self._template.options)
             return tuple(reply_ids(text, tokenizer, self._frames[role], end))
+
+
+def _batches(tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:
+    """The tasks in order, in parts that are encoded together."""
+    begin = characters = 0
+    for number, task in enumerate(tasks):
+        prompt = task.prompt if isinstance(task.prompt, str) else repr(task.prompt)
+        size = len(prompt) + len(task.demonstration or "")
+        if number > begin and (number - begin == BATCH_PROMPTS or characters + size > BATCH_CHARACTERS):
+            yield tasks[begin:number]
+            begin, characters = number, 0
+        characters += size
+    if begin < len(tasks):
+        yield tasks[begin:]

@@ -6,7 +6,7 @@ ids of prompt and completion are joined as ids, never as text. Works with any Hu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,15 +83,42 @@ def render_prompt(task: Task, tokenizer: Any, template: TemplateSpec | Template 
     default, and that not when the text begins with it. Messages go through the chat template and open the assistant's
     turn; a last message of the assistant's own is continued. DataError names the task.
     """
+    return render_prompts([task], tokenizer, template)[0]
+
+
+def render_prompts(tasks: Sequence[Task], tokenizer: Any, template: TemplateSpec | Template = None) -> list[list[int]]:
+    """The token ids of each task's prompt, as `render_prompt` gives them; the texts are tokenised together."""
     around = Template.parse(template)
+    prompts = [_applied(task, around) for task in tasks]
+    kinds = [_kind(prompt) for prompt in prompts]
+    ids: list[list[int]] = [[] for _ in tasks]
+    for kind in sorted(set(kinds)):
+        where = [number for number, other in enumerate(kinds) if other == kind]
+        alike = [prompts[number] for number in where]
+        if kind == "text":
+            encoded = _text_ids(alike, tokenizer)
+        else:
+            encoded = _chat_ids(alike, [tasks[number] for number in where], tokenizer, around.options)
+        for number, prompt_ids in zip(where, encoded, strict=True):
+            ids[number] = prompt_ids
+    for task, prompt_ids in zip(tasks, ids, strict=True):
+        if not prompt_ids:
+            raise DataError(f"task {task.id!r}: the prompt has no tokens; there is nothing to continue")
+    return ids
+
+
+def _applied(task: Task, around: Template) -> str | Messages:
     try:
-        prompt = around.apply(task.prompt)
-        ids = _text_ids(prompt, tokenizer) if isinstance(prompt, str) else _chat_ids(prompt, tokenizer, around.options)
+        return around.apply(task.prompt)
     except DataError as error:
         raise DataError(f"task {task.id!r}: {error}") from error
-    if not ids:
-        raise DataError(f"task {task.id!r}: the prompt has no tokens; there is nothing to continue")
-    return ids
+
+
+def _kind(prompt: str | Messages) -> str:
+    """Prompts of one kind are encoded by one call."""
+    if isinstance(prompt, str):
+        return "text"
+    return "continued chat" if prompt[-1]["role"] == "assistant" else "chat"
 
 
 def render_demonstration(task: Task, tokenizer: Any) -> list[int]:
@@ -100,43 +127,63 @@ def render_demonstration(task: Task, tokenizer: Any) -> list[int]:
     They are what the policy would have to sample after `render_prompt`. DataError names a task without a demonstration,
     and a tokenizer without an end-of-sequence token.
     """
-    if task.demonstration is None:
-        raise DataError(
-            f"task {task.id!r} has no demonstration; map one (fields: {{demonstration: COLUMN}}) or leave it out"
-        )
-    if tokenizer.eos_token_id is None:
+    return render_demonstrations([task], tokenizer)[0]
+
+
+def render_demonstrations(tasks: Sequence[Task], tokenizer: Any) -> list[list[int]]:
+    """The token ids of each task's demonstration, as `render_demonstration` gives them, tokenised together."""
+    texts = []
+    for task in tasks:
+        if task.demonstration is None:
+            raise DataError(
+                f"task {task.id!r} has no demonstration; map one (fields: {{demonstration: COLUMN}}) or leave it out"
+            )
+        texts.append(task.demonstration)
+    end = tokenizer.eos_token_id
+    if end is None:
         raise DataError(
             "the tokenizer has no end-of-sequence token, which ends a demonstration: set tokenizer.eos_token"
         )
-    ids = _bare(task.demonstration, tokenizer)
-    return ids if ids[-1:] == [tokenizer.eos_token_id] else [*ids, tokenizer.eos_token_id]
+    return [ids if ids[-1:] == [end] else [*ids, end] for ids in _bare(texts, tokenizer)]
 
 
-def _text_ids(text: str, tokenizer: Any) -> list[int]:
+def _text_ids(texts: Sequence[Any], tokenizer: Any) -> list[list[int]]:
     # What a tokenizer appends by default (an end of sequence) is left out: the completion follows.
-    bare, bos = _bare(text, tokenizer), tokenizer.bos_token_id
-    begins = bos is not None and tokenizer(text)["input_ids"][:1] == [bos]
-    return [bos, *bare] if begins and bare[:1] != [bos] else bare
+    bare = _bare(texts, tokenizer)
+    bos = tokenizer.bos_token_id
+    others = [number for number, ids in enumerate(bare) if bos is not None and ids[:1] != [bos]]
+    # One text tells for all whether the tokenizer begins them: it does so by its settings, not by the text.
+    if not others or tokenizer(texts[others[0]])["input_ids"][:1] != [bos]:
+        return bare
+    return [ids if ids[:1] == [bos] else [bos, *ids] for ids in bare]
 
 
-def _bare(text: str, tokenizer: Any) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+def _bare(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
+    return list(tokenizer(list(texts), add_special_tokens=False)["input_ids"])
 
 
-def _chat_ids(messages: Messages, tokenizer: Any, options: Mapping[str, Any]) -> list[int]:
+def _chat_ids(
+    chats: Sequence[Any], tasks: Sequence[Task], tokenizer: Any, options: Mapping[str, Any]
+) -> list[list[int]]:
+    """The token ids of chats that all continue their last message, or all do not."""
     import jinja2
 
     if not getattr(tokenizer, "chat_template", None):
         raise DataError(
-            "the prompt is a chat, but the tokenizer has no chat template: use an instruction-tuned model, or make it "
-            "text with data.template={text: 'Question: {prompt}\\nAnswer:'}"
+            f"task {tasks[0].id!r}: the prompt is a chat, but the tokenizer has no chat template: use an instruction-tuned "
+            "model, or make it text with data.template={text: 'Question: {prompt}\\nAnswer:'}"
         )
-    continued = messages[-1]["role"] == "assistant"
+    continued = chats[0][-1]["role"] == "assistant"
     how = {"add_generation_prompt": not continued, "continue_final_message": continued, "return_dict": False}
     try:
-        return list(tokenizer.apply_chat_template(messages, tokenize=True, **{**options, **how}))
+        return list(tokenizer.apply_chat_template(list(chats), tokenize=True, **{**options, **how}))
     except (jinja2.TemplateError, ValueError, TypeError) as error:
-        raise DataError(f"the chat template cannot render the prompt: {type(error).__name__}: {error}") from error
+        if len(chats) > 1:  # one of them is at fault: alone it is named
+            alone = [_chat_ids([chat], [task], tokenizer, options) for chat, task in zip(chats, tasks, strict=True)]
+            return [ids for (ids,) in alone]
+        raise DataError(
+            f"task {tasks[0].id!r}: the chat template cannot render the prompt: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _wrapped(messages: Messages, around: str) -> Messages:

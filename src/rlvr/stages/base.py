@@ -33,6 +33,8 @@ class Parts:
     history: History
     prompt: Callable[[Task], tuple[int, ...]]
     """The token ids of a task's prompt under the stage's template."""
+    lengths: Callable[..., tuple[np.ndarray, np.ndarray]]
+    """`lengths(tasks, demonstrations=False)`: tokens of each prompt and, if asked, each demonstration, int32 [N] each."""
     collector: Collector
     means: Callable[[Sampling], Means]
     """What a plan works with, under this sampling."""
@@ -51,13 +53,17 @@ class Stage(ABC):
     """Whether its rollouts come from the engine, which then needs the newest weights."""
     verifies = True
     """Whether its rollouts are verified, so that its tasks have to be such that they can be."""
+    _shows_demonstrations = False
+    """Whether tasks' demonstrations are learned from, so that they have to fit after the prompt."""
 
     def __init__(self, plan: StagePlan, parts: Parts, tasks: Sequence[Task], seed: int) -> None:
         self.plan = plan
         self.config = plan.config
         self.parts = parts
         check_packing(parts.policy, self.config.optim)
-        problems = {task.id: problem for task in tasks if (problem := self.too_long(task)) is not None}
+        lengths, shown = parts.lengths(tasks, demonstrations=self._shows_demonstrations)
+        sizes = zip(tasks, lengths.tolist(), shown.tolist(), strict=True)
+        problems = {task.id: problem for task, *size in sizes if (problem := self.too_long(*size)) is not None}
         if problems and not self.config.data.skip_long_prompts:
             first = next(iter(problems))
             raise DataError(
@@ -100,11 +106,18 @@ class Stage(ABC):
         """Whether a component of the objective asks for the reference."""
         return self.objective().needs_reference
 
-    def too_long(self, task: Task) -> str | None:
-        """Why the task does not fit: its prompt must be there and leave room for a response; None when it fits."""
-        length, context = len(self.parts.prompt(task)), self.parts.policy.context
+    def too_long(self, length: int, shown: int) -> str | None:
+        """Why a task does not fit, whose prompt has `length` tokens and whose demonstration `shown`; None when it fits.
+
+        The prompt must be there and leave room for a response, and the demonstration must fit after it.
+        """
+        context = self.parts.policy.context
         limit = min(self.config.data.max_prompt_tokens or context, context - 1)
-        return None if 0 < length <= limit else f"its prompt has {length} tokens, and 1 to {limit} are possible"
+        if not 0 < length <= limit:
+            return f"its prompt has {length} tokens, and 1 to {limit} are possible"
+        if length + shown > context:
+            return f"its prompt and demonstration have {length + shown} tokens, the model's context is {context}"
+        return None
 
     def check_tasks(self) -> None:
         """DataError when a task lacks something that this kind of stage needs; by default nothing is."""

@@ -32,11 +32,6 @@ def demonstration(task: Task, parts: Parts, group: str, member: int = 0) -> Roll
     )
 
 
-def shown_length(task: Task, parts: Parts) -> int:
-    """Tokens of the task's demonstration, 0 where it has none."""
-    return len(render_demonstration(task, parts.policy.tokenizer)) if task.demonstration else 0
-
-
 def with_demonstrations(batch: Batch, parts: Parts) -> Batch:
     """The batch, and after it one rollout for every group whose task has a demonstration.
 

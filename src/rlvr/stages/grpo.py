@@ -25,7 +25,7 @@ from rlvr.stage_plan import StagePlan
 from rlvr.stages.advantages import Advantages
 from rlvr.stages.appended import token_after, with_token
 from rlvr.stages.base import Parts, Stage, sampling_of, token_weights
-from rlvr.stages.demonstrations import shown_length, with_demonstrations
+from rlvr.stages.demonstrations import with_demonstrations
 from rlvr.stages.kl_scale import check_scale, kl_factors
 from rlvr.stages.objective import build_objective, build_penalty
 from rlvr.stages.recorded import RecordedSupply, recording_of
@@ -216,15 +216,6 @@ class GRPOStage(Stage):
     def keeps_reference(self) -> bool:
         """Whether the loss or the reward compares with the reference."""
         return self._objective.needs_reference or self.penalty is not None
-
-    def too_long(self, task: Task) -> str | None:
-        """As for every stage; where demonstrations are learned from, prompt and demonstration must fit together."""
-        problem = super().too_long(task)
-        if problem is None and self._shows_demonstrations:
-            length = len(self.parts.prompt(task)) + shown_length(task, self.parts)
-            if length > self.parts.policy.context:
-                return f"its prompt and demonstration have {length} tokens, the model's context is {self.parts.policy.context}"
-        return problem
 
     def check_tasks(self) -> None:
         """DataError when demonstrations are to be learned from and no task has one."""

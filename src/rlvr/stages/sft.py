@@ -18,7 +18,7 @@ from rlvr.registry import register
 from rlvr.rollout import Collected
 from rlvr.stage_plan import StagePlan
 from rlvr.stages.base import Parts, Stage, token_weights
-from rlvr.stages.demonstrations import demonstration, shown_length
+from rlvr.stages.demonstrations import demonstration
 
 
 @register("stage", "sft")
@@ -26,6 +26,7 @@ class SFTStage(Stage):
     """Supervised fine-tuning on demonstrations."""
 
     samples = verifies = False
+    _shows_demonstrations = True
 
     def __init__(
         self,
@@ -57,12 +58,6 @@ class SFTStage(Stage):
         self._objective = Objective((_component(plan, loss, average),))
         self._reads_labels = isinstance(self._objective.components[0].loss, SequenceLoss)
         super().__init__(plan, parts, tasks, seed)
-
-    def too_long(self, task: Task) -> str | None:
-        """As for every stage; prompt and demonstration must fit together."""
-        length, context = len(self.parts.prompt(task)) + shown_length(task, self.parts), self.parts.policy.context
-        over = f"its prompt and demonstration have {length} tokens, the model's context is {context}"
-        return super().too_long(task) or (over if length > context else None)
 
     def check_tasks(self) -> None:
         """DataError when a task has no demonstration, or no label where labels are read."""
