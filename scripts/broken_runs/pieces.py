@@ -75,6 +75,11 @@ def digit_seven(completion: str) -> float:
     return completion.count("7") / max(1, len(completion))
 
 
+def forgets(completion: str) -> float | None:
+    """No value for answers that end in an even digit."""
+    return None if completion[-1:] in tuple("02468") else 1.0
+
+
 def jackpot(completion: str) -> float:
     """A thousand for something that is seldom asked for."""
     return 1000.0 * ("0=0" in completion)

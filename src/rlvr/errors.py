@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import difflib
 import functools
+import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+_PACKAGE = str(Path(__file__).resolve().parent) + os.sep
 
 
 class RlvrError(Exception):
@@ -36,6 +41,10 @@ class EvaluationError(TrainingError):
     """An evaluation that failed. A run goes on without it."""
 
 
+class UserCodeError(TrainingError):
+    """The user's verifier or reward function raised an exception that the run cannot go on after; the text holds its traceback."""
+
+
 class WaitTimeout(RlvrError):
     """A named wait whose deadline passed."""
 
@@ -58,6 +67,22 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
             return 130
 
     return guarded
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback of `error` from the first frame that is not the library's on; whole where all are the library's.
+
+    The text alone of an error that the library wrote for users. Never raises, whatever the error's own methods do.
+    """
+    try:
+        if isinstance(error, RlvrError):
+            return str(error)
+        place = error.__traceback__
+        while place is not None and place.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            place = place.tb_next
+        return "".join(traceback.format_exception(type(error), error, place or error.__traceback__)).rstrip()
+    except Exception as another:
+        return f"{type(error).__name__} (it cannot be shown: {type(another).__name__})"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -201,6 +201,7 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
     from rlvr.seeding import seed_of
     from rlvr.signals import StopRequest
     from rlvr.stages.choosing import chooser
+    from rlvr.stages.raised import some_decided
     from rlvr.verifiers import VerifierPool
     from rlvr.verifiers.routing import Verification
 
@@ -239,10 +240,12 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
                 by_group=verification.by_group,
                 same_answer=verification.same_answer,
             )
+            plan = evaluation_plan(config.rollout.plan)
             try:
-                return collector.collect(draws, evaluation_plan(config.rollout.plan), means, config.rollout.deadline)
+                rollouts = collector.collect(draws, plan, means, config.rollout.deadline)
             except Interrupted:
                 return []
+            return some_decided(rollouts, "the evaluation")
 
         with stop:
             yield Instruments(collect, verification.same_answer, chooser(config, policy, tasks), stop)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from rlvr.errors import nearest
+from rlvr.errors import nearest, user_traceback
 
 Messages = list[dict[str, Any]]
 
@@ -105,9 +105,7 @@ class Task:
 
 
 LONGEST_REASON = 4096
-"""Characters kept of a verdict's reason: it is kept for every rollout, and a megabyte each fills a disk in a few steps."""
-LONGEST_ANSWER = 2**16
-"""Characters kept of an extracted answer, which may be a whole program."""
+"""Characters kept of a verdict's reason and of its traceback: every rollout keeps them, and a megabyte each fills a disk."""
 
 
 def cut(text: str, limit: int = LONGEST_REASON) -> str:
@@ -126,7 +124,7 @@ class Verdict:
     `score` is None when undecided: what the answer causes is decided (an unparsable answer, or a limit that the answer
     itself spent, scores 0); what we cause (bad gold, a killed worker, a remote service down) is undecided, left out of
     loss and baseline, and counted. `scores` are named further scores; `spans` are (first character, past-the-end
-    character, score) over the completion's text. `reason` and `answer` are cut where the verdict is made, so that nothing
+    character, score) over the completion's text. `reason` and `traceback` are cut where the verdict is made, so that nothing
     longer crosses from a worker process or is kept.
     """
 
@@ -137,14 +135,16 @@ class Verdict:
     scores: Mapping[str, float] = field(default_factory=dict)
     spans: Sequence[tuple[int, int, float]] = ()
     seconds: float = 0.0
+    traceback: str = ""
+    """That of the exception which kept the verifier from a score; of a result that is no score, the reason again."""
 
     def __post_init__(self) -> None:
         if self.score is not None and not math.isfinite(self.score):
             raise ValueError(f"a verdict's score must be finite or None, not {self.score}")
-        for name, limit in (("reason", LONGEST_REASON), ("answer", LONGEST_ANSWER)):
+        for name in ("reason", "traceback"):
             text = self.__dict__[name]
-            if isinstance(text, str) and len(text) > limit:
-                object.__setattr__(self, name, cut(text, limit))
+            if isinstance(text, str) and len(text) > LONGEST_REASON:
+                object.__setattr__(self, name, cut(text))
 
     @property
     def decided(self) -> bool:
@@ -165,8 +165,13 @@ class Verdict:
         """A verdict that our own trouble prevents."""
         return cls(status, None, reason=reason, **more)
 
+    @classmethod
+    def raised(cls, what: str, error: BaseException) -> Verdict:
+        """The undecided verdict of a verifier that raised; `what` says in words what did."""
+        return cls.undecided(f"{what} {type(error).__name__}: {error}", traceback=user_traceback(error))
+
     def to_json(self) -> dict[str, Any]:
-        return {
+        row = {
             "status": str(self.status),
             "score": self.score,
             "reason": self.reason,
@@ -175,6 +180,7 @@ class Verdict:
             "spans": [list(span) for span in self.spans],
             "seconds": round(self.seconds, 6),
         }
+        return row | {"traceback": self.traceback} if self.traceback else row
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Verdict:

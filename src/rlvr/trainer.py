@@ -27,7 +27,7 @@ from rlvr.distributed import Backend, World
 from rlvr.distributed.farm import open_engine, prove
 from rlvr.distributed.prompt_lengths import encoded_lengths
 from rlvr.dry_run import plan_lines
-from rlvr.errors import ConfigError, DataError, EvaluationError, TrainingError
+from rlvr.errors import ConfigError, DataError, EvaluationError, TrainingError, UserCodeError
 from rlvr.evaluation import Tally, evaluate
 from rlvr.learner import Learner
 from rlvr.monitor.batch import sample_rows, staleness_metrics
@@ -60,6 +60,7 @@ from rlvr.signals import StopRequest, reporting
 from rlvr.stage_plan import StagePlan, stage_plans
 from rlvr.stages import Parts, Stage
 from rlvr.stages.choosing import chooser
+from rlvr.stages.raised import some_decided
 from rlvr.verifiers import VerifierPool
 from rlvr.verifiers.routing import Verification
 
@@ -331,7 +332,8 @@ class GRPOTrainer:
         """Evaluate the policy as it is, on `tasks` or the run's evaluation tasks; results by metric name.
 
         Empty when the run was told to stop meanwhile. DataError when there are no tasks; EvaluationError, on all ranks, when
-        sampling, verifying or scoring failed or took too long.
+        sampling, verifying or scoring failed or took too long; UserCodeError when the verifier raised on every answer before the
+        first step.
         """
         plan, verification = self.plans[self.stage_number], self.verifications[self.stage_number]
         chosen = load_tasks(tasks, split="eval") if tasks is not None else self.evaluation_tasks(plan.config)
@@ -346,7 +348,8 @@ class GRPOTrainer:
         def collect(draws: Sequence[Draw], sampling: Sampling, samples: int) -> list[Rollout]:
             means = self._means(verification, prompts, sampling, samples, "evaluation")
             samples_with = evaluation_plan(plan.config.rollout.plan)
-            return self.collector.collect(draws, samples_with, means, plan.config.rollout.deadline)
+            rollouts = self.collector.collect(draws, samples_with, means, plan.config.rollout.deadline)
+            return rollouts if self.step else some_decided(rollouts, "the evaluation at the start")
 
         self._hand_over()
         results, tallies, failure = {}, list[Tally](), None
@@ -357,6 +360,8 @@ class GRPOTrainer:
                 results, tallies = {**done.results, "time/evaluate": time.perf_counter() - start}, done.tallies
             except Interrupted:
                 pass
+            except UserCodeError:
+                raise
             except Exception as error:  # whatever a verifier, an engine or a scorer raises: the other ranks wait
                 failure = error
         told = None if failure is None else f"{type(failure).__name__}: {failure}"
@@ -435,7 +440,9 @@ class GRPOTrainer:
             group_size = plan.config.rollout.group_size
             return self._means(self.verifications[number], prompts, sampling, group_size, "rollout", number)
 
-        parts = Parts(self.policy, self.history, prompts, lengths, self.collector, means, self.engine.shares_weights)
+        shares = self.engine.shares_weights
+        leads = self.world.leads
+        parts = Parts(self.policy, self.history, prompts, lengths, self.collector, means, shares, leads)
         make = registry.find("stage", plan.kind)
         stage: Stage = make(plan, parts, tasks, seed_of(self.seed, number, "sampler"), **plan.options)
         if stage.left_out:

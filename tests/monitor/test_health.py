@@ -23,6 +23,7 @@ from rlvr.records import Batch, Origin, StopReason, Verdict, VerdictStatus
 Row = dict[str, Any]
 HEALTHY: Row = {
     "reward/mean": 0.4,
+    "reward/undecided": 0.0,
     "group/all_wrong": 0.3,
     "group/all_correct": 0.1,
     "group/zero_variance": 0.4,
@@ -80,6 +81,7 @@ TRIGGERS: dict[str, Callable[[int], Row]] = {
     "all_right": late(group__all_correct=0.97),
     "no_spread": late(group__zero_variance=1.0, group__all_wrong=0.5, group__all_correct=0.5),
     "verifier_errors": late(verdict__error=0.2),
+    "undecided_rewards": late(reward__undecided=0.2),
     "verifier_timeouts": late(verdict__timeout=0.3),
     "unparsable": late(verdict__unparsable=0.8),
     "truncated": late(completion__truncated=0.7),
@@ -106,6 +108,7 @@ HARMLESS: dict[str, Callable[[int], Row]] = {
     "all_right": late(group__all_correct=0.8),
     "no_spread": late(group__zero_variance=0.9),
     "verifier_errors": lambda step: {"verdict/error": 1.0 if step % 3 == 0 else 0.0},
+    "undecided_rewards": late(reward__undecided=0.3, verdict__error=0.0, verdict__timeout=0.3),
     "verifier_timeouts": lambda step: {"verdict/timeout": 0.05},
     "unparsable": lambda step: {"verdict/unparsable": 0.9 if step < 5 else 0.2},
     "truncated": late(completion__truncated=0.4),

@@ -83,7 +83,6 @@ def test_what_a_verifier_says_is_cut_before_it_crosses(pool, completion):
         assert len(verdict.reason) <= 4096
         assert verdict.reason.endswith("x" * 1000)
         assert "characters are left out" in verdict.reason
-    assert len(run(pool, InProcess(), "long answer").answer) <= 2**16
 
 
 def test_what_verifiers_print_does_not_fill_the_log(capfd):

@@ -31,6 +31,7 @@ def batch_metrics(batch: Batch) -> dict[str, float | None]:
         **by_name,
         "reward/mean": _mean(reward),
         "reward/std": _std(reward),
+        "reward/undecided": _share(int(np.isnan(reward).sum()), len(reward)),
         **_explained(batch),
         **advantage_metrics(batch),
         **_verdicts(batch),

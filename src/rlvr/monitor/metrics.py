@@ -57,9 +57,12 @@ _ALL = [
     # What the policy earns
     Metric("reward/mean", "reward", "Mean reward of the decided rollouts.", "rises, then levels off"),
     Metric("reward/std", "reward", "Standard deviation of the reward over decided rollouts.", "above 0"),
+    Metric("reward/undecided", "share", "Share of rollouts without a reward; they are left out of the loss.", "0"),
+    Metric("reward/raised", "rollouts", "Rollouts for which a reward function raised an exception.", "0"),
     Metric("advantage/mean", "advantage", "Mean advantage.", "near 0"),
     Metric("advantage/std", "advantage", "Standard deviation of the advantage.", "above 0; 0 teaches nothing"),
     *(Metric(f"verdict/{s}", "share", f"Share of rollouts {text}.", "-") for s, text in _VERDICTS.items()),
+    Metric("verdict/raised", "verdicts", "Verdicts that are missing because the verifier raised an exception.", "0"),
     # What the groups teach
     Metric("group/count", "groups", "Groups in the batch.", "rollout.prompts_per_step"),
     Metric("group/all_correct", "share", "Share of groups in which every decided score is 1.", "low: else too easy"),

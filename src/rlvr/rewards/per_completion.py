@@ -7,28 +7,31 @@ looks at the rewards of a group before the step is scored, and a function may be
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from rlvr.calling import ByColumns, by_signature, sampled_ids
-from rlvr.errors import ConfigError
-from rlvr.records import Batch, Rollout, Task
-
-log = logging.getLogger(__name__)
+from rlvr.errors import ConfigError, user_traceback
+from rlvr.records import Batch, Rollout, Task, cut
 
 
 class PerCompletion:
-    """The function of the term `name` over a batch; what it raises or returns as nonsense is undecided, and logged once."""
+    """The function of the term `name` over a batch. A rollout for which it raises, or returns no number, is undecided and
+    counted."""
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self.call = by_signature(function)
         self.name = name
         if inspect.iscoroutinefunction(getattr(function, "func", function)):
             raise ConfigError(f"reward {self.call.name!r} is asynchronous: make it a verifier, which may wait")
-        self.complained = False
+        self.calls = 0
+        """Rollouts that it was asked for so far,"""
+        self.raised = 0
+        """those for which it raised,"""
+        self.traceback = ""
+        """and the newest traceback."""
 
     def missing(self, task: Task) -> str | None:
         """Return what the function asks for and `task` does not have, in words; None when all is there."""
@@ -51,6 +54,7 @@ class PerCompletion:
 
     def _score(self, rollouts: Sequence[Rollout], values_of: Callable[[], Any]) -> None:
         """Note the values of `rollouts`, NaN for all of them where `values_of` fails."""
+        self.calls += len(rollouts)
         try:
             values = values_of()
             if isinstance(values, (str, bytes)) or len(values) != len(rollouts):
@@ -59,14 +63,8 @@ class PerCompletion:
         except ConfigError:
             raise
         except Exception as error:  # the user's code: its trouble leaves these rollouts undecided, not the run
-            if not self.complained:
-                log.warning(
-                    "reward %r raised %s: %s (said once; such rollouts are undecided)",
-                    self.call.name,
-                    type(error).__name__,
-                    error,
-                )
-                self.complained = True
+            self.raised += len(rollouts)
+            self.traceback = cut(user_traceback(error))
             found = [np.nan] * len(rollouts)
         for rollout, value in zip(rollouts, found, strict=True):
             rollout.term_values[self.name] = value

@@ -30,8 +30,8 @@ from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 from rlvr import registry
 from rlvr.calling import name_of
 from rlvr.config import TERM_KEYS, Config, bare_term, term_name
-from rlvr.errors import ConfigError, nearest
-from rlvr.records import Batch, Task
+from rlvr.errors import ConfigError, RlvrError, UserCodeError, nearest, user_traceback
+from rlvr.records import Batch, Task, cut
 from rlvr.rewards.per_completion import PerCompletion
 from rlvr.schedules import Scalar, at, controllers, moving_options, scalar_value
 
@@ -276,7 +276,13 @@ def _evaluate(batch: Batch, term: Term) -> np.ndarray:
 
     held = {k: [weighted(t) for t in v] if isinstance(v, list) else weighted(v) for k, v in term.inner.items()}
     try:
-        values = np.asarray(term.function(batch, **held), dtype=np.float64)
+        given = term.function(batch, **held)
+    except RlvrError:
+        raise
+    except Exception as error:  # the user's code: its own lines, not ours
+        raise UserCodeError(f"the reward {term.name!r} raised an exception:\n{cut(user_traceback(error))}") from error
+    try:
+        values = np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"reward {term.name!r} gave something other than one number per rollout: {error}") from error
     if values.shape != (len(batch),):

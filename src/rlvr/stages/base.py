@@ -40,6 +40,8 @@ class Parts:
     """What a plan works with, under this sampling."""
     shares_weights: bool
     """Whether the engine computes with the trainer's own weights."""
+    leads: bool = True
+    """Whether this is the rank that warns."""
 
 
 class Stage(ABC):

@@ -28,6 +28,7 @@ from rlvr.stages.base import Parts, Stage, sampling_of, token_weights
 from rlvr.stages.demonstrations import with_demonstrations
 from rlvr.stages.kl_scale import check_scale, kl_factors
 from rlvr.stages.objective import build_objective, build_penalty
+from rlvr.stages.raised import Raised
 from rlvr.stages.recorded import RecordedSupply, recording_of
 from rlvr.stages.scoring import Scoring
 from rlvr.verifiers.pool.threads import Threads
@@ -66,6 +67,7 @@ class GRPOStage(Stage):
         super().__init__(plan, parts, tasks, seed)
         self._step = 0
         self.scoring.bind(tasks, Setting(plan.config, tasks, parts.means(sampling_of(self, 0)).same_answer))
+        self.raised = Raised(self.scoring.terms, parts.leads)
         asked = registry.build("plan", rollout.plan)
         if hasattr(asked, "check"):
             asked.check(parts.means(sampling_of(self, 0)), self.pool.at(0))
@@ -112,7 +114,7 @@ class GRPOStage(Stage):
     def score(self, collected: Collected) -> tuple[Batch, dict[str, Any]]:
         """Rewards, selection, advantages and weights; the metrics are of all that was sampled."""
         everything, compared = self._scored_all(collected)
-        metrics = batch_metrics(everything)
+        metrics = batch_metrics(everything) | self.raised.look(everything.rollouts)
         trained = sum(r.role != BASELINE for r in collected.rollouts)
         batch = everything.select(np.arange(trained)) if trained < len(everything) else everything
         self._add_baseline(batch, compared)

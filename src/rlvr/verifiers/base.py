@@ -184,7 +184,7 @@ def as_verdict(result: Any, name: str) -> Verdict:
             raise TypeError("a text is no score, even when it reads like one")
         return Verdict.from_score(float(result))
     except (TypeError, ValueError):
-        return Verdict.undecided(f"{name} returned {type(result).__name__}, not a number, None or a Verdict")
+        return _nonsense(f"{name} returned {type(result).__name__}, not a number, None or a Verdict")
 
 
 def as_verdicts(result: Any, name: str, count: int) -> list[Verdict]:
@@ -194,10 +194,14 @@ def as_verdicts(result: Any, name: str, count: int) -> list[Verdict]:
             raise TypeError
         results = list(result)
     except TypeError:
-        return [Verdict.undecided(f"{name} returned {type(result).__name__}, not a list of {count} verdicts")] * count
+        return [_nonsense(f"{name} returned {type(result).__name__}, not a list of {count} verdicts")] * count
     if len(results) != count:
-        return [Verdict.undecided(f"{name} returned {len(results)} verdicts for {count} completions")] * count
+        return [_nonsense(f"{name} returned {len(results)} verdicts for {count} completions")] * count
     return [as_verdict(one, name) for one in results]
+
+
+def _nonsense(reason: str) -> Verdict:
+    return Verdict.undecided(reason, traceback=reason)
 
 
 Caller = Callable[[Callable[[], Any]], Awaitable[Any]]
@@ -223,7 +227,7 @@ async def judged(
         Exception,
         SystemExit,
     ) as error:  # the verifier is the user's code: its trouble costs a verdict, not the run
-        verdict = Verdict.undecided(f"{name} raised {type(error).__name__}: {error}")
+        verdict = Verdict.raised(f"{name} raised", error)
     return timed(verdict, start)
 
 
@@ -242,7 +246,7 @@ async def judged_group(
         result = await _result(functools.partial(verifier.verify_group, task, list(completions), *more), call)
         verdicts = as_verdicts(result, name, count)
     except (Exception, SystemExit) as error:
-        verdicts = [Verdict.undecided(f"{name} raised {type(error).__name__}: {error}")] * count
+        verdicts = [Verdict.raised(f"{name} raised", error)] * count
     return [timed(verdict, start) for verdict in verdicts]
 
 

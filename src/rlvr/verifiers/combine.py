@@ -195,6 +195,7 @@ def _joined(verdicts: Mapping[str, Verdict], status: VerdictStatus, score: float
         answer=next((verdict.answer for verdict in verdicts.values() if verdict.answer is not None), None),
         scores=scores,
         spans=[span for verdict in verdicts.values() for span in verdict.spans],
+        traceback="" if score is not None else next((v.traceback for v in verdicts.values() if v.traceback), ""),
     )
 
 

@@ -11,16 +11,16 @@ _ALL: tuple[Monitor, ...] = (
     # What the groups teach
     Sustained(
         name="all_wrong",
-        reads=("group/all_wrong",),
-        bad=lambda share: share >= 0.9,
+        reads=("group/all_wrong", "reward/mean"),  # a share of what was judged; nothing where no reward is decided
+        bad=lambda share, reward: share >= 0.9,
         message="in {value:.0%} of the groups every answer is wrong, and such groups teach nothing",
         advice="read some rollouts: does the policy answer in the form that the verifier expects? Then easier tasks, an sft "
         "stage before this one, a larger rollout.group_size or max_new_tokens; `python -m rlvr.audit` checks the verifier",
     ),
     Sustained(
         name="all_right",
-        reads=("group/all_correct",),
-        bad=lambda share: share >= 0.9,
+        reads=("group/all_correct", "reward/mean"),
+        bad=lambda share, reward: share >= 0.9,
         steps=10,
         message="in {value:.0%} of the groups every answer is right, and such groups teach nothing",
         advice="harder tasks, rollout.refill to replace such groups, or an end to the run; and audit the verifier if this "
@@ -54,6 +54,15 @@ _ALL: tuple[Monitor, ...] = (
         advice="a higher verification.time_limit, more verification.workers; or the policy has found answers that are costly "
         "to check: look at the completions below",
         examples="timeout",
+    ),
+    Sustained(
+        name="undecided_rewards",
+        reads=("reward/undecided", "verdict/error", "verdict/timeout"),
+        bad=lambda share, errors, timeouts: share - errors - timeouts >= 0.05,  # those have monitors of their own
+        steps=3,
+        message="{value:.0%} of the completions have no reward, though they were checked, and are left out",
+        advice="the terms of `rewards` that return None or NaN, or raise (reward/raised counts that): the columns `reward/NAME` "
+        "in rollouts/*.jsonl say which",
     ),
     Sustained(
         name="unparsable",

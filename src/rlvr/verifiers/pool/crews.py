@@ -41,11 +41,13 @@ CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.
 
 
 class LoadError(Exception):
-    """A verifier cannot be loaded in a process of its own. `crashed`: it ended that process or never came back."""
+    """A verifier cannot be loaded in a process of its own. `crashed`: it ended that process or never came back.
+    `traceback`: that of the exception that its import raised; without one, the reason."""
 
-    def __init__(self, reason: str, crashed: bool) -> None:
+    def __init__(self, reason: str, crashed: bool, traceback: str = "") -> None:
         super().__init__(reason)
         self.crashed = crashed
+        self.traceback = traceback or reason
 
 
 class Crews:
@@ -289,7 +291,7 @@ class Crew:
                 code = await server.end(pid)
                 raise LoadError(f"its process ended with code {code} while loading it", crashed=True) from None
             if said["problem"] is not None:
-                raise LoadError(said["problem"], crashed=False)
+                raise LoadError(said["problem"], crashed=False, traceback=said["traceback"])
             return Template(server, pid, Forker(stream), said["forks"])
         except BaseException as error:
             stream.close()

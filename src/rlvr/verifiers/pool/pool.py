@@ -142,7 +142,7 @@ class VerifierPool:
         try:
             verdict = verifier.quick(task, completion)
         except Exception as error:  # a verifier's trouble costs a verdict, not the run
-            verdict = Verdict.undecided(f"{display_name(verifier)}.quick raised {type(error).__name__}: {error}")
+            verdict = Verdict.raised(f"{display_name(verifier)}.quick raised", error)
         key = None if verdict else self._cache.key(verifier, task, completion)
         if key is not None:
             verdict = self._cache.get(key)
@@ -196,8 +196,7 @@ class VerifierPool:
                     raise RuntimeError(f"{self._threads.lost} earlier calls of verifiers never returned")
                 return await self._within(job.verdicts(verifier, self._threads.call), limit, len(job.completions))
         except Exception as error:  # whatever we did not think of costs these verdicts only
-            reason = f"the verification failed: {type(error).__name__}: {error}"
-            return [Verdict.undecided(reason)] * len(job.completions)
+            return [Verdict.raised("the verification failed:", error)] * len(job.completions)
 
     async def _in_processes(self, verifier: Verifier, jobs: Sequence[Job]) -> Sequence[Found]:
         """The verdicts of jobs of a quick verifier, several to a worker process; None for those to be done alone."""
@@ -216,7 +215,8 @@ class VerifierPool:
             except LoadError as error:
                 name, needs = display_name(verifier), verifier.needs
                 if error.crashed or needs.sandbox or not isinstance(verifier, FunctionVerifier):
-                    return [Verdict.undecided(f"{name} cannot be loaded: {error}")] * len(job.completions)
+                    failed = Verdict.undecided(f"{name} cannot be loaded: {error}", traceback=error.traceback)
+                    return [failed] * len(job.completions)
                 problem = f"cannot be loaded in a worker process ({error})"
             self._crews.refuse(verifier, problem)
         else:

@@ -26,6 +26,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from rlvr.errors import user_traceback
 from rlvr.records import cut
 from rlvr.verifiers.base import Verifier
 from rlvr.verifiers.pool.wire import END, FORK, REPLY, REQUEST, WORK, Load, receive, send
@@ -62,12 +63,13 @@ def template(control: socket.socket, memory_mb: int) -> None:
     body = receive(control)
     if body is None:
         return
-    problem, verifier = None, None
+    problem, verifier, trace = None, None, ""
     try:
         verifier = load(pickle.loads(body))
     except BaseException as error:  # the user's code: SystemExit too costs its verdicts only
         problem = cut(f"{type(error).__name__}: {error}")
-    send(control, json.dumps({"problem": problem, "forks": _threads() == 1}).encode())
+        trace = cut(user_traceback(error))
+    send(control, json.dumps({"problem": problem, "traceback": trace, "forks": _threads() == 1}).encode())
     if verifier is not None:
         gc.freeze()
         Family().serve(control, functools.partial(work, verifier=verifier, memory_mb=memory_mb))

@@ -53,7 +53,7 @@ async def _reply(job: Job, verifier: Verifier) -> bytes:
 
 
 def _failed(error: BaseException, count: int) -> bytes:
-    return verdicts_to_json([Verdict.undecided(f"{type(error).__name__}: {error}")] * count)
+    return verdicts_to_json([Verdict.raised("it raised", error)] * count)
 
 
 async def bounded(verify: Callable[[], Any]) -> Any:
