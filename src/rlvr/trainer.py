@@ -456,6 +456,7 @@ class GRPOTrainer:
                     f"evaluation task {task.id!r}: its prompt has {length} tokens, and the model's context of "
                     f"{self.policy.context} leaves no room for a response: shorten it or leave it out"
                 )
+        chooser(plan.config, self.policy, held_out, self._backends.partitions)  # refuses tasks that it cannot score
         if self.world.leads:
             self.verifications[number].check(held_out)
         return stage

@@ -123,3 +123,38 @@ def test_demonstrations_weigh_what_their_source_does(make_trainer):
 def test_contradictions_are_refused_before_training(make_trainer, over, message):
     with pytest.raises(ConfigError, match=message):
         make_trainer(over)
+
+
+FIELDS = """
+def leveled(completion, level):
+    return float(level)
+
+def listed(prompts, completions, level, **columns):
+    return [float(n) for n in level]
+"""
+
+
+def test_a_field_that_a_task_lacks_is_named_before_training(make_trainer, tmp_path):
+    """Of plain functions and TRL's form, inner terms and scorers, of every stage; not of tasks that a term is not for."""
+    path = tmp_path / "fields.py"
+    path.write_text(FIELDS)
+    rows = [{**row, "level": 3, "source": "with"} for row in task_rows(6)]
+    for row in rows[2:]:
+        del row["level"]
+        row["source"] = "without"
+    plain, listed = f"{path}:leveled", f"{path}:listed"
+    inner = {"name": "sum", "terms": ["verdict", plain]}
+    for rewards in (["verdict", plain], [{"name": listed, "weight": 0.5}], [inner]):
+        with pytest.raises(
+            ConfigError, match=r"term '(leveled|listed)' .* 4 of 6 tasks \('t2', 't3', 't4', \.\.\.\).*'level'"
+        ):
+            make_trainer({"rewards": rewards}, tasks=rows)
+    stages = [{"kind": "grpo", "steps": 1}, {"kind": "grpo", "steps": 1, "rewards": [plain]}]
+    with pytest.raises(ConfigError, match="the term 'leveled' cannot be computed"):
+        make_trainer({"stages": stages, "run": {"steps": None}}, tasks=rows)
+    scorer = {"evaluation": {"scorer": plain, "samples": 2, "k": [2]}}
+    with pytest.raises(ConfigError, match="the term 'leveled' cannot be computed for 1 of 1 tasks"):
+        make_trainer(scorer, eval_tasks=[{"prompt": "9=?", "answer": "9"}])
+    only = {"rewards": ["verdict", {"name": plain, "sources": ["with"]}, {"name": listed, "sources": "with"}]}
+    row = make_trainer(only, tasks=rows).train(1)[0]
+    assert row["reward/mean"] is not None

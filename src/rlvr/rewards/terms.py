@@ -47,6 +47,9 @@ def _checked_spec(spec: Any) -> Any:
 TermSpec = Annotated[Any, AfterValidator(_checked_spec)]
 """The type of an option that holds a term as written."""
 
+SHOWN = 3
+"""Tasks that an error names."""
+
 _WEIGHT: TypeAdapter[Any] = TypeAdapter(Scalar, config=ConfigDict(strict=True))
 
 
@@ -186,6 +189,7 @@ def bind(terms: Sequence[Term], setting: Setting) -> list[Term]:
         return term if make is None else dataclasses.replace(term, function=make(setting))
 
     _check_sources(terms, setting)
+    _check_fields(terms, setting.tasks)
     needing = [t.name for t in walk(terms) if getattr(t.function, "needs", ()) or hasattr(t.function, "asks")]
     if needing and setting.config.rollout.refill:
         raise ConfigError(
@@ -210,6 +214,24 @@ def _check_sources(terms: Sequence[Term], setting: Setting) -> None:
             raise ConfigError(
                 f"rewards: tasks of the source {sorted(map(str, without))[0]!r} have no term: add it to the `sources` of one"
             )
+
+
+def _check_fields(terms: Sequence[Term], tasks: Sequence[Task]) -> None:
+    """ConfigError where a plain function asks for a field that some task lacks; names the term and the first such tasks."""
+    for term in terms:
+        of_term = [task for task in tasks if term.sources is None or task.source in term.sources]
+        for part in walk([term]):
+            if not isinstance(part.function, PerCompletion):
+                continue
+            problems = {task.id: problem for task in of_term if (problem := part.function.missing(task)) is not None}
+            if problems:
+                first = next(iter(problems))
+                named = ", ".join(map(repr, list(problems)[:SHOWN]))
+                raise ConfigError(
+                    f"rewards: the term {part.name!r} cannot be computed for {len(problems)} of {len(of_term)} tasks "
+                    f"({named}{', ...' if len(problems) > SHOWN else ''}): {problems[first]}. Add the field, give the "
+                    "parameter a default, or give the term the `sources` of the tasks that have the field"
+                )
 
 
 def at_step(terms: Sequence[Term], step: int, steps: int) -> list[Term]:

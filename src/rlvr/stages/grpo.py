@@ -66,7 +66,8 @@ class GRPOStage(Stage):
             raise ConfigError("rollout.temperature 0 gives a group of equal responses: set it above 0")
         super().__init__(plan, parts, tasks, seed)
         self._step = 0
-        self.scoring.bind(tasks, Setting(plan.config, tasks, parts.means(sampling_of(self, 0)).same_answer))
+        kept = list(self.pool)  # tasks that are left out are never scored
+        self.scoring.bind(kept, Setting(plan.config, kept, parts.means(sampling_of(self, 0)).same_answer))
         self.raised = Raised(self.scoring.terms, parts.leads)
         asked = registry.build("plan", rollout.plan)
         if hasattr(asked, "check"):
