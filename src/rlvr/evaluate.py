@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 from rlvr.config import Config
 from rlvr.config_loading import load_config
 from rlvr.data import Draw, History, Prompts, load_tasks
-from rlvr.errors import ConfigError, DataError, command
+from rlvr.data.prompts import refuse_long
+from rlvr.errors import ConfigError, command
 from rlvr.evaluation import Collect, SameAnswer, Scorer, compare, contamination, describe, evaluate, read_result
 from rlvr.monitor.whole_file import write_whole
 from rlvr.records import Rollout, Task
@@ -195,6 +196,7 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
     Samples are those that the trainer's own evaluation would draw: seeds follow from the run's seed, task, member and call.
     """
     from rlvr.distributed.farm import open_engine, prove
+    from rlvr.distributed.prompt_lengths import encoded_lengths
     from rlvr.distributed.weights import weight_buckets
     from rlvr.policy import load_policy
     from rlvr.rollout import Collector, Interrupted, Means, Sampling, evaluation_plan
@@ -215,12 +217,12 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
         policy = load_policy(config.model, config.run.seed)
         prompts = Prompts(policy.tokenizer, config.data.template, lambda text: print(text, file=sys.stderr))
         stop = StopRequest()
-        if world.leads:
-            _check_lengths(tasks, prompts, policy.context)
         collector = Collector(lambda: bool(stop))
         stack.callback(collector.close)
         engine = open_engine(config.rollout.engine, policy, None, world, collector, False)
         stack.callback(engine.close)
+        context = min(policy.context, engine.context)
+        refuse_long(tasks, encoded_lengths(prompts, world, tasks)[0], context)
         engine.publish(1, lambda: weight_buckets(policy))
         if not engine.shares_weights:
             prove(engine, world, policy, collector, lambda: weight_buckets(policy))
@@ -231,7 +233,7 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
                 verify=verification.verify,
                 prompt=prompts,
                 reply=prompts.reply,
-                context=getattr(engine, "context", policy.context),
+                context=context,
                 seed=lambda *more: seed_of(config.run.seed, "evaluation", *more),
                 sampling=sampling,
                 group_size=samples,
@@ -249,15 +251,6 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
 
         with stop:
             yield Instruments(collect, verification.same_answer, chooser(config, policy, tasks), stop)
-
-
-def _check_lengths(tasks: Sequence[Task], prompts: Prompts, context: int) -> None:
-    for task, length in zip(tasks, prompts.lengths(tasks).tolist(), strict=True):
-        if length >= context:
-            raise DataError(
-                f"task {task.id!r}: its prompt has {length} tokens, and the model's context of {context} leaves no room for "
-                "a response: shorten it or leave it out"
-            )
 
 
 def _write(result: Mapping[str, Any], output: str | None) -> None:

@@ -23,6 +23,7 @@ from rlvr import registry
 from rlvr.config import Config
 from rlvr.config_loading import load_config
 from rlvr.data import Draw, History, Prompts, load_tasks
+from rlvr.data.prompts import refuse_long
 from rlvr.distributed import Backend, World
 from rlvr.distributed.farm import open_engine, prove
 from rlvr.distributed.prompt_lengths import encoded_lengths
@@ -128,6 +129,7 @@ class GRPOTrainer:
         self.engine = open_engine(
             self.config.rollout.engine, self.policy, in_flight, self.world, self.collector, self._backends.partitions
         )
+        self.context = min(self.policy.context, self.engine.context)  # vLLM may have been given a shorter one
         self.saver = Saver(self)
         self.prompts = Prompts(self.policy.tokenizer, report=self.console.message)
 
@@ -341,9 +343,9 @@ class GRPOTrainer:
             raise DataError("there are no tasks to evaluate on: set data.eval or evaluation.data")
         start = time.perf_counter()
         prompts = self.prompts.under(plan.config.data.template)
-        if tasks is not None and self.world.leads:
+        if tasks is not None:
             prompts = Prompts(self.policy.tokenizer, plan.config.data.template)  # kept for as long as these tasks
-            prompts.lengths(chosen)
+            refuse_long(chosen, encoded_lengths(prompts, self.world, chosen)[0], self.context)
 
         def collect(draws: Sequence[Draw], sampling: Sampling, samples: int) -> list[Rollout]:
             means = self._means(verification, prompts, sampling, samples, "evaluation")
@@ -442,7 +444,7 @@ class GRPOTrainer:
 
         shares = self.engine.shares_weights
         leads = self.world.leads
-        parts = Parts(self.policy, self.history, prompts, lengths, self.collector, means, shares, leads)
+        parts = Parts(self.policy, self.history, prompts, lengths, self.collector, means, self.context, shares, leads)
         make = registry.find("stage", plan.kind)
         stage: Stage = make(plan, parts, tasks, seed_of(self.seed, number, "sampler"), **plan.options)
         if stage.left_out:
@@ -450,12 +452,7 @@ class GRPOTrainer:
         if stage.verifies and self.world.leads:
             self.verifications[number].check(stage.pool)
         held_out = self.evaluation_tasks(plan.config)
-        for task, length in zip(held_out, lengths(held_out)[0].tolist(), strict=True):
-            if length >= self.policy.context:
-                raise DataError(
-                    f"evaluation task {task.id!r}: its prompt has {length} tokens, and the model's context of "
-                    f"{self.policy.context} leaves no room for a response: shorten it or leave it out"
-                )
+        refuse_long(held_out, lengths(held_out)[0], self.context)
         chooser(plan.config, self.policy, held_out, self._backends.partitions)  # refuses tasks that it cannot score
         if self.world.leads:
             self.verifications[number].check(held_out)
@@ -470,7 +467,7 @@ class GRPOTrainer:
             verify=verification.verify,
             prompt=prompts,
             reply=prompts.reply,
-            context=getattr(self.engine, "context", self.policy.context),  # vLLM may be given a shorter one
+            context=self.context,
             seed=lambda *more: seed_of(self.seed, *path, *more),
             sampling=sampling,
             group_size=group_size,

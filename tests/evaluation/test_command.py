@@ -130,7 +130,7 @@ def test_what_one_rank_refuses_ends_all(folder, tmp_path):
     arguments = ["--model", str(folder / "model"), "--data", str(tmp_path / "tasks.jsonl"), "--samples", "1"]
     ended = on_ranks(2, "-m", "rlvr.evaluate", *arguments, "--verifier", "math", "model.device=cpu")
     assert all(code in (1, 2) for code, _ in ended), ended
-    assert "leaves no room for a response" in ended[0][1]
+    assert "leaves none for a response" in ended[0][1]
 
 
 def on_ranks(ranks: int, *arguments: str) -> list[tuple[int, str]]:

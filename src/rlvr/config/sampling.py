@@ -27,7 +27,8 @@ class DataConfig(Section):
     sampler: piece_of("sampler") = "shuffle"  # type: ignore[valid-type]
     """The order in which tasks are drawn."""
     max_prompt_tokens: int | None = Field(default=None, ge=1)
-    """Refuse longer prompts at start, by name. Null: what the model's context leaves for them."""
+    """Refuse longer prompts at start, by name. Null: what the context of model and engine leaves
+    for them."""
     skip_long_prompts: bool = False
     """Leave out the tasks that are too long (in an sft stage with their demonstrations), and say how many."""
 

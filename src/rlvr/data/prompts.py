@@ -20,6 +20,7 @@ import numpy as np
 from rlvr.data.replies import Frame, frame_of, reply_ids
 from rlvr.data.templates import Template, render_demonstrations, render_prompts
 from rlvr.data.tokenizer_copy import TokenizerCopy
+from rlvr.errors import DataError
 from rlvr.records import Task
 
 BATCH_PROMPTS = 1000
@@ -52,6 +53,19 @@ class _Block:
         """Positions [N] of keys [N] in the block, and bool [N] for which there are any."""
         at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
         return at, self.keys[at] == keys
+
+
+def refuse_long(tasks: Sequence[Task], lengths: np.ndarray, context: int) -> None:
+    """DataError that names the first evaluation task whose prompt leaves no token of `context` for a response.
+
+    `lengths`: tokens of each task's prompt, int32 [N].
+    """
+    for task, length in zip(tasks, lengths.tolist(), strict=True):
+        if length >= context:
+            raise DataError(
+                f"evaluation task {task.id!r}: its prompt has {length} tokens, and the context of {context} tokens (the "
+                "smaller one of the model's and the engine's) leaves none for a response: shorten it or leave it out"
+            )
 
 
 class Prompts:

@@ -52,9 +52,16 @@ def open_engine(
     options = registry.build("engine", spec)
     if apart and hasattr(options, "copy_weights"):
         options = dataclasses.replace(options, copy_weights=True)
-    if world.size == 1 or (world.leads and not options.per_rank):
+    if world.size == 1:
         return options.open(policy, in_flight)
-    return Farm(options.open(policy, in_flight), world, collector) if options.per_rank else Elsewhere()
+    if options.per_rank:
+        return Farm(options.open(policy, in_flight), world, collector)
+    engine = options.open(policy, in_flight) if world.leads else Elsewhere()
+    # All ranks must leave out the same tasks, those that are too long for the engine of rank 0.
+    context = world.broadcast(engine.context if world.leads else None, "the context of the engine")
+    if not world.leads:
+        engine.context = context
+    return engine
 
 
 def prove(
@@ -77,6 +84,7 @@ class Farm:
     def __init__(self, engine: Engine, world: World, collector: Collector) -> None:
         self.own, self.world, self.collector = engine, world, collector
         self.shares_weights = engine.shares_weights
+        self.context = min(world.gather(engine.context, "the contexts of the engines"))
         self._links: dict[int, _Link] = {}
         self._open: Counter[int] = Counter()
         self._home: dict[tuple[int, ...], tuple[int, int]] = {}
@@ -274,6 +282,8 @@ class Elsewhere:
 
     version = 0
     shares_weights = False
+    context = 0
+    """That of rank 0's engine, set when it is known."""
 
     async def generate(self, request: Request) -> Completion:
         """No tokens: those that rank 0 samples are the ones that count."""

@@ -93,6 +93,11 @@ class Engine(Protocol):
         """Whether it computes with the trainer's own tensors, so that publishing moves nothing."""
         ...
 
+    @property
+    def context(self) -> int:
+        """Longest sequence in tokens, prompt and response together, that it can sample; at most the policy's own."""
+        ...
+
     async def generate(self, request: Request) -> Completion:
         """Sample one completion. Requests made together are batched; equal prompts are prefilled once."""
         ...

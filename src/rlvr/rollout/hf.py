@@ -69,6 +69,7 @@ class HFEngine:
         self.options = options or HFEngineOptions()
         self.shares_weights = not self.options.copy_weights and in_flight is None
         self.policy = policy if self.shares_weights else _own_copy(policy)
+        self.context = policy.context
         self.version = 0
         self._in_flight = in_flight
         self._stepping = threading.Lock()
@@ -80,7 +81,7 @@ class HFEngine:
         vocabulary = self.policy.causal_lm.get_input_embeddings().weight.shape[0]
         self._is_end = np.isin(np.arange(vocabulary), sorted(self.policy.end_ids))
         self._decoder = Decoder(self.policy)
-        self._last_position = self.policy.context - 1
+        self._last_position = self.context - 1
         self._given_up = False
         """Whether a request of the batch was cancelled since the last step."""
         self._waiting: collections.deque[Row] = collections.deque()
@@ -93,10 +94,10 @@ class HFEngine:
             raise DataError(
                 "rollout.engine hf samples text from the policy only: it has no other model, takes no attachments and no constraint"
             )
-        room = self.policy.context - len(request.token_ids)
+        room = self.context - len(request.token_ids)
         if not request.token_ids or room < 1:
             raise DataError(
-                f"a prompt of {len(request.token_ids)} tokens cannot be continued: the model's context is {self.policy.context} tokens"
+                f"a prompt of {len(request.token_ids)} tokens cannot be continued: the model's context is {self.context} tokens"
             )
         loop = asyncio.get_running_loop()
         row = Row(request, loop.create_future(), min(request.sampling.max_new_tokens, room), time.perf_counter())

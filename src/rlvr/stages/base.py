@@ -38,6 +38,8 @@ class Parts:
     collector: Collector
     means: Callable[[Sampling], Means]
     """What a plan works with, under this sampling."""
+    context: int
+    """Longest sequence in tokens, prompt and response together, that can be sampled and trained."""
     shares_weights: bool
     """Whether the engine computes with the trainer's own weights."""
     leads: bool = True
@@ -75,7 +77,9 @@ class Stage(ABC):
         self.left_out = len(problems)
         kept = [task for task in tasks if task.id not in problems]
         if not kept:
-            raise DataError(f"stage {plan.name!r}: all {len(tasks)} tasks are too long for the model's context")
+            raise DataError(
+                f"stage {plan.name!r}: all {len(tasks)} tasks are too long: {next(iter(problems.values()))}"
+            )
         self.pool = TaskPool(kept, self.config.checkpoint.accept_changed_data)
         self.sampler: Sampler = registry.build("sampler", self.config.data.sampler).bind(
             self.pool, seed=seed, history=parts.history
@@ -113,12 +117,16 @@ class Stage(ABC):
 
         The prompt must be there and leave room for a response, and the demonstration must fit after it.
         """
-        context = self.parts.policy.context
+        context = self.parts.context if self.samples else self.parts.policy.context
         limit = min(self.config.data.max_prompt_tokens or context, context - 1)
         if not 0 < length <= limit:
-            return f"its prompt has {length} tokens, and 1 to {limit} are possible"
-        if length + shown > context:
-            return f"its prompt and demonstration have {length + shown} tokens, the model's context is {context}"
+            problem = f"its prompt has {length} tokens, and 1 to {limit} are possible"
+            if limit == context - 1:
+                problem += f", in a context of {context} (the smaller one of the model's and the engine's)"
+            return problem
+        if length + shown > self.parts.policy.context:
+            room = self.parts.policy.context
+            return f"its prompt and demonstration have {length + shown} tokens, the model's context is {room}"
         return None
 
     def check_tasks(self) -> None:

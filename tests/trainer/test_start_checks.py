@@ -1,0 +1,75 @@
+"""Settings, tasks and models that cannot be run are refused, or announced as they are, before the first step."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlvr.distributed.farm import open_engine
+from rlvr.errors import DataError
+from rlvr.evaluate import main as evaluate
+from small_run import task_rows
+
+SHORT = """
+from dataclasses import dataclass
+from rlvr.rollout import HFEngine
+
+class ShortEngine(HFEngine):
+    def __init__(self, policy, in_flight):
+        super().__init__(policy, None, in_flight)
+        self.context = 8
+
+@dataclass(frozen=True)
+class Short:
+    per_rank: bool = True
+
+    def open(self, policy, in_flight=None):
+        return ShortEngine(policy, in_flight)
+"""
+LONG = {"id": "long", "prompt": "12345678=?", "answer": "1"}  # 10 tokens: fits the model's 64, not the engine's 8
+
+
+@pytest.fixture
+def short(tmp_path):
+    """An engine whose context is shorter than the model's, as vLLM's `max_model_len` makes it."""
+    (tmp_path / "short.py").write_text(SHORT)
+    return f"{tmp_path / 'short.py'}:Short"
+
+
+def test_prompts_are_held_to_the_engines_context(make_trainer, short, tmp_path, capsys, make_policy):
+    rollout = {"rollout": {"engine": short}}
+    rows = [*task_rows(3), LONG]
+    with pytest.raises(DataError, match=r"'long': its prompt has 10 tokens, and 1 to 7 are possible.*engine"):
+        make_trainer(rollout, tasks=rows)
+    with pytest.raises(DataError, match=r"evaluation task 'long': its prompt has 10 tokens, and the context of 8"):
+        make_trainer(rollout, tasks=task_rows(3), eval_tasks=rows)
+    trainer = make_trainer({**rollout, "data": {"skip_long_prompts": True}, "run": {"steps": 4}}, tasks=rows)
+    assert trainer.stages[0].left_out == 1
+    assert all(row["completion/length_mean"] <= 5 for row in trainer.train())  # 8 less the shortest prompt
+    with pytest.raises(DataError, match="evaluation task 'long'"):
+        trainer.evaluate(rows)
+    demonstrated = {**LONG, "demonstration": "11"}
+    sft = {"stages": [{"kind": "sft", "steps": 1}], "run": {"steps": None}}
+    make_trainer({**rollout, **sft}, "sft", tasks=[*task_rows(3), demonstrated])  # nothing is sampled
+    policy = make_policy(context=64)
+    policy.model.save_pretrained(tmp_path / "model")
+    policy.tokenizer.save_pretrained(tmp_path / "model")
+    data = tmp_path / "long.jsonl"
+    data.write_text('{"id": "long", "prompt": "12345678=?", "answer": "1"}\n')
+    arguments = ["--model", str(tmp_path / "model"), "--data", str(data), "--verifier", "exact", "--engine", short]
+    assert evaluate(arguments) == 2
+    assert "evaluation task 'long'" in capsys.readouterr().err
+
+
+def test_a_rank_without_an_engine_knows_the_context_of_the_one_that_samples(policy):
+    """Or it would leave out other tasks."""
+
+    class Second:
+        """Rank 1 of 2."""
+
+        size, leads = 2, False
+
+        def broadcast(self, value, what):
+            assert value is None
+            return 40
+
+    assert open_engine("vllm-server", policy, None, Second(), None, False).context == 40
