@@ -202,7 +202,58 @@ VALUES_REFUSED = [
     (r"\frac{1}{3}", r"0.333333333"),
 ]
 
+LINE = "Write $2x + 3y = 6$ solved for y."
+MORE = "Solve $2x > 6$."
+ROOTS = "Find the roots of $x^2 - 5x + 6 = 0$."
+SQUARE = "Factor $x^2 + 2x + 1$."
+RESTATEMENTS_ACCEPTED = [
+    (r"y = 2 - \frac{2x}{3}", r"y = 2 - \frac{2x}{3}", LINE),
+    (r"y = 2 - \frac{2x}{3}", r"y = -\frac{2}{3}x + 2", LINE),
+    (r"y = 2 - \frac{2x}{3}", r"2 - \frac{2}{3}x", LINE),
+    (r"y = 2 - \frac{2x}{3}", r"\frac{6-2x}{3} = y", LINE),
+    (r"x > 3", r"x > 3", MORE),
+    (r"x > 3", r"3 < x", MORE),
+    (r"x > 3", r"(3, \infty)", MORE),
+    (r"x = 2, x = 3", r"x = 3 \text{ or } x = 2", ROOTS),
+    (r"2, 3", r"x \in \{2, 3\}", ROOTS),
+    (r"(x+1)^2", r"(1+x)^2", SQUARE),
+    (r"(x+1)^2", r"(x+1)(x+1)", SQUARE),
+    (r"2x - y + 1 = 0", r"y = 2x + 1", "Find the line through (0, 1) with slope 2."),
+    (r"y = 2x + 1", r"2x - y + 1 = 0", "Find the line through (0, 1) with slope 2."),
+    (r"x^2 + y^2 = 25", r"y^2 + x^2 = 25", "Which curve has distance 5 from the origin?"),
+    (r"x^2 + y^2 = 25", r"x^2 + y^2 = 25", "Is $x^2 + y^2 = 25$ or $x^2 + y^2 = 5$ the circle of radius 5?"),
+    (r"x = 3", r"x = 3", "Solve 2x = 6."),
+    (r"x = 3", r"3", "Solve 2x = 6."),
+    (r"2\sqrt{3}", r"\sqrt{4 \cdot 3}", r"Simplify $\sqrt{12}$."),
+]
+RESTATEMENTS_REFUSED = [
+    (r"y = 2 - \frac{2x}{3}", r"2x + 3y = 6", LINE),
+    (r"y = 2 - \frac{2x}{3}", r"3y = 6 - 2x", LINE),
+    (r"y = 2 - \frac{2x}{3}", r"6 = 3y + 2x", LINE),
+    (r"y = 2 - \frac{2x}{3}", r"4x + 6y = 12", LINE),
+    (r"y = 2 - \frac{2x}{3}", r"x = 3 - \frac{3y}{2}", LINE),
+    (r"x > 3", r"2x > 6", MORE),
+    (r"x > 3", r"6 < 2x", MORE),
+    (r"x > 3", r"2x - 6 > 0", MORE),
+    (r"x > 3", r"x - 3 > 0", MORE),
+    (r"x > 3", r"4x > 12", "Find all x."),
+    (r"x = 3", r"2x = 6", "Solve $2x = 6$."),
+    (r"x = 3", r"2x - 6 = 0", "Solve $2x = 6$."),
+    (r"x = 3", r"x - 3 = 0", "Solve $2x = 6$."),
+    (r"3", r"2x = 6", "Solve $2x = 6$."),
+    (r"2, 3", r"x^2 = 5x - 6", ROOTS),
+    (r"x = 2, x = 3", r"(x-2)(x-3) = 0", ROOTS),
+    (r"(x+1)^2", r"x^2 + 2x + 1", SQUARE),
+    (r"(x+1)^2", r"1 + 2x + x^2", SQUARE),
+    (r"(x+1)^2", r"2x + x^2 + 1", SQUARE),
+    (r"(x+1)^2", r"x^2 + x \cdot 2 + 1", SQUARE),
+    (r"y = 2x + 1", r"2x - y + 1 = 0", "Write $2x - y + 1 = 0$ in slope-intercept form."),
+    (r"y = 2x + 1", r"y - 2x = 1", "Write $2x - y + 1 = 0$ in slope-intercept form."),
+    (r"2\sqrt{3}", r"\sqrt{12}", r"Simplify $\sqrt{12}$."),
+]
+
 RULES = {
+    "restatements": (RESTATEMENTS_ACCEPTED, RESTATEMENTS_REFUSED),
     "values": (VALUES_ACCEPTED, VALUES_REFUSED),
     "units": (UNITS_ACCEPTED, UNITS_REFUSED),
     "declarations": (DECLARATIONS_ACCEPTED, DECLARATIONS_REFUSED),

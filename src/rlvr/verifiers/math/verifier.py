@@ -12,7 +12,6 @@ the answer causes scores 0; only a bad gold is undecided; nothing raises.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
@@ -30,8 +29,8 @@ from rlvr.verifiers.math.deadline import OutOfTime
 from rlvr.verifiers.math.gold import Gold, is_readable, read_golds
 from rlvr.verifiers.math.latex import balanced, clean, spelling
 from rlvr.verifiers.math.numeric import Number, NumberRules, Percent, Units, read_number
-from rlvr.verifiers.math.reading import read, variables_of
-from rlvr.verifiers.math.tokens import Unreadable
+from rlvr.verifiers.math.reading import variables_of
+from rlvr.verifiers.math.restatement import restates
 
 SYMBOLIC_SECONDS = 0.6
 """Seconds of math-verify for one answer, over all golds; the pool's own limit is the second line."""
@@ -240,7 +239,7 @@ class MathVerifier(Verifier):
         reason = said.reason
         if said.equal is None and self.math_verify:
             equal, status, reason = _by_math_verify(gold.text, answer, seconds, reason)
-        if equal and self.require_simplified and _restates(task, gold.text, answer):
+        if equal and self.require_simplified and restates(_last_message(task.prompt), gold.text, answer):
             return _zero(VerdictStatus.WRONG, "the problem restated", found)
         if equal:
             return _correct(found)
@@ -274,32 +273,8 @@ def _said(text: str) -> str:
     return _SYNONYMS.get(words, words)
 
 
-def _restates(task: Task, gold: str, answer: str) -> bool:
-    """Whether the answer is what the prompt says, in a form that is not the gold's."""
-    said, asked = spelling(answer), _asked(_last_message(task.prompt))
-    if len(said) < 3 or said not in asked or spelling(gold) in asked or read_number(answer) or _same_form(gold, answer):
-        return False
-    at = asked.find(said)
-    cuts_word = (said[0].isalnum() and asked[at - 1 : at].isalnum()) or (
-        said[-1].isalnum() and asked[at + len(said) :][:1].isalnum()
-    )
-    return not cuts_word
-
-
-def _same_form(gold: str, answer: str) -> bool:
-    try:
-        return read(gold) == read(answer)
-    except (Unreadable, RecursionError):
-        return False
-
-
 def _last_message(prompt: Any) -> str:
     if isinstance(prompt, str):
         return prompt
     content = prompt[-1].get("content") if isinstance(prompt, list) and prompt and isinstance(prompt[-1], dict) else ""
     return content if isinstance(content, str) else ""
-
-
-@functools.lru_cache(maxsize=256)
-def _asked(prompt: str) -> str:
-    return spelling(clean(prompt[-20_000:]))

@@ -1,0 +1,183 @@
+r"""Restatements: answers that are right only because they are the problem over again.
+
+The rule, decided here alone, of answers that are equal to the gold: an answer is no answer where it is what the prompt says, in
+another form than the gold's. What the prompt says is its text, and each of its formulas with terms in any order, moved
+from side to side, multiplied by a number (`2x > 6` for `6 < 2x`). An answer in the gold's form is never a restatement.
+A gold with one unknown that is solved (`x = 3`, `x > 3`) asks for a solved answer, whatever the prompt says.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from fractions import Fraction
+
+from rlvr.verifiers.math.expression import Apply, Bracket, Listing, Node, Number, Relation, Symbol, children, symbols
+from rlvr.verifiers.math.latex import balanced, clean, spelling
+from rlvr.verifiers.math.numeric import read_number
+from rlvr.verifiers.math.reading import PROMPT_LENGTH, formulas, read
+from rlvr.verifiers.math.sampling import Sampler
+from rlvr.verifiers.math.tokens import Unreadable
+
+MAX_FORMULAS = 24
+"""Formulas of a prompt that an answer is compared with, the last ones."""
+MAX_FORMULA = 300
+"""Characters of such a formula."""
+
+_FLIPPED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
+_ONE = Number(Fraction(1))
+_COMPARED = frozenset({"=", "<", ">", "<=", ">=", "!="})
+_BETWEEN_FORMULAS = re.compile(r"(?<!\\)\b[A-Za-z]{2,}|[,;:?\n]|\.(?:\s|\Z)")
+"""Words and punctuation, in a prompt without math delimiters."""
+_OPERATOR = re.compile(r"[-+*/^=<>]")
+
+
+def restates(prompt: str, gold: str, answer: str) -> bool:
+    """Whether the cleaned `answer`, which is equal to the cleaned `gold`, is only what the prompt says."""
+    if read_number(answer):
+        return False
+    try:
+        wanted, given = read(gold), read(answer)
+    except (Unreadable, RecursionError):
+        return _is_quoted(prompt, gold, answer)
+    if _same_form(wanted, given):
+        return False
+    if _unsolved(wanted, given):
+        return True
+    return _is_quoted(prompt, gold, answer) or any(_rearranged(given, said) for said in _said(prompt))
+
+
+def _is_quoted(prompt: str, gold: str, answer: str) -> bool:
+    """Whether the prompt has the answer letter by letter, and not the gold."""
+    quoted, asked = spelling(answer), _spelled(prompt)
+    if len(quoted) < 3 or quoted not in asked or spelling(gold) in asked:
+        return False
+    at = asked.find(quoted)
+    cuts_word = (quoted[0].isalnum() and asked[at - 1 : at].isalnum()) or (
+        quoted[-1].isalnum() and asked[at + len(quoted) :][:1].isalnum()
+    )
+    return not cuts_word
+
+
+@functools.lru_cache(maxsize=256)
+def _spelled(prompt: str) -> str:
+    return spelling(clean(prompt[-PROMPT_LENGTH:]))
+
+
+@functools.lru_cache(maxsize=256)
+def _said(prompt: str) -> tuple[Node, ...]:
+    """The formulas of a prompt that are more than a number or a letter, as trees."""
+    texts = formulas(prompt) or [
+        text for text in _BETWEEN_FORMULAS.split(prompt[-PROMPT_LENGTH:]) if _OPERATOR.search(text)
+    ]
+    found = []
+    for text in texts[-MAX_FORMULAS:]:
+        text = clean(text)
+        if len(text) > MAX_FORMULA or not balanced(text):
+            continue
+        try:
+            node = read(text)
+        except (Unreadable, RecursionError):
+            continue
+        parts = node.items if isinstance(node, Listing) else (node,)
+        found += [part for part in parts if children(part)]
+    return tuple(found)
+
+
+def _same_form(gold: Node, answer: Node) -> bool:
+    """Whether the answer is written like the gold but for the order of terms; or solved for the same symbol, where the gold is."""
+    if _canonical(gold) == _canonical(answer):
+        return True
+    subject = _solved_for(gold)
+    return subject is not None and _solved_for(answer) == subject
+
+
+def _unsolved(gold: Node, answer: Node) -> bool:
+    """Whether a relation in one unknown is not solved where the gold, solved or a value, is."""
+    if not isinstance(answer, Relation) or not set(answer.operators) <= _COMPARED or len(answer.operators) > 1:
+        return False
+    if len(symbols(answer)) != 1 or _solved_for(answer) is not None:
+        return False
+    return _solved_for(gold) is not None
+
+
+def _solved_for(node: Node) -> Symbol | None:
+    """The symbol that stands alone on one side of a relation, if the other side is free of it."""
+    if not isinstance(node, Relation) or len(node.sides) != 2 or not set(node.operators) <= _COMPARED:
+        return None
+    left, right = node.sides
+    for one, other in ((left, right), (right, left)):
+        if isinstance(one, Symbol) and symbols(one) and not symbols(one) & symbols(other):
+            return one
+    return None
+
+
+def _rearranged(answer: Node, said: Node) -> bool:
+    """Whether the answer is a formula of the prompt, its terms in another order or on other sides."""
+    if not (isinstance(answer, Relation) and isinstance(said, Relation)):
+        return _canonical(answer) == _canonical(said)
+    if len(answer.operators) > 1 or len(said.operators) > 1 or not set(answer.operators + said.operators) <= _COMPARED:
+        return _canonical(answer) == _canonical(said)
+    (operator,), (other,) = answer.operators, said.operators
+    if other not in (operator, _FLIPPED.get(operator, operator)) or symbols(answer) != symbols(said):
+        return False
+    return Sampler().proportional(_difference(answer), _difference(said)) is True
+
+
+def _difference(relation: Relation) -> Node:
+    left, right = relation.sides
+    return Apply("+", (left, Apply("neg", (right,))))
+
+
+def _canonical(node: Node) -> Node:
+    """The tree with one order of terms and factors, and one direction of inequalities; brackets round a group are gone."""
+    match node:
+        case Bracket("(", ")", (inner,)):
+            return _canonical(inner)
+        case Apply("neg", (inner,)):
+            found = _canonical(inner)
+            if isinstance(found, Number) and not found.base:
+                return Number(-found.value)
+            return _product((Number(Fraction(-1)), found))
+        case Apply("*", args):
+            return _product(tuple(_canonical(arg) for arg in args))
+        case Apply("+", args):
+            return Apply("+", _sorted(_flattened("+", tuple(_canonical(arg) for arg in args))))
+        case Apply(head, args):
+            return Apply(head, tuple(_canonical(arg) for arg in args))
+        case Relation((operator,), (left, right)):
+            sides = (_canonical(left), _canonical(right))
+            if operator in (">", ">="):
+                return Relation((_FLIPPED[operator],), sides[::-1])
+            return Relation((operator,), _sorted(sides) if operator in ("=", "!=") else sides)
+        case Bracket(opening, closing, items):
+            return Bracket(opening, closing, tuple(_canonical(item) for item in items))
+        case Listing(separator, items):
+            return Listing(separator, tuple(_canonical(item) for item in items))
+    return node
+
+
+def _product(factors: tuple[Node, ...]) -> Node:
+    """Factors in one order, with one sign in front; numbers are not multiplied (`4 \\cdot 3` is work done on 12)."""
+    sign = 1
+    parts = []
+    for factor in _flattened("*", factors):
+        if isinstance(factor, Number) and factor.value < 0:
+            sign = -sign
+            factor = Number(-factor.value, factor.base)
+        if factor != _ONE:
+            parts.append(factor)
+    if sign < 0:
+        parts.append(Number(Fraction(-1)))
+    ordered = _sorted(tuple(parts)) or (_ONE,)
+    return ordered[0] if len(ordered) == 1 else Apply("*", ordered)
+
+
+def _flattened(head: str, parts: tuple[Node, ...]) -> tuple[Node, ...]:
+    return tuple(
+        inner for part in parts for inner in (part.args if isinstance(part, Apply) and part.head == head else (part,))
+    )
+
+
+def _sorted(parts: tuple[Node, ...]) -> tuple[Node, ...]:
+    return tuple(sorted(parts, key=repr))
