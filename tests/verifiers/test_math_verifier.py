@@ -165,13 +165,13 @@ def test_a_bad_gold_is_undecided_and_said_before_training(gold):
     assert reason
 
 
-def test_golds_that_nothing_reads_are_said_before_training_unless_they_are_words():
-    assert MathVerifier().check_task(task("\\frac{x}{2}")) is None
-    assert MathVerifier().check_task(task("hyperbola")) is None
-    assert "cannot be read" in MathVerifier().check_task(task("\\frac"))
-    assert "cannot be read" in MathVerifier().check_task(task("x + @"))
-    assert verify("x + @", "2").score is None
-    assert score("x + @", "x + @") == 1
+@pytest.mark.parametrize(
+    "gold", [r"\frac{1}{8 m^4n^7}", "hyperbola", r"\frac", "x + @", r"\nexists", r"30^\circ 15'", r"p \nmid q"]
+)
+def test_a_gold_that_equals_itself_is_never_refused_before_training(gold):
+    assert MathVerifier().check_task(task(gold)) is None
+    assert score(gold, gold) == 1
+    assert score(gold, "2") == 0
 
 
 def test_a_monstrous_gold_is_checked_without_evaluating_it():

@@ -161,7 +161,7 @@ def rebuild(node: Node, change: Callable[[Node], Node]) -> Node:
 def symbols(node: Node) -> frozenset[str]:
     """The free symbols, less the constants."""
     if isinstance(node, Symbol):
-        return frozenset() if node.name in CONSTANTS else frozenset({node.name})
+        return frozenset() if node.name.partition(" ")[0] in CONSTANTS else frozenset({node.name})
     below = [symbols(child) for child in children(node)]
     free = frozenset().union(*below)
     if isinstance(node, Binder) and node.kind != "diff" and not (node.kind == "int" and node.lower is None):

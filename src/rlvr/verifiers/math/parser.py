@@ -11,6 +11,7 @@ import re
 from fractions import Fraction
 
 from rlvr.verifiers.math.commands import PRODUCT, SUM, Commands
+from rlvr.verifiers.math.declarations import is_number_set
 from rlvr.verifiers.math.expression import (
     Apply,
     Bracket,
@@ -340,9 +341,19 @@ class _Parser(Commands):
         if self.peek().text == "top" or (self.peek().text == "T" and isinstance(left, (Matrix, Bracket))):
             self.next()
             return Apply("transpose", (left,))
-        if self.peek().kind == "symbol" and self.peek(1).kind == "end" and self.peek().text == "*":
-            raise Unreadable("a star")
+        if is_number_set(left) and (signed := self._signed_set(left)) is not None:
+            return signed
         return Apply("^", (left, self.exponent()))
+
+    def _signed_set(self, numbers: Node) -> Node | None:
+        r"""The numbers of one sign: `\mathbb{Z}^+`, `\mathbb{R}^{-}`, `\mathbb{N}^*`; None where a power follows."""
+        assert isinstance(numbers, Symbol)
+        braced = self.peek().text == "group"
+        sign = self.peek(int(braced)).text
+        if sign not in ("+", "-", "*") or (braced and self.peek(2) != ("close", "group", False)):
+            return None
+        self.at += 3 if braced else 1
+        return Symbol(f"{numbers.name} {sign}")
 
     def _degrees(self, left: Node) -> Node:
         if self.peek().kind == "symbol" and self.peek().text in "CF":

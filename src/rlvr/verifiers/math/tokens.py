@@ -208,6 +208,8 @@ def _styled(style: str, inner: str, spaced: bool, tokens: list[Token]) -> None:
         tokens.append(Token("symbol", SETS.get(name, name), spaced))
     elif name in ("and", "or", ",", ";"):
         tokens.append(Token("separator", name, spaced))
+    elif name == "to" and _may_be_ratio(tokens):
+        tokens.append(Token("operator", ":", spaced))
     elif style.startswith("operator") and (name in FUNCTIONS or name.isalpha()):
         _letters(name, spaced, tokens) if name in FUNCTIONS or name in NAMES else tokens.append(
             Token("words", name, spaced)
@@ -230,6 +232,11 @@ def _styled(style: str, inner: str, spaced: bool, tokens: list[Token]) -> None:
         tokens.append(Token("words", " ".join(name.replace("\\", " ").split()), spaced))
 
 
+def _may_be_ratio(tokens: list[Token]) -> bool:
+    """Whether `to` after these tokens makes a ratio (`3 to 1`)."""
+    return bool(tokens) and tokens[-1].kind == "number"
+
+
 def _letters(run: str, spaced: bool, tokens: list[Token], following: str = "", bare_units: bool = True) -> None:
     if run == "DNE":
         _word(run, spaced, tokens)
@@ -239,6 +246,8 @@ def _letters(run: str, spaced: bool, tokens: list[Token], following: str = "", b
         tokens.append(Token("symbol", NAMES[run], spaced))
     elif run.lower() in ("and", "or"):
         tokens.append(Token("separator", run.lower(), spaced))
+    elif run == "to" and _may_be_ratio(tokens):
+        tokens.append(Token("operator", ":", spaced))
     elif run.lower() == "mod":
         tokens.append(Token("command", "mod", spaced))
     elif run == "U" and spaced and tokens and tokens[-1].kind == "close":

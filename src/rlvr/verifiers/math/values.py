@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
+from rlvr.verifiers.math.declarations import is_number_set
 from rlvr.verifiers.math.evaluate import Unknown
 from rlvr.verifiers.math.expression import (
     Apply,
@@ -36,9 +37,11 @@ from rlvr.verifiers.math.sampling import Sampler
 from rlvr.verifiers.math.statements import Entry, plain, read_entry
 from rlvr.verifiers.math.units import dimension
 
+_COMPOSED = frozenset(["pmod", "cases", ":", "cup", "cap", "minus", "transpose"])
 Rows = tuple[tuple[Node, ...], ...]
 _PARAMETERS = frozenset("kKnNmMlLjtsrpqcCaAbBdD")
 _CONSTANTS = frozenset("cCkK")
+_ZERO = Number(Fraction(0))
 _SETS_OF_NUMBERS = frozenset(
     map(Symbol, ("Reals", "Integers", "Naturals", "Rationals", "Complexes", "emptyset", "undefined"))
 )
@@ -74,24 +77,21 @@ class Values(ABC):
             return _spoken(gold) == _spoken(answer)
         if isinstance(gold, (Matrix, Bracket)) or isinstance(answer, (Matrix, Bracket)):
             return self._containers(gold, answer)
+        gold, answer = _set_difference(gold), _set_difference(answer)
         if isinstance(gold, (Relation, Listing, Builder)) or isinstance(answer, (Relation, Listing, Builder)):
             return False
         for head in ("percent", "degree"):
             marked = [isinstance(side, Apply) and side.head == head for side in (gold, answer)]
             if any(marked):
                 return self._marked(head, gold, answer, marked)
-        if head_of(gold) in ("pmod", "cases", ":", "cup", "cap", "minus", "transpose") or head_of(answer) in (
-            "pmod",
-            "cases",
-            ":",
-        ):
+        if {head_of(gold), head_of(answer)} & _COMPOSED:
             return self._composed(gold, answer)
         return self._expressions(gold, answer)
 
     def _expressions(self, gold: Node, answer: Node) -> bool | None:
         if _infinite(gold) or _infinite(answer):
             return _infinite(gold) == _infinite(answer)
-        if gold in _SETS_OF_NUMBERS or answer in _SETS_OF_NUMBERS:
+        if gold in _SETS_OF_NUMBERS or answer in _SETS_OF_NUMBERS or is_number_set(gold) or is_number_set(answer):
             return False
         if self.rules.require_simplified:
             if _has_operator(answer) and not _has_operator(gold):
@@ -205,15 +205,16 @@ class Values(ABC):
     def _ratios(self, gold: Apply, answer: Apply) -> bool | None:
         """Part by part, or in proportion where neither can be a time of day (`3:30`)."""
         same = all_of(self.value(a, b) for a, b in zip(gold.args, answer.args, strict=True))
-        parts = [part.value if isinstance(part, Number) else Fraction(0) for part in (*gold.args, *answer.args)]
         if (
             same
-            or 0 in parts
+            or any(self.sampler.equal(part, _ZERO) is not False for part in (*gold.args, *answer.args))
             or all(10 <= ratio.args[1].value < 60 for ratio in (gold, answer) if isinstance(ratio.args[1], Number))
         ):
             return same
-        half = len(gold.args)
-        return all(parts[0] * parts[half + k] == parts[half] * parts[k] for k in range(half))
+        return all_of(
+            self.sampler.equal(Apply("*", (gold.args[0], other)), Apply("*", (answer.args[0], one)))
+            for one, other in zip(gold.args[1:], answer.args[1:], strict=True)
+        )
 
     def _residues(self, gold: Apply, answer: Apply) -> bool | None:
         (one, modulus), (other, other_modulus) = gold.args, answer.args
@@ -268,6 +269,14 @@ def all_of(results: Iterable[bool | None]) -> bool | None:
 def head_of(node: Node) -> str:
     """The operation of a node, or an empty text."""
     return node.head if isinstance(node, Apply) else ""
+
+
+def _set_difference(node: Node) -> Node:
+    r"""A difference of sets that is written with a minus sign (`\mathbb{R} - \mathbb{Z}`) as one."""
+    match node:
+        case Apply("+", (whole, Apply("neg", (part,)))) if is_number_set(whole):
+            return Apply("minus", (whole, part))
+    return node
 
 
 def _has_operator(node: Node) -> bool:

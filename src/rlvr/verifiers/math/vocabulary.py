@@ -68,7 +68,7 @@ RELATIONS = {
     "\\lt": "<", "\\gt": ">", "\\approx": "~", "\\simeq": "~", "\\cong": "cong", "\\sim": "sim", "\\in": "in", "\\notin": "notin",
     "\\equiv": "equiv", "\\to": "to", "\\rightarrow": "to", "\\longrightarrow": "to", "\\Rightarrow": "to", "\\Longrightarrow": "to",
     "\\subset": "subset", "\\subseteq": "subseteq", "\\mid": "mid", "\\vert": "|", "\\propto": "propto", "\\doteq": "~",
-    "\\perp": "perp", "\\parallel": "parallel", "\\iff": "iff", "\\Leftrightarrow": "iff", "\\implies": "to", "\\mapsto": "mapsto",
+    "\\perp": "perp", "\\nmid": "nmid", "\\parallel": "parallel", "\\iff": "iff", "\\Leftrightarrow": "iff", "\\implies": "to", "\\mapsto": "mapsto",
     ":=": "=", "\\coloneqq": "=", "\\ge\\ ": ">=",
 }  # fmt: skip
 
