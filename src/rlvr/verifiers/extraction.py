@@ -11,6 +11,8 @@ So a completion cannot be paid for several guesses: there is always exactly one 
 Invariant: every function here takes time linear in the text, and none raises on any string.
 """
 
+# ruff: noqa: RUF001 - words of other scripts are part of what is read here
+
 from __future__ import annotations
 
 import re
@@ -60,9 +62,20 @@ _WORD = re.compile(r"(?<![\\A-Za-z{\d])[A-Za-z]{3,}(?![A-Za-z])")
 _PLAIN_WORD = re.compile(r"\b(?:an|as|at|be|by|he|if|in|is|it|my|no|of|on|so|to|up|we)\b", re.IGNORECASE)
 _DELIMITER = re.compile(r"\\\\|\\[\[\]()]|\\.|\$\$?|\n", re.DOTALL)
 _CLOSES = {"$": "$", "$$": "$$", "\\[": "\\]", "\\(": "\\)"}
+_CJK = "\u3005-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
+"""Letters of scripts that put no space between a word and a number."""
+_OTHER_SCRIPT = re.compile(rf"[{_CJK}]|[^\W\d_A-Za-z\u0370-\u03ff]{{2,}}")
+"""Words that are not Latin; a few Greek letters are mathematics."""
+_GLUED = rf"[^\W{_CJK}]"
+"""A letter, digit or underscore of the other scripts: a digit behind one belongs to a name (`x2`)."""
+_COMMA = r"[,\u066c]|\uff0c(?=\d{3}(?!\d))"
+_POINT = "[.\u066b\uff0e]"
+_THIN = "[ \u00a0\u2009\u202f]"
 _NUMBER = re.compile(
-    r"(?:(?<![\w)])[-+\u2212])?(?<![\w\\^.])(?:\d{1,3}(?: \d{3})+(?!\d)|\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?"
-    r"(?:\s*(?:\\?%|percent|pct|million|billion|trillion|thousand)(?![A-Za-z]))?"
+    rf"(?:(?<!{_GLUED})(?<!\))[-+\u2212\uff0d\uff0b])?(?<!{_GLUED})(?<![\\^.\u066b\uff0e])"
+    rf"(?:\d{{1,3}}(?:{_THIN}\d{{3}})+(?!\d)|\d(?:{_COMMA}|\d)*(?:{_POINT}\d+)?|{_POINT}\d+)(?:[/\u2044]\d+)?"
+    r"(?:\s*(?:\\?[%\uff05\u066a]|percent|pct|million|billion|trillion|thousand|тыс(?:яч[аи]?)?|миллион(?:а|ов)?|миллиард(?:а|ов)?"
+    r"|процент(?:а|ов)?)(?![A-Za-z\u0400-\u04ff])|\s*[\u5341\u767e\u5343\u842c\u4e07\u5104\u4ebf\u5146\ub9cc\uc5b5]+)?"
 )
 
 
@@ -210,7 +223,10 @@ def _is_bare(text: str) -> bool:
     """Whether the text is a formula or a number without delimiters: one short line without words."""
     delimited = "$" in text.strip("$") or "\\[" in text or "\\(" in text
     return (
-        len(text) <= 200 and "\n" not in text and not delimited and not (_WORD.search(text) or _PLAIN_WORD.search(text))
+        len(text) <= 200
+        and "\n" not in text
+        and not delimited
+        and not any(words.search(text) for words in (_WORD, _PLAIN_WORD, _OTHER_SCRIPT))
     )
 
 

@@ -44,7 +44,9 @@ _CURRENCIES = {"$": "dollar", "€": "euro", "USD": "dollar", "EUR": "euro"}
 _DEGREES = re.compile(r"\s*\^\s*\{?\s*\\circ\s*\}?\s*([CF](?![A-Za-z]))?\s*")
 _ORDINAL = re.compile(r"\s*\^?\s*\{?\s*(?:\\(?:text|mathrm)\s*)?\{?\s*(?:st|nd|rd|th)\s*\}{0,2}\s*", re.IGNORECASE)
 _TEXT = re.compile(r"\\(?:text(?:rm|bf|it|normal)?|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
-_UNIT = re.compile(r"(\\?%|\\?\$|[€£¥₹]|[A-Za-z]+|[\u4e00-\u9fff]+)(?:\s*\^\s*\{?\s*(-?[1-4])\s*\}?)?")
+_UNIT = re.compile(
+    r"(\\?%|\\?\$|[€£¥₹]|[A-Za-z]+|[\u5341\u767e\u5343\u842c\u4e07\u5104\u4ebf\u5146\ub9cc\uc5b5]|[\u3005-\u30ff\u4e00-\u9fff\uac00-\ud7af]+|[\u0400-\u04ff]+)(?:\s*\^\s*\{?\s*(-?[1-4])\s*\}?)?"
+)
 _BETWEEN_UNITS = re.compile(r"[\s/.\-]*")
 _SHORT_UNITS = re.compile(
     r"[mcdk]m|mi|ft|yd|in|k?g|mg|lbs?|oz|[md]l|sq|hrs?|mins?|secs?|ms|mph|kph|fps|[ap]m|st|nd|rd|th|[km]?hz|pts",

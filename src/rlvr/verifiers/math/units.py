@@ -59,6 +59,12 @@ _ALIASES = {"mph": "mile per hour", "kph": "km per hour", "kmh": "km per hour", 
 SCALES = {
     "percent": Fraction(1, 100), "percentage": Fraction(1, 100), "pct": Fraction(1, 100), "dozen": Fraction(12), "hundred": Fraction(100),
     "thousand": Fraction(10**3), "million": Fraction(10**6), "billion": Fraction(10**9), "trillion": Fraction(10**12),
+    **dict.fromkeys(["процент", "процента", "процентов"], Fraction(1, 100)),
+    **dict.fromkeys(["тыс", "тысяч", "тысяча", "тысячи"], Fraction(10**3)),
+    **dict.fromkeys(["миллион", "миллиона", "миллионов"], Fraction(10**6)),
+    **dict.fromkeys(["миллиард", "миллиарда", "миллиардов"], Fraction(10**9)),
+    "十": Fraction(10), "百": Fraction(100), "千": Fraction(10**3),
+    **dict.fromkeys("万萬만", Fraction(10**4)), **dict.fromkeys("亿億억", Fraction(10**8)), "兆": Fraction(10**12),
 }  # fmt: skip
 _MEANINGFUL = re.compile(
     r"\b(?:or|and|not|no|maybe|perhaps|possibly|either|alternatively|unless|except|but|else|instead|rather|wrong|incorrect|approximately|about|minus|plus"
