@@ -71,6 +71,22 @@ def policy(make_policy):
 
 
 @pytest.fixture
+def forwards(monkeypatch):
+    """(rollouts, whether with gradient) of every forward pass of the learner, in order."""
+    import rlvr.learner
+
+    counted = []
+    plain = rlvr.learner.forward
+
+    def forward(policy, rows, needs):
+        counted.append((len(rows.index), torch.is_grad_enabled()))
+        return plain(policy, rows, needs)
+
+    monkeypatch.setattr(rlvr.learner, "forward", forward)
+    return counted
+
+
+@pytest.fixture
 def make_tree(tmp_path, pieces):
     """`make_tree({section: {...}}, name="run")`: the tree of a small run with these values laid over it. The verifier is
     `evens` of the file that the fixture `pieces` gives."""

@@ -30,7 +30,7 @@ from rlvr.distributed import Backend, World
 from rlvr.errors import TrainingError
 from rlvr.losses import Component, Denominators, LossTerm, Objective, SequenceLoss, TokenBatch
 from rlvr.losses.ahead import Ahead, look_ahead, needs_ahead
-from rlvr.losses.correction import Correction, gaps, ratios
+from rlvr.losses.correction import LARGEST_GAP, Correction, gaps, ratios
 from rlvr.monitor.averages import Averages, is_maximum
 from rlvr.needs import BEHAVIOUR, CURRENT, PROXIMAL, REFERENCE, Need
 from rlvr.policy import MicroBatch, Snapshot, forward, micro_batches
@@ -40,6 +40,8 @@ from rlvr.records import UPDATED, Batch
 
 GATE = 0.1
 """Nats: a gap between proximal and behaviour log-probs over this is counted in `mismatch/share_over`."""
+WITHOUT_GRADIENT = 8
+"""Rollouts without a gradient whose mismatch is measured in a step: a wrong engine shows in any of them, and eight cost little."""
 GROUPS_PER_RANK = 2
 """With fewer groups in an optimizer step than this for each rank, groups are cut, or ranks would wait for each other."""
 
@@ -65,12 +67,14 @@ class Learner:
                 self._add_reference_logprobs(work)
             if objective.recalls_update and len(parts) > 1:
                 self._add_proximal_statistics(work, np.unique(np.concatenate(parts[1:])))
+            flat = self._gaps_without_gradient(work)
             for part in parts:
                 averages.update(self._optimizer_step(work, part, lr, first))
                 first = False
             if objective.renewal is not None and self.reference is not None:
                 self.reference.follow(objective.renewal.mix)
         tokens = sum(int(mask.sum()) for mask, on in zip(work.trained, work.trains, strict=True) if on)
+        _add_gaps(averages, flat, self._weight_without_gradient(work, averages, len(flat)))
         return {**_with_effective_size(averages.means()), "lr": lr, "tokens/trained": tokens}
 
     def _optimizer_step(self, work: _Work, part: np.ndarray, lr: float, first: bool) -> dict[str, tuple[float, float]]:
@@ -161,7 +165,7 @@ class Learner:
             total = total + component.factor * term.value
             _add_metrics(averages, term.metrics, weight[on])
             if component is objective.components[0]:
-                _add_metrics(averages, {"entropy": tokens.entropy.detach()}, weight[on])
+                _add_metrics(averages, {"entropy/trained": tokens.entropy.detach()}, weight[on])
                 if first or work.proximal:
                     _add_mismatch(averages, tokens, objective.correction)
         loss = float(total.detach())
@@ -171,9 +175,14 @@ class Learner:
             self.backend.backward(sum(0.0 * s.sum() for s in statistics.values() if s.requires_grad))  # type: ignore[arg-type]
         return loss
 
-    def _passes(self, work: _Work, share: np.ndarray) -> Iterator[MicroBatch | None]:
-        """The micro-batches of this rank's share; None, where ranks go in lockstep, until all have had as many."""
-        own = micro_batches(self.policy, work.batch, share, work.trained, work.config)
+    def _passes(
+        self, work: _Work, share: np.ndarray, where: list[np.ndarray] | None = None
+    ) -> Iterator[MicroBatch | None]:
+        """The micro-batches of this rank's share; None, where ranks go in lockstep, until all have had as many.
+
+        `where`: the tokens that are computed, bool [T_b] each; None: those that are trained.
+        """
+        own = micro_batches(self.policy, work.batch, share, where or work.trained, work.config)
         if not self.backend.lockstep:
             yield from own
             return
@@ -195,10 +204,10 @@ class Learner:
         own = deal(np.bincount(units, weights=costs), self.world.size)[self.world.rank]
         return index[np.isin(units, own)]
 
-    def _nothing(self, work: _Work, index: np.ndarray) -> torch.Tensor:
+    def _nothing(self, work: _Work, index: np.ndarray, where: list[np.ndarray] | None = None) -> torch.Tensor:
         """A loss of 0 over the shortest of these rollouts, for a rank that has no more micro-batches than others have."""
         shortest = index[[int(np.argmin([len(work.batch.rollouts[i]) for i in index]))]]
-        (rows,) = micro_batches(self.policy, work.batch, shortest, work.trained, work.config)
+        (rows,) = micro_batches(self.policy, work.batch, shortest, where or work.trained, work.config)
         return 0.0 * forward(self.policy, rows, [Need("logprobs", grad=True)])["logprobs", CURRENT].sum()
 
     def _look_ahead(self, work: _Work, part: np.ndarray, first: bool) -> dict[str, Ahead]:
@@ -230,19 +239,46 @@ class Learner:
         work.proximal = self._statistics(work, index[work.trains[index]], needs)
         work.batch.token_columns |= {f"{name}/{PROXIMAL}": values for name, values in work.proximal.items()}
 
-    def _statistics(self, work: _Work, index: np.ndarray, needs: Sequence[Need]) -> dict[str, list[np.ndarray]]:
-        """Statistics of the trained tokens of these rollouts under the weights in place, NaN elsewhere, without gradient.
+    def _gaps_without_gradient(self, work: _Work) -> torch.Tensor:
+        """Proximal minus behaviour log-probs [N] at sampled tokens of some rollouts that have no gradient; one micro-batch.
 
-        By name, float32 [T_b] for every rollout of the batch; statistics of one number per token.
+        Without them the mismatch would be of groups with an advantage alone, and unknown where there is none (N3).
+        """
+        index = _measured_without_gradient(work)
+        if len(index) == 0:
+            return torch.empty(0)
+        proximal = self._statistics(work, index, [Need("logprobs")], work.known)["logprobs"]
+        gaps = [(proximal[i] - work.behaviour[i])[work.known[i]] for i in index]
+        return torch.from_numpy(np.concatenate(gaps)).clamp(-LARGEST_GAP, LARGEST_GAP)
+
+    def _weight_without_gradient(self, work: _Work, averages: Averages, measured: int) -> float:
+        """The weight of a token measured without gradient, so that both kinds count in `mismatch/*` by their tokens.
+
+        Tokens with a gradient count once for each optimizer step in which their mismatch is known (their number is in
+        `averages`); those without count as if they were all measured, and as often as one with a gradient.
+        """
+        known = np.asarray([int(tokens.sum()) for tokens in work.known], dtype=np.float64)
+        live, flat = float(known[work.trains].sum()), float(known[~work.trains].sum())
+        counted = averages.pairs().get("mismatch/mean", (0.0, 0.0))[1]
+        times = counted / live if live and counted else 1.0
+        return times * flat / measured if measured else 0.0
+
+    def _statistics(
+        self, work: _Work, index: np.ndarray, needs: Sequence[Need], where: list[np.ndarray] | None = None
+    ) -> dict[str, list[np.ndarray]]:
+        """Statistics of tokens of these rollouts under the weights in place, NaN elsewhere, without gradient.
+
+        By name, float32 [T_b] for every rollout of the batch; statistics of one number per token, at the tokens that `where`
+        marks (None: those that are trained).
         """
         found: dict[str, list[np.ndarray]] = {
             need.statistic: [np.full(len(r), np.nan, dtype=np.float32) for r in work.batch.rollouts] for need in needs
         }
         share = self._share(work.batch, index)
         with torch.no_grad(), self.policy.evaluating():
-            for rows in self._passes(work, share):
+            for rows in self._passes(work, share, where):
                 if rows is None:
-                    self._nothing(work, index)
+                    self._nothing(work, index, where)
                     continue
                 statistics = forward(self.policy, rows, needs)
                 for name, values in found.items():
@@ -269,6 +305,8 @@ class _Work:
     trained: list[np.ndarray]
     """bool: the tokens that any component gives a weight."""
     behaviour: list[np.ndarray]
+    known: list[np.ndarray]
+    """bool: the sampled tokens whose behaviour log-prob is known."""
     advantage: list[np.ndarray] | None
     reference: list[np.ndarray] = field(default_factory=list)
     proximal: dict[str, list[np.ndarray]] = field(default_factory=dict)
@@ -302,6 +340,7 @@ class _Work:
             weights=weights,
             trained=[np.any([w != 0 for w in of_one], axis=0) for of_one in zip(*weights.values(), strict=True)],
             behaviour=[r.behaviour_logprobs for r in batch.rollouts],
+            known=[r.sampled & np.isfinite(r.behaviour_logprobs) for r in batch.rollouts],
             advantage=batch.tokens("advantage") if batch.has("advantage") else None,
             group_weights={c.name: np.bincount(groups, sums[c.weights])[groups] for c in over_groups},
             updated=batch.token_columns.setdefault(
@@ -357,6 +396,34 @@ def _refuse_unknown(*needed: torch.Tensor | None) -> None:
         )
 
 
+def _measured_without_gradient(work: _Work) -> np.ndarray:
+    """Positions of the rollouts without a gradient that are measured: one of every group, then another, to a micro-batch."""
+    flat = np.asarray([i for i in np.flatnonzero(~work.trains) if work.known[i].any()], dtype=np.int64)
+    seen: dict[int, int] = {}
+    turns = []
+    for group in work.batch.group_index()[flat]:
+        turns.append(seen.get(int(group), 0))
+        seen[int(group)] = turns[-1] + 1
+    index = flat[np.argsort(turns, kind="stable")][: min(WITHOUT_GRADIENT, work.config.micro_batch_size or len(flat))]
+    if work.config.micro_batch_tokens is not None:
+        used = np.cumsum([len(work.batch.rollouts[i]) for i in index])
+        index = index[: max(1, int((used <= work.config.micro_batch_tokens).sum()))]
+    return np.sort(index)
+
+
+def _add_gaps(averages: Averages, gap: torch.Tensor, each: float = 1.0) -> None:
+    """The mismatch of tokens whose gap [N] between proximal and behaviour log-prob is known, each with the weight `each`."""
+    if len(gap) == 0:
+        return
+    size, ratio, count = gap.abs(), gap.exp(), each * len(gap)
+    averages.add("mismatch/mean", each * float(size.sum()), count)
+    averages.add("mismatch/max", float(size.max()))
+    averages.add("mismatch/share_over", each * float((size > GATE).sum()), count)
+    averages.add("mismatch/kl", each * float((ratio - 1 - gap).sum()), count)
+    averages.add("ratio_to_behaviour", each * float(ratio.sum()), count)
+    averages.add("ratio_to_behaviour_squared", each * float(ratio.square().sum()), count)
+
+
 def _add_mismatch(averages: Averages, tokens: TokenBatch, correction: Correction | None) -> None:
     """The gap between proximal and behaviour log-probs, over the tokens whose behaviour log-prob is known.
 
@@ -365,15 +432,8 @@ def _add_mismatch(averages: Averages, tokens: TokenBatch, correction: Correction
     """
     gap = gaps(tokens)
     known = ~gap.isnan()
-    if not bool(known.any()):
-        return
-    size, ratio, count = gap[known].abs(), gap[known].exp(), float(known.sum())
-    averages.add("mismatch/mean", float(size.sum()), count)
-    averages.add("mismatch/max", float(size.max()))
-    averages.add("mismatch/share_over", float((size > GATE).sum()), count)
-    averages.add("mismatch/kl", float((ratio - 1 - gap[known]).sum()), count)
-    averages.add("ratio_to_behaviour", float(ratio.sum()), count)
-    averages.add("ratio_to_behaviour_squared", float(ratio.square().sum()), count)
+    _add_gaps(averages, gap[known])
+    count = float(known.sum())
     if tokens.importance is not None:
         averages.add("correction/weight", float(tokens.importance.sum()), count)
         weighs = getattr(correction, "cap", 0.0) is not None

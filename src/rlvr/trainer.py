@@ -284,6 +284,8 @@ class GRPOTrainer:
                 **collected.metrics(),
             }
         )
+        if metrics.get("entropy") is None:  # nothing was sampled, or its log-probs are unknown
+            metrics["entropy"] = metrics.get("entropy/trained")
         metrics = self.world.broadcast(metrics, "the metrics")  # what moves with them must move alike on all ranks
         stage.observe(metrics)
         row = record(metrics)

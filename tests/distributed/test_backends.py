@@ -141,7 +141,7 @@ def check_steps(got, want):
     for left, right, before in zip(got["tensors"][1:], want["tensors"][1:], want["tensors"][:-1], strict=True):
         assert gap(left, right, since=before) < 1e-5  # plain gradient descent: the gradient
     for left, right in zip(got["metrics"], want["metrics"], strict=True):
-        for name in ("grad_norm", "loss/total", "loss/policy", "loss/kl", "entropy"):
+        for name in ("grad_norm", "loss/total", "loss/policy", "loss/kl", "entropy/trained"):
             assert left[name] == pytest.approx(right[name], rel=1e-4, abs=1e-6), name
         assert left["tokens/trained"] == right["tokens/trained"]
     assert got["moved"] == want["moved"]  # every parameter that trains, and no frozen one

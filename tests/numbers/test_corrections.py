@@ -169,17 +169,22 @@ def test_the_effective_sample_size_and_the_touched_share_by_hand(policy, make_ba
     metrics = Learner(recording(policy, moves=False)).update(
         batch, Objective((component,), 1.0, Truncate(1.3)), OptimConfig(optimizer="sgd", lr=1.0), 1.0
     )
-    ratios = [
-        math.exp(float(now[t].detach()) - float(rollout.behaviour_logprobs[t + 1]))
-        for i, (rollout, now) in enumerate(zip(batch.rollouts, recorded.now, strict=True))
-        for t in range(len(now))
-        if batch.token_columns["weight/policy"][i][t + 1] > 0
-    ]
-    n = len(ratios)
-    assert metrics["mismatch/effective"] == pytest.approx(sum(ratios) ** 2 / (n * sum(r * r for r in ratios)), rel=1e-4)
-    assert metrics["mismatch/kl"] == pytest.approx(sum(r - 1 - math.log(r) for r in ratios) / n, rel=1e-3)
-    assert metrics["correction/touched"] == pytest.approx(sum(r > 1.3 for r in ratios) / n)
-    assert metrics["correction/weight"] == pytest.approx(sum(min(r, 1.3) for r in ratios) / n, rel=1e-4)
+
+    def ratios(weighs):
+        return [
+            math.exp(float(now[t].detach()) - float(rollout.behaviour_logprobs[t + 1]))
+            for i, (rollout, now) in enumerate(zip(batch.rollouts, recorded.now, strict=True))
+            for t in range(len(now))
+            if rollout.sampled[t + 1] and (not weighs or batch.token_columns["weight/policy"][i][t + 1] > 0)
+        ]
+
+    sampled, trained = ratios(False), ratios(True)
+    assert len(sampled) > len(trained)
+    effective = sum(sampled) ** 2 / (len(sampled) * sum(r * r for r in sampled))
+    assert metrics["mismatch/effective"] == pytest.approx(effective, rel=1e-4)
+    assert metrics["mismatch/kl"] == pytest.approx(sum(r - 1 - math.log(r) for r in sampled) / len(sampled), rel=1e-3)
+    assert metrics["correction/touched"] == pytest.approx(sum(r > 1.3 for r in trained) / len(trained))
+    assert metrics["correction/weight"] == pytest.approx(sum(min(r, 1.3) for r in trained) / len(trained), rel=1e-4)
 
 
 def test_without_a_cap_only_what_is_masked_is_touched(policy, make_batch, recording):
@@ -315,7 +320,7 @@ def test_every_step_weighs_and_clips(policy, make_batch, recording, name, moment
     component = Component("policy", ClippedPolicyLoss(0.05, 0.08, "sequences"), "policy", corrected=True)
     target = Objective((component,), 1.0, correction)
     backend, metrics, models, parts = two_steps(policy, batch, recording, target, moments)
-    start, touched, importances, sizes = models[0], [], [], []
+    start, touched, importances = models[0], [], []
     for step, (model, part) in enumerate(zip(models, parts, strict=False)):
         values, weights = [], []
         for i in part:
@@ -329,7 +334,6 @@ def test_every_step_weighs_and_clips(policy, make_batch, recording, name, moment
                 drift = float((behaviour - now.detach())[on].mean())
                 importance[on] = torch.tensor(weight_of(ratios, drift, advantage), dtype=torch.float64)
                 importances.extend(importance[on].tolist())
-                sizes.extend((proximal - behaviour)[on].abs().tolist())
                 plain = geometric(ratios) if name == "whole" else (proximal - behaviour).exp()[on]
                 touched.extend((importance[on] - plain).abs().gt(1e-12).tolist())
             values.append(-importance * torch.minimum(rho * advantage, rho.clip(0.95, 1.08) * advantage))
@@ -338,7 +342,11 @@ def test_every_step_weighs_and_clips(policy, make_batch, recording, name, moment
         assert gap(backend.gradients[step], want) < 1e-4, step
     assert metrics["correction/weight"] == pytest.approx(np.mean(importances), rel=1e-4)
     assert metrics["correction/touched"] == pytest.approx(np.mean(touched))
-    assert metrics["mismatch/mean"] == pytest.approx(np.mean(sizes), rel=1e-4)
+    sizes = [  # of undecided rollouts too, which have no gradient
+        (token_statistics(start, r)[0].detach() - torch.as_tensor(r.behaviour_logprobs[1:]))[r.sampled[1:]].abs()
+        for r in batch.rollouts
+    ]
+    assert metrics["mismatch/mean"] == pytest.approx(float(torch.cat(sizes).mean()), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", registry.names("correction"))
@@ -369,27 +377,17 @@ def test_a_large_gap_of_the_engine_is_bounded_in_every_step(
     assert all(product <= bound * 1.001 and ratio <= 1.001 for product, ratio in seen), seen
 
 
-def test_the_recomputed_log_probs_cost_one_pass(policy, make_batch, recording, monkeypatch):
+def test_the_recomputed_log_probs_cost_one_pass(policy, make_batch, recording, forwards):
     """A correction with four steps a batch computes the rollouts of the later three once more; without one nothing is."""
-    import rlvr.learner
-
-    counted = []
-    plain = rlvr.learner.forward
-
-    def forward(policy, rows, needs):
-        counted.append((len(rows.index), torch.is_grad_enabled()))
-        return plain(policy, rows, needs)
-
-    monkeypatch.setattr(rlvr.learner, "forward", forward)
     batch = make_batch(policy, rewards=((1.0, 0.0),) * 4)
     Recorded(policy, batch, size=0.1)
     component = Component("policy", ClippedPolicyLoss(), "policy", corrected=True)
     options = OptimConfig(optimizer="sgd", lr=1e-3, updates_per_batch=4)
     Learner(recording(policy)).update(batch, Objective((component,), 1.0, Truncate()), options, 1e-3)
-    assert counted == [(6, False)] + [(2, True)] * 4
-    counted.clear()
+    assert forwards == [(6, False)] + [(2, True)] * 4
+    forwards.clear()
     Learner(recording(policy)).update(batch, Objective((component,), 1.0), options, 1e-3)
-    assert counted == [(2, True)] * 4
+    assert forwards == [(2, True)] * 4
 
 
 def test_a_loss_that_chooses_sees_the_same_ratio_as_it_trains(policy, make_batch, recording, monkeypatch):

@@ -108,7 +108,7 @@ def test_statistics_are_those_of_the_update_that_follows(make_trainer):
         for c, r, a in zip(columns, trainer.batch.rollouts, trainer.batch.token_columns["advantage"], strict=True)
         if a.any()
     ]
-    assert trainer.metrics[0]["entropy"] == pytest.approx(np.concatenate(trained_tokens).mean(), rel=1e-4)
+    assert trainer.metrics[0]["entropy/trained"] == pytest.approx(np.concatenate(trained_tokens).mean(), rel=1e-4)
 
 
 def test_a_memory_is_saved_and_taken_back(make_trainer):

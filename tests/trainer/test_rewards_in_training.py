@@ -71,7 +71,7 @@ def test_statistics_are_taken_once_for_rewards_and_advantages(make_trainer, monk
     trainer = make_trainer(over)
     trainer.train(1)
     assert len(asked) == 1
-    entropy = trainer.metrics[0]["entropy"]
+    entropy = trainer.metrics[0]["entropy/trained"]
     assert trainer.metrics[0]["reward/entropy"] == pytest.approx(entropy, rel=0.1)
 
 

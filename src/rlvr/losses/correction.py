@@ -20,6 +20,8 @@ from rlvr.losses.tokens import TokenBatch
 from rlvr.registry import register
 
 Level = Literal["token", "sequence"]
+LARGEST_GAP = 30.0
+"""Nats that a gap is cut to: its exponential is still finite in float32."""
 
 
 class Correction(Protocol):
@@ -120,8 +122,8 @@ class MaskNegatives:
 
 
 def gaps(tokens: TokenBatch) -> torch.Tensor:
-    """log pi_proximal - log pi_behaviour [T], detached; within 30 nats, where exp is finite in float32."""
-    return (tokens.proximal_logprobs - tokens.behaviour_logprobs).detach().clamp(-30.0, 30.0)
+    """log pi_proximal - log pi_behaviour [T], detached; within LARGEST_GAP nats."""
+    return (tokens.proximal_logprobs - tokens.behaviour_logprobs).detach().clamp(-LARGEST_GAP, LARGEST_GAP)
 
 
 def ratios(tokens: TokenBatch, level: Level = "token") -> torch.Tensor:

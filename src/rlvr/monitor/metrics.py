@@ -96,7 +96,19 @@ _ALL = [
     Metric("grad_norm", "norm", "Norm of the gradient before clipping.", "steady; spikes precede collapse"),
     Metric("lr", "1", "Learning rate of the last optimizer step.", "as scheduled"),
     Metric("kl/ref", "nats", "KL divergence of the policy from the reference.", "grows slowly from 0"),
-    Metric("entropy", "nats", "Entropy of the next-token distribution.", "falls slowly; near 0 is collapse"),
+    Metric(
+        "entropy",
+        "nats",
+        "Entropy of the next-token distribution: minus the mean log-prob of all tokens sampled in this step, groups without an "
+        "advantage included, under the weights that sampled. Where no such log-prob is known (an sft stage): entropy/trained.",
+        "falls slowly; near 0 is collapse",
+    ),
+    Metric(
+        "entropy/trained",
+        "nats",
+        "Exact entropy at the tokens that have a gradient; null where none has.",
+        "often above entropy: groups that agree are not in it",
+    ),
     Metric(
         "ratio/mean", "ratio", "Probability ratio of current over proximal policy.", "1 on the first optimizer step"
     ),
@@ -105,7 +117,12 @@ _ALL = [
     Metric("ratio/clipped_high", "share", "Share of trained tokens clipped at the upper bound.", "below 0.05"),
     Metric("tokens/kept", "share", "Mean factor that token selectors give the tokens of the policy loss.", "as asked"),
     Metric("tokens/chosen", "share", "Share of tokens that the loss singled out in the whole step.", "small"),
-    Metric("mismatch/mean", "nats", "Mean gap |proximal - behaviour| of log-probs.", "below 0.01"),
+    Metric(
+        "mismatch/mean",
+        "nats",
+        "Mean gap |proximal - behaviour| of log-probs, of rollouts with a gradient and of a sample of those without.",
+        "below 0.01",
+    ),
     Metric("mismatch/max", "nats", "Largest gap of a token.", "below 1"),
     Metric("mismatch/share_over", "share", "Share of tokens whose gap is over the gate.", "below 0.01"),
     Metric("mismatch/kl", "nats", "Estimate of KL(behaviour || proximal) per token.", "below 0.01"),
