@@ -366,3 +366,23 @@ def test_a_budget_smaller_than_a_rollout_is_said_once(small, caplog, monkeypatch
 def test_sharing_without_packing_is_refused():
     with pytest.raises(ValueError, match="share_prefix"):
         OptimConfig(packing=False, share_prefix=True)
+
+
+@pytest.mark.parametrize("architecture", ["gemma2", "vaultgemma"])
+def test_an_attention_soft_cap_is_applied_in_every_row(architecture):
+    """transformers' sdpa leaves it out. The oracle is the model in float64 with eager attention, one rollout at a time."""
+    policy = tiny(architecture, init_std=0.3)
+    policy.causal_lm.config.get_text_config().attn_logit_softcapping = 5.0
+    for layer in policy.causal_lm.model.layers:
+        layer.self_attn.attn_logit_softcapping = 5.0  # so tight that a forgotten cap shows
+    batch = ragged(3)
+    model = double(policy)
+    model.set_attn_implementation("eager")
+    on = torch.cat([torch.as_tensor(r.sampled[1:]) for r in batch.rollouts])
+    want = torch.cat([token_statistics(model, r)[0].detach() for r in batch.rollouts])[on]
+    for options in ({"packing": False}, *WAYS.values()):
+        columns, _, _ = measured(policy, batch, OptimConfig(**options))
+        got = torch.cat([torch.as_tensor(values[1:]) for values in columns["logprobs"]])[on]
+        torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-5)
+    with pytest.raises(ConfigError, match="attention soft-cap"):
+        tiny(architecture, attention="sdpa")

@@ -72,7 +72,8 @@ class ModelConfig(Section):
     """Keep the frozen weights under an adapter in 4 bits (QLoRA), by bitsandbytes; only for a model that is loaded. What is computed
     with is their value in `dtype`."""
     attention: str | None = None
-    """transformers' attention implementation: sdpa, eager, flash_attention_2 ...; null: its own choice for the model."""
+    """transformers' attention implementation: sdpa, eager, flash_attention_2 ...; null: its own choice for the model, but eager
+    where that would be sdpa and the model has an attention soft-cap (Gemma 2), which sdpa leaves out."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time. Numbers stay the same: a model's own
     dropout is never active."""

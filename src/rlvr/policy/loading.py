@@ -74,9 +74,27 @@ def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, config: ModelCon
         disable_own_dropout(model)
     adapter_dropout = config.adapter is not None and config.adapter.dropout > 0
     policy = Policy(model.eval(), tokenizer, dtype_of(config), adapter_dropout, device_of(config))
+    _keep_soft_cap(policy.causal_lm, config.attention)
     if config.activation_offload:
         offload_activations(policy.causal_lm.base_model)
     return policy
+
+
+def _keep_soft_cap(model: Any, asked: str | None) -> None:
+    """Take eager attention for a model with an attention soft-cap that was loaded with sdpa, which leaves the cap out.
+
+    transformers' `sdpa_attention_forward` ignores `softcap`, without a word, and is its default for Gemma 2 and VaultGemma
+    (transformers 5.19); eager, flex_attention and flash_attention_2 apply it. ConfigError where `asked` is sdpa.
+    """
+    cap = getattr(model.config.get_text_config(), "attn_logit_softcapping", None)
+    if cap is None or model.config._attn_implementation != "sdpa":
+        return
+    if asked == "sdpa":
+        raise ConfigError(
+            f"model.attention: sdpa leaves out the attention soft-cap of the model (attn_logit_softcapping is {cap}): use "
+            "eager, flex_attention or flash_attention_2, or null, which is eager here"
+        )
+    model.set_attn_implementation("eager")
 
 
 def tokenizer_of(model: Any) -> PreTrainedTokenizerBase:
