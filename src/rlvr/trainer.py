@@ -40,7 +40,7 @@ from rlvr.monitor.phases import Phases
 from rlvr.monitor.profile import StepProfiler
 from rlvr.monitor.rollout_log import RolloutLog
 from rlvr.monitor.trackers import Tracker
-from rlvr.policy import Snapshot, learning_rate, load_policy, make_policy, tokenizer_of
+from rlvr.policy import Snapshot, given_policy, learning_rate, load_policy
 from rlvr.policy.adapters import is_adapter, save_base
 from rlvr.records import Batch, Rollout, Task
 from rlvr.rollout import (
@@ -74,8 +74,8 @@ class GRPOTrainer:
         trainer = GRPOTrainer("Qwen/Qwen2.5-0.5B-Instruct", tasks, MathVerifier(), {"run": {"steps": 100}})
         trainer.train()
 
-    `model` is a loaded model (with `tokenizer`), a path or hub name, or None to build what the config says. `tasks` and
-    `eval_tasks` are anything that `rlvr.data.load_tasks` takes, or None for the config's. `verifier` is a Verifier, a
+    `model` is a loaded model (with `tokenizer`; it is moved to the config's `model.device`), a path or hub name, or None to
+    build what the config says. `tasks` and `eval_tasks` are anything that `rlvr.data.load_tasks` takes, or None for the config's. `verifier` is a Verifier, a
     plain reward function, a registered name, or None for the config's. `config` is a Config, a mapping or a YAML file.
 
     After `train()`: `metrics` (one record per step), `evaluations`, `batch` (the last one scored), `policy`. Raises
@@ -104,7 +104,7 @@ class GRPOTrainer:
         if model is None:
             self.policy = load_policy(self.config.model, self.seed, self._backends.partitions, self.world.leads)
         else:
-            self.policy = make_policy(model, tokenizer or tokenizer_of(model), self.config.model, self.seed)
+            self.policy = given_policy(model, tokenizer, self.config.model, self.seed, self._backends.partitions)
         leads = self.world.leads
         self.phases, self.activity, self.stop = Phases(torch.profiler.record_function), Activity(), StopRequest()
         how = self.config.logging

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import peft
 import pytest
+import torch
 
+from rlvr.config import ModelConfig
 from rlvr.distributed.farm import open_engine
-from rlvr.errors import DataError
+from rlvr.errors import ConfigError, DataError
 from rlvr.evaluate import main as evaluate
+from rlvr.policy import given_policy
 from small_run import task_rows
 
 SHORT = """
@@ -73,3 +77,48 @@ def test_a_rank_without_an_engine_knows_the_context_of_the_one_that_samples(poli
             return 40
 
     assert open_engine("vllm-server", policy, None, Second(), None, False).context == 40
+
+
+def test_a_loaded_model_goes_to_the_configured_device(make_policy, monkeypatch):
+    """`auto` is the GPU where there is one. There is none here, so that `to` only says where it was sent."""
+    policy = make_policy(layers=1)
+    model, moved = policy.model, []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(type(model), "to", lambda self, device: moved.append(str(device)) or self)
+    assert str(given_policy(model, policy.tokenizer, ModelConfig()).home) == "cuda"
+    given_policy(model, policy.tokenizer, ModelConfig(device="cuda:1"))
+    assert moved == ["cuda", "cuda:1"]
+    given_policy(model, policy.tokenizer, ModelConfig(device="cpu"))  # it is there
+    given_policy(model, policy.tokenizer, ModelConfig(), shared_out=True)  # ZeRO-3 takes it from host memory
+    assert moved == ["cuda", "cuda:1"]
+    model.is_quantized = True
+    with pytest.raises(
+        ConfigError, match=r"is quantized and lies on cpu, while model\.device means cuda: load it there"
+    ):
+        given_policy(model, policy.tokenizer, ModelConfig())
+    model.is_quantized = False
+    model.hf_device_map = {"model.embed_tokens": 0, "lm_head": "cpu"}
+    with pytest.raises(ConfigError, match=r"spread over 0, cpu \(device_map\): load it without device_map"):
+        given_policy(model, policy.tokenizer, ModelConfig())
+    del model.hf_device_map
+    with pytest.raises(ConfigError, match="has no weights"):
+        given_policy(make_policy(layers=1).model.to_empty(device="meta"), policy.tokenizer, ModelConfig(device="cpu"))
+
+
+def test_a_model_of_which_nothing_trains_is_refused(make_policy, tmp_path):
+    policy, config = make_policy(layers=1), ModelConfig(device="cpu")
+    adapted = peft.get_peft_model(
+        policy.model, peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
+    adapted.save_pretrained(tmp_path)
+    base = make_policy(layers=1).model
+    inference = peft.PeftModel.from_pretrained(base, tmp_path)
+    with pytest.raises(ConfigError, match=r"loaded for inference.*is_trainable=True"):
+        given_policy(inference, policy.tokenizer, config)
+    trainable = peft.PeftModel.from_pretrained(make_policy(layers=1).model, tmp_path, is_trainable=True)
+    assert given_policy(trainable, policy.tokenizer, config).trainable()
+    frozen = make_policy(layers=1).model.requires_grad_(False)
+    with pytest.raises(ConfigError, match="no parameter requires a gradient"):
+        given_policy(frozen, policy.tokenizer, config)
+    adapter = ModelConfig(device="cpu", adapter={"r": 2})
+    assert given_policy(frozen, policy.tokenizer, adapter).trainable()

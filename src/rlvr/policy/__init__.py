@@ -1,6 +1,6 @@
 """The policy: loading and building models, adapters, micro-batches, statistics of a forward pass, optimisers."""
 
-from rlvr.policy.loading import device_of, dtype_of, load_policy, make_policy, tokenizer_of
+from rlvr.policy.loading import device_of, dtype_of, given_policy, load_policy, make_policy, tokenizer_of
 from rlvr.policy.microbatch import MicroBatch, cut, deal, rows_of
 from rlvr.policy.model import Policy
 from rlvr.policy.optimizers import adamw, learning_rate, sgd
@@ -20,6 +20,7 @@ __all__ = [
     "device_of",
     "dtype_of",
     "forward",
+    "given_policy",
     "learning_rate",
     "load_policy",
     "make_policy",

@@ -24,7 +24,7 @@ from rlvr.policy.adapters import add_adapter, is_adapter
 from rlvr.policy.dropout import disable_own_dropout
 from rlvr.policy.model import Policy
 from rlvr.policy.offload import offload_activations
-from rlvr.policy.quantization import exact, quantizing
+from rlvr.policy.quantization import exact, has_quantized, quantizing
 from rlvr.policy.scratch import build_model, build_tokenizer
 
 
@@ -53,6 +53,52 @@ def load_policy(config: ModelConfig, seed: int = 0, shared_out: bool = False, le
         model = model._apply(lambda t: torch.empty((), dtype=t.dtype).expand(t.shape) if t.is_meta else t)
         model.tie_weights()
     return make_policy(model if shared_out else model.to(device_of(config)), tokenizer, config, seed)
+
+
+def given_policy(
+    model: Any, tokenizer: PreTrainedTokenizerBase | None, config: ModelConfig, seed: int = 0, shared_out: bool = False
+) -> Policy:
+    """A Policy round a model that the user loaded, moved to the configured device, where not `shared_out` among ranks.
+
+    ConfigError for a model that cannot be moved there, or of which nothing would be trained.
+    """
+    policy = make_policy(
+        model if shared_out else _placed(model, device_of(config)), tokenizer or tokenizer_of(model), config, seed
+    )
+    if policy.trainable():
+        return policy
+    if is_adapter(model):
+        raise ConfigError(
+            "nothing of the model is trainable: its adapter was loaded for inference. Load it with "
+            "PeftModel.from_pretrained(base, path, is_trainable=True), or give the path as model.path with model.adapter set"
+        )
+    raise ConfigError(
+        "nothing of the model is trainable: no parameter requires a gradient. Call model.requires_grad_(True), or set "
+        "model.adapter to train an adapter on it"
+    )
+
+
+def _placed(model: Any, device: torch.device) -> Any:
+    """The model on `device`. ConfigError says why it cannot be moved there and what to do."""
+    found = {parameter.device for parameter in model.parameters()}
+    if any(one.type == "meta" for one in found):
+        raise ConfigError("the model that was given has no weights (they are on the device `meta`): load them first")
+    # accelerate notes in `hf_device_map` where it put the parts of a model that was loaded with a device_map.
+    parts = {str(part) for part in (getattr(model, "hf_device_map", None) or {}).values()}
+    if len(found) > 1 or len(parts) > 1:
+        raise ConfigError(
+            f"the model that was given is spread over {', '.join(sorted(parts or map(str, found)))} (device_map): load it "
+            "without device_map, or onto one device; distributed.zero_stage 3 shares a large model out among ranks"
+        )
+    here = next(iter(found))
+    if here.type == device.type and device.index in (None, here.index):
+        return model
+    if getattr(model, "is_quantized", False) or has_quantized(model):
+        raise ConfigError(
+            f"the model that was given is quantized and lies on {here}, while model.device means {device}: load it there "
+            f"(device_map={{'': '{device}'}}), or set model.device to {here}"
+        )
+    return model.to(device)
 
 
 def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, config: ModelConfig, seed: int = 0) -> Policy:
