@@ -170,11 +170,15 @@ def check_options(kind: str, spec: str | Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
+_CHECKS = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
+"""A number that is not finite is a slip in every option: it would only be seen in the loss."""
+
+
 def _adapter(hint: Any) -> TypeAdapter[Any]:
     has_config = isinstance(hint, type) and (
         hasattr(hint, "model_config") or typing.is_typeddict(hint) or is_pydantic_dataclass(hint)
     )
-    return TypeAdapter(hint) if has_config else TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
+    return TypeAdapter(hint) if has_config else TypeAdapter(hint, config=_CHECKS)
 
 
 def options_of(piece: Any) -> dict[str, inspect.Parameter]:

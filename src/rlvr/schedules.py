@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
@@ -19,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 class Schedule(BaseModel):
     """A number that goes from `start` to `end` over the first `over` steps (all steps of the stage by default)."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     schedule: Literal["linear", "cosine"]
     """The shape of the way from start to end."""
@@ -40,7 +41,7 @@ class Schedule(BaseModel):
 class StepSchedule(BaseModel):
     """A number that changes at given steps."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     at: dict[int, float]
     """Step -> value from that step on; step 0 must be there."""
@@ -62,7 +63,7 @@ class Controller(BaseModel):
     a negative delta and `idle`.
     """
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     metric: str
     """The metric that drives the value, by its name in metrics.jsonl."""
@@ -80,7 +81,7 @@ class Controller(BaseModel):
     it where delta is negative)."""
     minimum: float = 0.0
     """The value never falls below this."""
-    maximum: float = math.inf
+    maximum: float = Field(default=math.inf, allow_inf_nan=True)
     """The value never rises above this."""
     _current: float | None = PrivateAttr(default=None)
     _needed: bool = PrivateAttr(default=True)
@@ -122,8 +123,37 @@ class Controller(BaseModel):
         self._current, self._needed = float(state["current"]), bool(state.get("needed", True))
 
 
-Scalar = float | Schedule | StepSchedule | Controller
+Scalar = Annotated[float, Field(allow_inf_nan=False)] | Schedule | StepSchedule | Controller
 """The type of a number that may be constant, scheduled or driven."""
+
+
+def least_value(scalar: Scalar) -> float:
+    """Return a lower bound of what `scalar` may become, over all steps."""
+    if isinstance(scalar, Controller):
+        if scalar.idle:
+            return min(0.0, scalar.minimum)
+        if scalar.delta is None and scalar.value > 0:
+            # The proportional form multiplies by a factor near 1: a positive value never comes to 0.
+            return max(scalar.minimum, sys.float_info.min)
+        return min(scalar.minimum, scalar.value)
+    if isinstance(scalar, Schedule):
+        return min(scalar.start, scalar.end)
+    if isinstance(scalar, StepSchedule):
+        return min(scalar.at.values())
+    return scalar
+
+
+def refuse_below(name: str, scalar: Scalar | str | None, limit: float, above: bool = False) -> None:
+    """ValueError where a number, or a schedule or controller of it, may fall below `limit` (with `above`: to `limit`).
+
+    A word or None in the place of a number is left alone.
+    """
+    if scalar is None or isinstance(scalar, str):
+        return
+    least = least_value(scalar)
+    if least < limit or (above and least == limit):
+        reaches = f"is {least:g}" if isinstance(scalar, (int, float)) else f"goes down to {least:g}"
+        raise ValueError(f"{name} {reaches}, and must be {'above' if above else 'at least'} {limit:g}")
 
 
 def scalar_value(scalar: Scalar, step: int, steps: int) -> float:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import peft
 import pytest
 import torch
 
+from rlvr import registry
 from rlvr.config import ModelConfig
+from rlvr.config_loading import load_config
 from rlvr.distributed.farm import open_engine
 from rlvr.errors import ConfigError, DataError
 from rlvr.evaluate import main as evaluate
@@ -122,3 +127,65 @@ def test_a_model_of_which_nothing_trains_is_refused(make_policy, tmp_path):
         given_policy(frozen, policy.tokenizer, config)
     adapter = ModelConfig(device="cpu", adapter={"r": 2})
     assert given_policy(frozen, policy.tokenizer, adapter).trainable()
+
+
+def moving(start, end):
+    return {"schedule": "linear", "start": start, "end": end}
+
+
+FOLLOWS = {"metric": "entropy", "target": 1.0, "initial": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"rollout": {"temperature": -1}}, "rollout.temperature: the temperature is -1, and must be above 0"),
+        ({"rollout": {"temperature": moving(1.0, 0.0)}}, "the temperature goes down to 0, and must be above 0"),
+        ({"rollout": {"temperature": {"at": {0: 1.0, 5: -1}}}}, "the temperature goes down to -1"),
+        ({"rollout": {"temperature": {**FOLLOWS, "delta": 0.1}}}, "the temperature goes down to 0"),
+        ({"rollout": {"stop": [".", " ", ""]}}, r"rollout\.stop\.2: .* at least 1 character"),
+        ({"algorithm": {"loss": {"clip_low": -0.5}}}, "clip_low is -0.5, and must be at least 0"),
+        (
+            {"algorithm": {"loss": {"clip_high": moving(0.2, -0.1)}}},
+            "clip_high goes down to -0.1, and must be at least 0",
+        ),
+        ({"algorithm": {"loss": {"name": "gmpo", "clip_high": -1.0}}}, "clip_high is -1, and must be at least 0"),
+        ({"algorithm": {"loss": {"clip_low": math.nan}}}, "finite"),
+        ({"algorithm": {"advantage": {"name": "group", "baseline": math.inf}}}, "group"),
+        ({"algorithm": {"entropy": math.nan}}, "algorithm.entropy: .*finite"),
+        ({"algorithm": {"kl": {"coef": moving(0.1, math.inf)}}}, "algorithm.kl.coef.*finite"),
+        ({"optim": {"lr": math.nan}}, "optim.lr: .*finite"),
+        ({"rollout": {"deadline": math.inf}}, "rollout.deadline: .*finite"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused_by_name(section, message):
+    with pytest.raises(ConfigError, match=message):
+        registry.build("loss", load_config(section).algorithm.loss)
+
+
+def test_numbers_at_the_edge_are_taken():
+    follows = load_config({"rollout": {"temperature": FOLLOWS}}).rollout.temperature
+    assert follows.maximum == math.inf
+    config = load_config({"algorithm": {"loss": {"clip_low": 0.0, "clip_high": moving(0.0, 1.0)}}})
+    assert registry.build("loss", config.algorithm.loss).clip_low == 0.0
+    assert load_config(config.dump()) == config
+
+
+def test_a_term_of_weight_0_leaves_no_reward_undecided(make_trainer, tmp_path):
+    """Also where a schedule is 0 at the step, within another term and for some sources; the column shows what is undecided."""
+    (tmp_path / "maybe.py").write_text("def maybe(completion, token_ids): return None if len(token_ids) % 2 else 1.0")
+    maybe = {"name": f"{tmp_path / 'maybe.py'}:maybe"}
+    weights = {"a": 0.0, "b": {"at": {0: 0.0, 1: 1.0}}}
+    within = {"name": "sum", "as": "c", "terms": ["verdict", {**maybe, "as": "d", "weight": 0.0}]}
+    some = {**maybe, "as": "e", "weight": 0.0, "sources": ["here"]}
+    rewards = [within, some, *({**maybe, "as": name, "weight": weight} for name, weight in weights.items())]
+    rows = [{**row, "source": "here"} for row in task_rows()]
+    trainer = make_trainer({"rewards": rewards, "run": {"steps": 2}}, tasks=rows)
+    trainer.train(1)
+    undecided = np.isnan(trainer.batch.column("reward/a"))
+    assert undecided.any()
+    for name in ("b", "d", "e"):
+        assert (np.isnan(trainer.batch.column(f"reward/{name}")) == undecided).all()
+    assert trainer.batch.column("reward").tolist() == trainer.batch.column("reward/verdict").tolist()
+    trainer.train(1)
+    assert (np.isnan(trainer.batch.column("reward")) == np.isnan(trainer.batch.column("reward/b"))).all()

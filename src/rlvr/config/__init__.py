@@ -86,7 +86,8 @@ class Config(Section):
     """How verifiers are run."""
     rewards: list[piece_of("reward")] = ["verdict"]  # type: ignore[valid-type]
     """Terms of the reward, summed with their weights; a list replaces the default. A term also takes a `weight` (a scalar), a
-    name for its column (`as`), and the `sources` of the tasks that have it."""
+    name for its column (`as`), and the `sources` of the tasks that have it. A term that is undecided for a rollout leaves its
+    reward undecided, unless the term's weight is 0 at the step."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     """From scored rollouts to a loss."""
     optim: OptimConfig = OptimConfig()

@@ -75,4 +75,6 @@ def piece_of(kind: str, *words: str) -> Any:
 class Section(BaseModel):
     """Base of every section: strict keys, docstrings as descriptions."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_assignment=True)
+    model_config = ConfigDict(
+        extra="forbid", use_attribute_docstrings=True, validate_assignment=True, allow_inf_nan=False
+    )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints, field_validator
 
 from rlvr.config.pieces import Section, piece_of
-from rlvr.schedules import Scalar
+from rlvr.schedules import Scalar, refuse_below
 
 
 class DataConfig(Section):
@@ -64,7 +64,7 @@ class RolloutConfig(Section):
     """Sample among the k most likely tokens; 0: all. Only 0 in training."""
     min_p: float = Field(default=0.0, ge=0, lt=1)
     """Drop tokens less likely than this share of the most likely one. Only 0 in training."""
-    stop: list[str] = []
+    stop: list[Annotated[str, StringConstraints(min_length=1)]] = []
     """Strings that end a response (they stay in it)."""
     ignore_eos: bool = False
     """Go on past the end-of-sequence token, to `max_new_tokens`."""
@@ -79,6 +79,14 @@ class RolloutConfig(Section):
     deadline: float = Field(default=1800.0, gt=0)
     """Seconds that one step's collection may take; past it the run stops and says what it waited for. The same for 4096
     rollouts of an evaluation, past which that evaluation fails and the run goes on."""
+
+    @field_validator("temperature")
+    @classmethod
+    def _above_zero(cls, temperature: Scalar) -> Scalar:
+        """0 alone is left to the stage, because one that does not sample has no use for it."""
+        if temperature != 0:
+            refuse_below("the temperature", temperature, 0, above=True)
+        return temperature
 
 
 class VerificationConfig(Section):

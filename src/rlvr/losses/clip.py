@@ -12,7 +12,7 @@ from rlvr.losses.ratio import Ratio, log_ratio
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
 from rlvr.needs import PROXIMAL, Need
 from rlvr.registry import register
-from rlvr.schedules import Scalar
+from rlvr.schedules import Scalar, refuse_below
 
 
 @register("loss", "clip")
@@ -66,10 +66,12 @@ class ClippedPolicyLoss:
         numbers = isinstance(self.cap, float) and isinstance(self.clip_high, float)
         if self.clip == "hard" and numbers and self.cap <= 1 + self.clip_high:  # type: ignore[operator]
             raise ValueError(f"cap is {self.cap}, and must be above 1 + clip_high = {1 + self.clip_high:g}")  # type: ignore[operator]
-        for name in ("soft_positive", "soft_negative", "bound"):
-            value = getattr(self, name)
-            if isinstance(value, float) and value <= 0:
-                raise ValueError(f"{name} must be above 0, not {value}")
+        refuse_below("clip_low", self.clip_low, 0)
+        refuse_below("clip_high", self.clip_high, 0)
+        refuse_below("soft_positive", self.soft_positive, 0, above=True)
+        refuse_below("soft_negative", self.soft_negative, 0, above=True)
+        refuse_below("bound", self.bound, 0, above=True)
+        refuse_below("cap", self.cap, 0, above=True)
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
         gap = log_ratio(tokens, self.ratio, _number(self.bound))

@@ -16,7 +16,7 @@ from rlvr.losses.ratio import log_ratio
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
 from rlvr.needs import PROXIMAL, Need
 from rlvr.registry import register
-from rlvr.schedules import Scalar
+from rlvr.schedules import Scalar, refuse_below
 
 
 def covariances(tokens: TokenBatch) -> torch.Tensor:
@@ -52,6 +52,11 @@ class ClipCovLoss:
 
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", PROXIMAL)})
     chooses_by = frozenset({Need("logprobs"), Need("logprobs", PROXIMAL)})
+
+    def __post_init__(self) -> None:
+        refuse_below("share", self.share, 0)
+        refuse_below("clip_low", self.clip_low, 0)
+        refuse_below("clip_high", self.clip_high, 0)
 
     def choose(self, tokens: TokenBatch) -> torch.Tensor:
         """1 where the token is held back, else 0, [T]."""

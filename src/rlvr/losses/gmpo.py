@@ -10,7 +10,7 @@ import torch
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
 from rlvr.needs import PROXIMAL, Need
 from rlvr.registry import register
-from rlvr.schedules import Scalar
+from rlvr.schedules import Scalar, refuse_below
 
 
 @register("loss", "gmpo")
@@ -31,6 +31,10 @@ class GeometricMeanLoss:
     average: ClassVar[Average] = "sequences"
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", PROXIMAL)})
     zero_without_advantage = True
+
+    def __post_init__(self) -> None:
+        refuse_below("clip_low", self.clip_low, 0)
+        refuse_below("clip_high", self.clip_high, 0)
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
         low, high = float(self.clip_low), float(self.clip_high)  # type: ignore[arg-type]

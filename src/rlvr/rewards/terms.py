@@ -4,7 +4,7 @@ A term is a function of the batch that returns float64 [B] (NaN where undecided)
 in TRL's form, of a group's completions (rlvr.calling says what it may ask for). A plain function is called once per rollout.
 A function of the batch is called once per step with all rollouts of the step, and under dynamic sampling (`rollout.refill`)
 before that with those of each draw by itself, to see whether the draw's rewards differ. Every term becomes the column `reward/<name>`; the column `reward` is their
-weighted sum, undecided where a term is undecided.
+weighted sum, undecided where a term is undecided whose weight is not 0 at the step.
 
 A term may be made of others: its class names the options that hold terms (`inner = ("term", "by")`), and it is called
 with their values, `piece(batch, term=[B], by=[B])` (a list of arrays where the option holds a list). So a piece sees the
@@ -270,7 +270,7 @@ def score(batch: Batch, terms: Sequence[Term]) -> Batch:
     total = np.zeros(len(batch))
     for term in terms:
         if term.sources is None:
-            total = total + _plain(term.weight) * _evaluate(batch, term)
+            total = total + _weighted(term.weight, _evaluate(batch, term))
         else:
             total = total + _on_sources(batch, term)
     batch.columns["reward"] = total
@@ -283,7 +283,7 @@ def _on_sources(batch: Batch, term: Term) -> np.ndarray:
     part = batch.select(np.flatnonzero(on))
     before = set(part.columns)
     added = np.zeros(len(batch))
-    added[on] = _plain(term.weight) * _evaluate(part, term)
+    added[on] = _weighted(term.weight, _evaluate(part, term))
     for name in set(part.columns) - before:
         batch.columns[name] = np.full(len(batch), np.nan)
         batch.columns[name][on] = part.columns[name]
@@ -294,7 +294,7 @@ def _evaluate(batch: Batch, term: Term) -> np.ndarray:
     """The values of a term, after those that it is made of; each becomes a column."""
 
     def weighted(one: Term) -> np.ndarray:
-        return _plain(one.weight) * _evaluate(batch, one)
+        return _weighted(one.weight, _evaluate(batch, one))
 
     held = {k: [weighted(t) for t in v] if isinstance(v, list) else weighted(v) for k, v in term.inner.items()}
     try:
@@ -316,6 +316,10 @@ def _evaluate(batch: Batch, term: Term) -> np.ndarray:
     return values
 
 
-def _plain(weight: Scalar) -> float:
-    """The weight at the first step where no step is known (`at_step` was not called)."""
-    return float(scalar_value(weight, 0, 1))
+def _weighted(weight: Scalar, values: np.ndarray) -> np.ndarray:
+    """The weight times the values; 0 where the weight is 0, also of undecided values: such a term is only looked at.
+
+    Where no step is known (`at_step` was not called) the weight is that of the first step.
+    """
+    factor = float(scalar_value(weight, 0, 1))
+    return factor * values if factor else np.zeros(len(values))
