@@ -48,10 +48,10 @@ def test_the_weighted_sum_and_what_is_undecided_stays_so(batch):
     np.testing.assert_array_equal(batch.column("reward/verdict"), [1, 0, np.nan, np.nan])
 
 
-def test_a_term_that_weighs_nothing_still_says_what_is_undecided(batch):
-    np.testing.assert_array_equal(
-        column(batch, {"name": "length", "per": 1}, {"name": "verdict", "weight": 0}), [1, 2, np.nan, np.nan]
-    )
+def test_a_term_that_weighs_nothing_leaves_the_reward_decided(batch):
+    got = column(batch, {"name": "length", "per": 1}, {"name": "verdict", "weight": 0})
+    np.testing.assert_array_equal(got, [1, 2, 3, 4])
+    np.testing.assert_array_equal(batch.column("reward/verdict"), [1, 0, np.nan, np.nan])
 
 
 def test_the_first_verdict_is_the_tasks_own(batch):

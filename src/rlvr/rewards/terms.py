@@ -139,7 +139,7 @@ def _term(spec: Any, top: bool = True) -> Term:
     if isinstance(spec, Term):
         return spec
     if callable(spec):
-        return Term(name_of(spec), _of_batch(spec))
+        return Term(name_of(spec), _of_batch(spec, name_of(spec)))
     name, keys = term_name(spec), {k: spec[k] for k in TERM_KEYS if isinstance(spec, dict) and k in spec}
     if "sources" in keys and not top:
         raise ConfigError(f"rewards: {name!r} has `sources` and stands inside another term: give them to the outer one")
