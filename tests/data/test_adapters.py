@@ -124,7 +124,7 @@ def test_ids_are_stable_and_depend_on_what_is_asked_and_how_it_is_checked():
         ({"prompt": "p", "verifier": ["m"]}, None, ["'verifier' must be text"]),
         ({"prompt": "p", "info": "x"}, None, ["'info' must be an object", "text"]),
         ({"prompt": "p", "id": 1.5}, None, ["'id'", "1.5"]),
-        ({"prompt": "p", "image": b"x"}, None, ["'info.image'", "bytes"]),
+        ({"prompt": "p", "blob": b"x"}, None, ["'info.blob'", "bytes"]),
         ({"prompt": "p", "answer": datetime.date(2020, 1, 1)}, None, ["'answer'", "date"]),
         ({"prompt": "p", "completion": [*QUESTION, *QUESTION]}, None, ["'completion'", "one assistant message"]),
         ({"question": "2+2?", "answer": "4"}, None, ["'answer'", "#### N", "{prompt: question, answer: answer}"]),
@@ -142,3 +142,29 @@ def test_bad_rows_are_named(row, fields, said):
     assert "\n" not in message
     for part in said:
         assert part in message
+
+
+IMAGE = {"bytes": b"\x89PNG", "path": None}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "?", "image": "cat.png"},
+        {"prompt": "?", "images": [None, IMAGE]},
+        {"prompt": "?", "picture": IMAGE},
+        {"question": "?", "answer": "#### 1", "image": IMAGE},
+        {"messages": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]},
+        {"prompt": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
+    ],
+)
+def test_images_are_refused_by_row(row):
+    with pytest.raises(DataError, match=r"^cats\.jsonl, line 3: images are not supported yet"):
+        to_task(row, place="cats.jsonl, line 3")
+
+
+def test_columns_of_images_that_hold_none_are_no_images():
+    text = [{"role": "user", "content": [{"type": "text", "text": "?", "image": None}]}]
+    assert to_task({"prompt": text, "image": None, "images": [], "answer": "1"}).answer == "1"
+    kept = to_task({"problem": "?", "image": "cat.png"}, fields={"prompt": "problem", "info": []})
+    assert dict(kept.info) == {}  # a field map that leaves the column out says that it is not needed

@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlvr.data.code import as_code_row
+from rlvr.data.images import refuse_images
 from rlvr.errors import DataError, nearest
 from rlvr.records import Messages, Task
 
@@ -48,6 +49,7 @@ def to_task(
     if not isinstance(row, Mapping):
         raise DataError(f"{place}: a task is an object with a `prompt`, not {_kind(row)}")
     columns = _mapped(dict(row), fields, place) if fields else _recognised(dict(row), place)
+    refuse_images(columns, columns["prompt"], place)
     extra = {name: value for name, value in columns.items() if name not in FIELDS}
     info = {**extra, **_object(columns, "info", place)}
     prompt = _prompt(columns["prompt"], place)

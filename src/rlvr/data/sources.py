@@ -29,6 +29,7 @@ from typing import Any
 from rlvr import registry
 from rlvr.data.adapters import check_json, task_id, to_task
 from rlvr.data.files import SPLITS, SUFFIXES, read_rows, split_files
+from rlvr.data.images import refuse_images
 from rlvr.errors import DataError, nearest
 from rlvr.records import Task
 
@@ -215,6 +216,7 @@ def _adapted(
 
 def _as_task(item: Any, place: str, fields: Mapping[str, Any] | None, source: str | None) -> Task:
     if isinstance(item, Task):
+        refuse_images(item.info, item.prompt, place)
         check_json(item.to_json(), place)
         return item if item.source or not source else dataclasses.replace(item, source=source)
     if isinstance(item, str):
