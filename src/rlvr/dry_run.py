@@ -12,12 +12,16 @@ from rlvr.errors import RlvrError
 from rlvr.stage_plan import StagePlan
 
 
-def plan_lines(config: Config, plans: Sequence[StagePlan], folder: Path) -> list[str]:
-    """The run folder, and for each stage how prompts become completions, micro-batches and optimizer steps."""
-    return [
-        f"run folder: {folder}",
-        *(line for number, plan in enumerate(plans, 1) for line in _stage_lines(number, plan)),
-    ]
+def plan_lines(config: Config, plans: Sequence[StagePlan], folder: Path, longest: Sequence[int] = ()) -> list[str]:
+    """The run folder, and for each stage how prompts become completions, micro-batches and optimizer steps.
+
+    `longest` has for each stage the tokens that the context leaves for a response; empty where that is not known.
+    """
+    limits = longest or [plan.config.rollout.max_new_tokens for plan in plans]
+    lines = [f"run folder: {folder}"]
+    for number, (plan, limit) in enumerate(zip(plans, limits, strict=True), 1):
+        lines += _stage_lines(number, plan, limit)
+    return lines
 
 
 def memory_lines(plans: Sequence[StagePlan]) -> list[str]:
@@ -52,7 +56,7 @@ def _gib(size: float) -> str:
     return f"{size / 2**30:.2f} GiB"
 
 
-def _stage_lines(number: int, plan: StagePlan) -> list[str]:
+def _stage_lines(number: int, plan: StagePlan, limit: int) -> list[str]:
     rollout, optim, steps = plan.config.rollout, plan.config.optim, plan.allowed
     sampled = plan.kind != "sft"
     group = rollout.group_size if sampled else 1
@@ -65,7 +69,12 @@ def _stage_lines(number: int, plan: StagePlan) -> list[str]:
         size = min(optim.micro_batch_size or per_update, per_update)
         micro = f"{math.ceil(per_update / size)} micro-batches of {size}"
     made = f"{rollout.prompts_per_step} prompts x {group} = {rows} completions" if sampled else f"{rows} demonstrations"
-    tokens = f", at most {rows * rollout.max_new_tokens} new tokens" if sampled else ""
+    new = min(limit, rollout.max_new_tokens)
+    tokens = f", at most {new} new tokens each ({rows * new} in all)" if sampled else ""
+    if sampled and new < rollout.max_new_tokens:
+        tokens += (
+            f": the context leaves no more of rollout.max_new_tokens={rollout.max_new_tokens} after the shortest prompt"
+        )
     total = steps * updates * optim.epochs_per_batch
     return [
         f"stage {number} ({plan.name}): {steps} steps, each of {made}{tokens}",

@@ -30,6 +30,7 @@ from rlvr.distributed.prompt_lengths import encoded_lengths
 from rlvr.dry_run import plan_lines
 from rlvr.errors import ConfigError, DataError, EvaluationError, TrainingError, UserCodeError
 from rlvr.evaluation import Tally, evaluate
+from rlvr.evaluation.held_out import check_held_out
 from rlvr.learner import Learner
 from rlvr.monitor.batch import sample_rows, staleness_metrics
 from rlvr.monitor.console import Console
@@ -75,8 +76,9 @@ class GRPOTrainer:
         trainer.train()
 
     `model` is a loaded model (with `tokenizer`; it is moved to the config's `model.device`), a path or hub name, or None to
-    build what the config says. `tasks` and `eval_tasks` are anything that `rlvr.data.load_tasks` takes, or None for the config's. `verifier` is a Verifier, a
-    plain reward function, a registered name, or None for the config's. `config` is a Config, a mapping or a YAML file.
+    build what the config says. `tasks` and `eval_tasks` are anything that `rlvr.data.load_tasks` takes, or None for the
+    config's. `verifier` is a Verifier, a plain reward function, a registered name, or None for the config's. `config` is a
+    Config, a mapping or a YAML file.
 
     After `train()`: `metrics` (one record per step), `evaluations`, `batch` (the last one scored), `policy`. Raises
     RlvrError for bad input before any training.
@@ -454,7 +456,7 @@ class GRPOTrainer:
         if stage.verifies and self.world.leads:
             self.verifications[number].check(stage.pool)
         held_out = self.evaluation_tasks(plan.config)
-        refuse_long(held_out, lengths(held_out)[0], self.context)
+        check_held_out(plan.config.evaluation, held_out, lengths(held_out)[0], self.context)
         chooser(plan.config, self.policy, held_out, self._backends.partitions)  # refuses tasks that it cannot score
         if self.world.leads:
             self.verifications[number].check(held_out)
@@ -508,7 +510,9 @@ class GRPOTrainer:
             save_base(self.policy.model, self.policy.tokenizer, self.folder.path / "base")
         for tracker in self.trackers:
             tracker.start(self.config.dump(), self.folder.path)
-        self.console.start(plan_lines(self.config, self.plans, self.folder.path))
+        self.console.start(
+            plan_lines(self.config, self.plans, self.folder.path, [s.longest_response for s in self.stages])
+        )
         if found is not None:
             self.console.message(f"resumed from {found}: step {self.step}")
 

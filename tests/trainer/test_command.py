@@ -131,7 +131,9 @@ def test_a_dry_run_prints_the_plan_and_creates_nothing(command, tmp_path):
     assert resolved["algorithm"]["loss"]["name"] == "clip"
     assert load_config(resolved).dump() == resolved
     assert "stage 1 (sft): 4 steps, each of 2 demonstrations" in plan
-    assert "stage 2 (grpo): 3 steps, each of 2 prompts x 4 = 8 completions, at most 48 new tokens" in plan
+    assert (
+        "stage 2 (grpo): 3 steps, each of 2 prompts x 4 = 8 completions, at most 6 new tokens each (48 in all)" in plan
+    )
     assert "2 x 3 optimizer steps of 4 completions in 2 micro-batches of 3; 18 optimizer steps in all" in plan
 
 

@@ -189,3 +189,19 @@ def test_a_term_of_weight_0_leaves_no_reward_undecided(make_trainer, tmp_path):
     assert trainer.batch.column("reward").tolist() == trainer.batch.column("reward/verdict").tolist()
     trainer.train(1)
     assert (np.isnan(trainer.batch.column("reward")) == np.isnan(trainer.batch.column("reward/b"))).all()
+
+
+def test_evaluations_without_tasks_are_refused(make_trainer):
+    with pytest.raises(
+        ConfigError, match=r"evaluation\.every is 5, and there are no tasks to evaluate on: set data\.eval"
+    ):
+        make_trainer({"evaluation": {"every": 5}})
+    make_trainer({"evaluation": {"at_start": True, "at_end": True}})  # the defaults, as a dumped configuration has them
+
+
+def test_the_announcement_says_what_the_context_leaves(make_trainer, tmp_path, capsys):
+    long = {"rollout": {"max_new_tokens": 5000}, "logging": {"console": "plain"}, "run": {"steps": 1}}
+    make_trainer(long).train()
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert "2 prompts x 4 = 8 completions, at most 61 new tokens each (488 in all): the context leaves no more" in said
+    assert "rollout.max_new_tokens=5000" in said

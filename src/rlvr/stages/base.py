@@ -129,6 +129,11 @@ class Stage(ABC):
             return f"its prompt and demonstration have {length + shown} tokens, the model's context is {room}"
         return None
 
+    @property
+    def longest_response(self) -> int:
+        """Tokens that the context leaves for a response to the shortest prompt."""
+        return self.parts.context - min(len(self.parts.prompt(task)) for task in self.pool)
+
     def check_tasks(self) -> None:
         """DataError when a task lacks something that this kind of stage needs; by default nothing is."""
         return
