@@ -1,13 +1,16 @@
 """The probe after a publish: passes with the published weights, names an engine that has others."""
 
+import asyncio
+import sys
+
 import pytest
 import torch
 from engine_helpers import small
 
 from rlvr import GRPOTrainer
 from rlvr.distributed import PlainBackend
-from rlvr.errors import TrainingError
-from rlvr.rollout import HFEngine, HFEngineOptions, probe
+from rlvr.errors import TrainingError, WaitTimeout
+from rlvr.rollout import Collector, HFEngine, HFEngineOptions, probe
 
 
 @pytest.fixture(params=[True, False], ids=["tied", "untied"])
@@ -55,6 +58,30 @@ def test_a_stale_head_alone_is_found(pair, collector):
         probe(engine, policy, collector)
     engine.publish(2, PlainBackend(policy).named_weights)
     assert probe(engine, policy, collector) < 1e-5
+
+
+@pytest.mark.parametrize(("told_to_stop", "limit"), [(False, "SECONDS"), (True, "STOP_SECONDS")])
+def test_a_probe_that_is_not_answered_is_named_and_given_up(pair, monkeypatch, told_to_stop, limit):
+    policy, engine = pair
+    monkeypatch.setattr(sys.modules["rlvr.rollout.probe"], limit, 0.3)
+    collector = Collector(lambda: told_to_stop)
+    engine.publish(7, PlainBackend(policy).named_weights)
+    try:
+        assert probe(engine, policy, collector) < 1e-5  # a stop does not spoil one that is answered
+        given_up = []
+
+        async def never(request):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                given_up.append(request)
+
+        engine.generate = never
+        with pytest.raises(WaitTimeout, match="the probe of version 7 of the weights"):
+            probe(engine, policy, collector)
+    finally:
+        collector.close()
+    assert len(given_up) == 1
 
 
 def test_a_run_with_an_engine_of_its_own_weights_is_probed(tmp_path, monkeypatch):

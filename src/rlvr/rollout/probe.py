@@ -6,6 +6,7 @@ between the two log-probs. An engine that shares the trainer's weights needs non
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -19,11 +20,14 @@ from rlvr.records import Batch, Task
 from rlvr.rollout.collector import Collector
 from rlvr.rollout.engine import Bucket, Completion, Engine, Request, Sampling
 from rlvr.rollout.plans import make_rollout
+from rlvr.waits import finished
 
 TOKENS = 8
 """Length of the probe's prompt, and of what is sampled after it."""
 SECONDS = 300.0
 """Deadline of the probe."""
+STOP_SECONDS = 10.0
+"""Deadline of the probe once the run was told to stop: its step is finished first, but not at any price."""
 
 
 def probe(
@@ -42,7 +46,7 @@ def probe(
     vocabulary = min(len(policy.tokenizer), policy.causal_lm.config.get_text_config().vocab_size)
     prompt = tuple(i * 7919 % vocabulary for i in range(1, 1 + min(TOKENS, policy.context // 2)))
     request = Request(prompt, Sampling(min(TOKENS, policy.context - len(prompt)), ignore_eos=True), seed=0)
-    completion = share(collector.submit(engine.generate(request)).result(timeout=SECONDS))
+    completion = share(_sampled(engine, collector, request))
     rollout = make_rollout(Draw(0, Task("probe", "")), 0, request, completion)
     rows = rows_of(Batch([rollout]), np.arange(1), [rollout.sampled], 0, policy.device)
     with torch.no_grad(), policy.evaluating():
@@ -56,3 +60,16 @@ def probe(
             f"are {gap:.3g} nats off on a fixed prompt; {known}"
         )
     return gap
+
+
+def _sampled(engine: Engine, collector: Collector, request: Request) -> Completion:
+    """The engine's completion. WaitTimeout when it does not come within SECONDS, or STOP_SECONDS of being told to stop."""
+    what = f"the probe of version {engine.version} of the weights to be sampled"
+    work = collector.submit(engine.generate(request))
+    try:
+        if not finished(work, what, time.monotonic() + SECONDS, collector.interrupted):
+            finished(work, f"{what} before the run stops", time.monotonic() + STOP_SECONDS)
+    except BaseException:
+        work.cancel()
+        raise
+    return work.result()
