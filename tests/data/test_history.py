@@ -2,10 +2,12 @@
 
 import json
 import math
+import tracemalloc
 
 import pytest
 
-from rlvr.data import History, TaskHistory
+from rlvr.data import History, Shuffle, TaskHistory, TaskPool
+from rlvr.records import Task
 
 
 def test_a_task_never_attempted_has_the_empty_record():
@@ -14,7 +16,7 @@ def test_a_task_never_attempted_has_the_empty_record():
 
 
 def test_groups_add_up_and_undecided_attempts_only_count_as_attempts():
-    history = History()
+    history = History(answer_limit=2000)
     history.record("t", [1, 0, None, math.nan], ["a", "b", "c", "d"])
     history.record("t", [0, 0])
     record = history["t"]
@@ -33,7 +35,7 @@ def test_the_first_of_equally_good_answers_is_kept_up_to_the_limit():
 
 
 def test_the_state_is_json_and_goes_back():
-    history, restored = History(), History()
+    history, restored = History(answer_limit=10), History(answer_limit=10)
     history.record("a", [1 / 3, None], ["x", "y"])
     history.record("b", [None])
     restored.load_state_dict(json.loads(json.dumps(history.state_dict())))
@@ -41,6 +43,43 @@ def test_the_state_is_json_and_goes_back():
     history.record("a", [0.1])
     restored.record("a", [0.1])
     assert restored["a"] == history["a"]
+
+
+def test_answers_are_kept_only_where_a_piece_declares_that_it_reads_them():
+    class Reader(Shuffle):
+        answer_characters = 4
+
+    history, pool = History(), TaskPool([Task("t", "p")])
+    assert Shuffle().bind(pool, seed=0, history=history).history is history  # also while it is empty
+    history.record("t", [1], ["a long answer"])
+    assert (history["t"].best_score, history["t"].best_answer) == (1.0, None)
+    assert history.state_dict()["answers"] == {}
+    Reader().bind(pool, seed=0, history=history)
+    Shuffle().bind(pool, seed=0, history=history)
+    history.record("t", [2], ["a long answer"])
+    assert history["t"].best_answer == "a lo"
+    history.record("t", [3])
+    assert (history["t"].best_score, history["t"].best_answer) == (3.0, None)
+
+
+def test_memory_and_state_are_small():
+    count = 20_000
+    ids = [f"task-{n}" for n in range(count)]
+    history = History()
+    tracemalloc.start()
+    for task_id in ids:
+        history.record(task_id, [1.0, 0.0, None], ["x" * 1000, "y", "z"])
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept / count < 160  # five numbers, a row number, and the dictionary of ids, which takes up to 84
+    assert len(json.dumps(history.state_dict())) / count < 50
+
+
+def test_a_state_with_a_list_for_each_task_is_read():
+    history = History()
+    history.load_state_dict({"tasks": {"a": [4, 3, 1.5, 0.5, 1.0, "text"], "b": [2, 0, 0.0, None, None, None]}})
+    assert history["a"] == TaskHistory(4, 3, 1.5, 0.5, 1.0, None)
+    assert history["b"] == TaskHistory(2)
 
 
 def test_answers_that_do_not_match_the_scores_are_refused():

@@ -1,12 +1,13 @@
-"""Per-prompt history: how often a task was attempted, how it went, and the best answer so far.
+"""Per-prompt history: how often a task was attempted, how it went, and the best answer so far where a piece reads it.
 
 Invariants: undecided attempts count as attempts and change nothing else; a task that was never attempted has the empty
-record; the state is JSON types, one short list per task.
+record; memory is a few numbers per attempted task, and text only where a sampler or plan declares that it reads it.
 """
 
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,7 @@ class TaskHistory:
     """The pass rate of the last group that had a decided score."""
     best_score: float | None = None
     best_answer: str | None = None
-    """The completion that got the best score first, cut to the history's `answer_limit`."""
+    """The completion that got the best score first, cut to the history's `answer_limit`; None where that is 0."""
 
     @property
     def pass_rate(self) -> float | None:
@@ -37,42 +38,76 @@ class TaskHistory:
 
 
 class History:
-    """The history of every task, by id. Answers are kept up to `answer_limit` characters."""
+    """The history of every attempted task, by id. Best answers are kept up to `answer_limit` characters; 0: not at all."""
 
-    def __init__(self, answer_limit: int = 2000) -> None:
+    def __init__(self, answer_limit: int = 0) -> None:
         self.answer_limit = answer_limit
-        self._tasks: dict[str, TaskHistory] = {}
+        self._clear()
+
+    def _clear(self) -> None:
+        self._rows: dict[str, int] = {}
+        # By row. Arrays, since a million objects of Python take some 300 MB.
+        self._attempts = array("q")
+        self._decided = array("q")
+        self._total = array("d")
+        self._last_pass_rate = array("d")
+        self._best_score = array("d")
+        self._answers: dict[str, str] = {}
+
+    def keep_answers(self, characters: int) -> None:
+        """Keep best answers from now on, up to so many characters, or more where more was asked for before."""
+        self.answer_limit = max(self.answer_limit, characters)
 
     def __getitem__(self, task_id: str) -> TaskHistory:
-        return self._tasks.get(task_id, TaskHistory())
+        row = self._rows.get(task_id)
+        if row is None:
+            return TaskHistory()
+        decided = self._decided[row]
+        return TaskHistory(
+            attempts=self._attempts[row],
+            decided=decided,
+            total=self._total[row],
+            last_pass_rate=self._last_pass_rate[row] if decided else None,
+            best_score=self._best_score[row] if decided else None,
+            best_answer=self._answers.get(task_id),
+        )
 
     def __len__(self) -> int:
         """How many tasks were attempted."""
-        return len(self._tasks)
+        return len(self._rows)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._tasks)
+        return iter(self._rows)
 
     def record(self, task_id: str, scores: Sequence[float | None], answers: Sequence[str] | None = None) -> None:
         """Add one group: a score per rollout (None or NaN: undecided) and, if given, the text of each."""
         if answers is not None and len(answers) != len(scores):
             raise ValueError(f"task {task_id}: {len(scores)} scores but {len(answers)} answers")
-        old = self[task_id]
+        row = self._row(task_id)
+        self._attempts[row] += len(scores)
         decided = [(float(s), i) for i, s in enumerate(scores) if s is not None and math.isfinite(s)]
-        best_score, best_answer = old.best_score, old.best_answer
-        for score, index in decided:
-            if best_score is None or score > best_score:
-                best_score = score
-                best_answer = answers[index][: self.answer_limit] if answers is not None else None
+        if not decided:
+            return
+        best, index = max(decided, key=lambda scored: scored[0])  # of equals the first
+        if not self._decided[row] or best > self._best_score[row]:
+            self._best_score[row] = best
+            self._answers.pop(task_id, None)
+            if answers is not None and self.answer_limit:
+                self._answers[task_id] = answers[index][: self.answer_limit]
         total = sum(score for score, _ in decided)
-        self._tasks[task_id] = TaskHistory(
-            attempts=old.attempts + len(scores),
-            decided=old.decided + len(decided),
-            total=old.total + total,
-            last_pass_rate=total / len(decided) if decided else old.last_pass_rate,
-            best_score=best_score,
-            best_answer=best_answer,
-        )
+        self._decided[row] += len(decided)
+        self._total[row] += total
+        self._last_pass_rate[row] = total / len(decided)
+
+    def _row(self, task_id: str) -> int:
+        """The row of a task, which is made when it is first attempted."""
+        if task_id not in self._rows:
+            self._attempts.append(0)
+            self._decided.append(0)
+            for values in (self._total, self._last_pass_rate, self._best_score):
+                values.append(0.0)
+            self._rows[task_id] = len(self._rows)  # last: plans look rows up from another thread
+        return self._rows[task_id]
 
     def record_rollouts(self, rollouts: Iterable[Rollout]) -> None:
         """Add the verdicts of each group among the rollouts; those that are only a baseline are no attempts."""
@@ -85,7 +120,39 @@ class History:
             self.record(members[0].task.id, scores, [r.text for r in members])
 
     def state_dict(self) -> dict[str, Any]:
-        return {"tasks": {task_id: list(vars(task).values()) for task_id, task in self._tasks.items()}}
+        """JSON types: a column of numbers each, in the order of `tasks`."""
+        return {
+            "tasks": list(self._rows),
+            "attempts": self._attempts.tolist(),
+            "decided": self._decided.tolist(),
+            "total": self._total.tolist(),
+            "last_pass_rate": self._last_pass_rate.tolist(),
+            "best_score": self._best_score.tolist(),
+            "answers": dict(self._answers),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._tasks = {task_id: TaskHistory(*values) for task_id, values in state["tasks"].items()}
+        self._clear()
+        if isinstance(state["tasks"], dict):
+            state = _columns(state["tasks"])
+        self._rows = {task_id: row for row, task_id in enumerate(state["tasks"])}
+        self._attempts = array("q", state["attempts"])
+        self._decided = array("q", state["decided"])
+        self._total = array("d", state["total"])
+        self._last_pass_rate = array("d", state["last_pass_rate"])
+        self._best_score = array("d", state["best_score"])
+        self._answers = dict(state["answers"])
+
+
+def _columns(tasks: dict[str, list[Any]]) -> dict[str, Any]:
+    """The state of a checkpoint that has the values of `TaskHistory` for each task, as earlier ones do, in columns."""
+    rows = [TaskHistory(*values) for values in tasks.values()]
+    return {
+        "tasks": list(tasks),
+        "attempts": [row.attempts for row in rows],
+        "decided": [row.decided for row in rows],
+        "total": [row.total for row in rows],
+        "last_pass_rate": [row.last_pass_rate or 0.0 for row in rows],
+        "best_score": [row.best_score or 0.0 for row in rows],
+        "answers": {},  # kept again from the next group on that is better, where a piece reads them
+    }

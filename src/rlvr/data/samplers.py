@@ -39,12 +39,17 @@ class Sampler(ABC):
     pool: TaskPool
     seed: int
     history: History
+    answer_characters = 0
+    """Characters of a task's best answer that it reads from `history[task id].best_answer`; 0: answers are not kept."""
 
     def bind(self, pool: TaskPool, *, seed: int, history: History | None = None) -> Self:
         """Give the sampler its pool, the run's seed and the per-prompt history. DataError for an empty pool."""
         if not len(pool):
             raise DataError("there are no tasks to draw from")
-        self.pool, self.seed, self.history = pool, seed, history or History()
+        self.pool = pool
+        self.seed = seed
+        self.history = History() if history is None else history
+        self.history.keep_answers(self.answer_characters)
         self._draws = 0
         self._begin(epoch=0)
         return self

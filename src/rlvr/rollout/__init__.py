@@ -4,7 +4,16 @@ from rlvr.rollout.activity import Activity
 from rlvr.rollout.collector import Collector, Interrupted
 from rlvr.rollout.engine import Bucket, Completion, Engine, Published, Request, Sampling
 from rlvr.rollout.hf import HFEngine, HFEngineOptions
-from rlvr.rollout.plans import Draw, Means, Plan, evaluation_plan, make_rollout, side_by_side, single_turn
+from rlvr.rollout.plans import (
+    Draw,
+    Means,
+    Plan,
+    answer_characters,
+    evaluation_plan,
+    make_rollout,
+    side_by_side,
+    single_turn,
+)
 from rlvr.rollout.probe import probe
 from rlvr.rollout.recorded import RecordedOptions
 from rlvr.rollout.supply import Collected, Supply
@@ -32,6 +41,7 @@ __all__ = [
     "Turns",
     "VLLMOptions",
     "VLLMServerOptions",
+    "answer_characters",
     "evaluation_plan",
     "make_rollout",
     "probe",

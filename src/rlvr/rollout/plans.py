@@ -42,7 +42,7 @@ class Means:
     sampling: Sampling
     group_size: int
     history: Any
-    """Per-prompt history: `history[task id]`."""
+    """Per-prompt history: `history[task id]`. It has a best answer where the plan, a class, has `answer_characters` above 0."""
     verify_group: Callable[[Sequence[Rollout]], Awaitable[list[Rollout]]] | None = None
     """Put the verdicts on rollouts of one task, judged together."""
     by_group: Callable[[Task], bool] = lambda task: False
@@ -132,6 +132,11 @@ def make_rollout(draw: Draw, member: int, request: Request, completion: Completi
     context = Context(request.token_ids)
     context.turn(completion)
     return context.rollout(draw, member, completion.stop, request.sampling.temperature)
+
+
+def answer_characters(plan: Plan) -> int:
+    """Characters of a task's best answer that a plan reads from the history, 0 where it does not say: it may be a function."""
+    return int(getattr(plan, "answer_characters", 0))
 
 
 def evaluation_plan(spec: str | Mapping[str, Any]) -> Plan:

@@ -18,7 +18,7 @@ from rlvr.monitor.batch import advantage_metrics, batch_metrics
 from rlvr.records import BASELINE, Batch, Origin, Rollout, Task
 from rlvr.registry import register
 from rlvr.rewards import Setting
-from rlvr.rollout import Collected, Means, Supply
+from rlvr.rollout import Collected, Means, Supply, answer_characters
 from rlvr.schedules import Controller, controllers, moving_options
 from rlvr.selection import mixed_groups
 from rlvr.stage_plan import StagePlan
@@ -70,6 +70,7 @@ class GRPOStage(Stage):
         self.scoring.bind(kept, Setting(plan.config, kept, parts.means(sampling_of(self, 0)).same_answer))
         self.raised = Raised(self.scoring.terms, parts.leads)
         asked = registry.build("plan", rollout.plan)
+        parts.history.keep_answers(answer_characters(asked))
         if hasattr(asked, "check"):
             asked.check(parts.means(sampling_of(self, 0)), self.pool.at(0))
 
