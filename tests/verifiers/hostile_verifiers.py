@@ -1,6 +1,8 @@
 """Verifiers that do what verifiers should not; in a module of their own, so that worker processes can import them."""
 
+import errno
 import os
+import resource
 import signal
 import time
 from dataclasses import dataclass
@@ -75,6 +77,33 @@ class InProcess(Verifier):
                     time.sleep(1000)
                 time.sleep(1000)
         return Verdict.from_score(1, answer=completion)
+
+
+@dataclass
+class Leaks(Verifier):
+    """Right where the completion is even, and keeps 64 MB or 100 descriptors of each call."""
+
+    what: str = "memory"
+    asynchronous: bool = False
+    needs: ClassVar[Needs] = Needs(process=True)
+    kept: ClassVar[list] = []
+
+    def verify(self, task, completion):
+        return self._later(completion) if self.asynchronous else self._now(completion)
+
+    async def _later(self, completion):
+        return self._now(completion)
+
+    def _now(self, completion):
+        match self.what:
+            case "memory":
+                self.kept.append(bytearray(64 * 2**20))
+            case "descriptors":
+                resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+                self.kept.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(100))
+            case "disk":
+                raise OSError(errno.ENOSPC, "No space left on device")
+        return Verdict.from_score(int(completion) % 2 == 0)
 
 
 @dataclass

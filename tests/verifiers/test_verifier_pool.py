@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hostile_verifiers import AwaitsInProcess, InProcess, Unpicklable
+from hostile_verifiers import AwaitsInProcess, InProcess, Leaks, Unpicklable
 
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.verifiers import FunctionVerifier, Verifier, VerifierPool, as_verifier, judged
@@ -62,7 +62,7 @@ def wait_until(condition):
         ("exit", "error", None, "ended with code 3"),
         ("sys.exit", "error", None, "SystemExit"),
         ("interrupt", "error", None, "KeyboardInterrupt"),
-        ("memory", "error", 0, "memory"),
+        ("memory", "error", 0, "the answer needs more memory"),
         ("odd scores", "error", None, "set"),
         ("print", "correct", 1, ""),
     ],
@@ -83,6 +83,24 @@ def test_what_a_verifier_says_is_cut_before_it_crosses(pool, completion):
         assert len(verdict.reason) <= 4096
         assert verdict.reason.endswith("x" * 1000)
         assert "characters are left out" in verdict.reason
+
+
+@pytest.mark.parametrize("leaky", [Leaks(), Leaks(asynchronous=True), Leaks("descriptors")])
+def test_a_verifier_that_leaks_costs_its_worker_and_no_answer(leaky, caplog):
+    """64 MB a call of 256, and 100 descriptors a call of 256: every answer has its right score, and the log says why."""
+    with VerifierPool(workers=1, memory_mb=256) as pool:
+        verdicts = pool.verify_many(leaky, [(TASK, str(number)) for number in range(24)])
+    assert [verdict.score for verdict in verdicts] == [1.0, 0.0] * 12
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "'Leaks' ran out of a resource" in said
+    assert "verification.memory_mb=256" in said
+
+
+def test_a_disk_that_is_full_is_not_the_answers_fault(caplog):
+    with VerifierPool(workers=1) as pool:
+        verdict = run(pool, Leaks("disk"), "2")
+    assert verdict.score is None
+    assert "No space left on device" in verdict.reason
 
 
 def test_what_verifiers_print_does_not_fill_the_log(capfd):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import pickle
 import signal
 import time
@@ -18,13 +19,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvr.records import Verdict, VerdictStatus
-from rlvr.verifiers.base import FunctionVerifier, Verifier
+from rlvr.verifiers.base import FunctionVerifier, Verifier, display_name
 from rlvr.verifiers.pool import process
 from rlvr.verifiers.pool.process import Background, Forker, Late, Server, Worker, WorkerError
 from rlvr.verifiers.pool.sandbox import readable, sandboxed
 from rlvr.verifiers.pool.sending import packed
 from rlvr.verifiers.pool.together import Found, Pace
-from rlvr.verifiers.pool.wire import Job, Load, Several
+from rlvr.verifiers.pool.wire import ExhaustedError, Job, Load, Several
+
+log = logging.getLogger(__name__)
 
 MAX_SENT = 1024
 """Verifiers that are not pickled again when they are asked for again."""
@@ -153,23 +156,31 @@ class Crew:
         self._template: asyncio.Task[Template] | None = None
         self._failure: LoadError | None = None
         self._failed_at = 0.0
+        self._warned = False
 
     async def run(self, job: Job, limit: float) -> list[Verdict]:
-        """The verdicts of one job; a worker that broke off is worth a second try. LoadError, PicklingError."""
+        """The verdicts of one job; a worker that broke off is worth a second try, and one that has used up a resource is worth
+        one in a fresh worker. LoadError, PicklingError."""
         body, count = pickle.dumps(job), len(job.completions)
+        exhausted: ExhaustedError | None = None
         broken, deaths, tries = WorkerError("the pool is closed"), 0, 0
         self.busy += 1
         try:
             while deaths < 2 and tries < MAX_TRIES and not self.crews.closed:
                 tries += 1
                 try:
-                    worker = await self._take()
+                    worker = await self._take(fresh=exhausted is not None)
                     deaths += 1
                     verdicts = await self._on(worker, body, limit, count)
                     self.pace.note(max(verdict.seconds for verdict in verdicts))
                     return verdicts
                 except Late as late:
                     return [self._too_late(late, limit, job.group)] * count
+                except ExhaustedError as error:
+                    if exhausted is not None:
+                        return [self._too_much(error, job.group)] * count
+                    exhausted = error
+                    self._warn(error)
                 except WorkerError as error:
                     broken = error
             return [self._broken(broken, job.group)] * count
@@ -237,8 +248,9 @@ class Crew:
         if self._template is not None and self._template.done() and not self._template.exception():
             self._template.result().forker.stream.close()
 
-    async def _take(self) -> Worker:
-        while self.idle:
+    async def _take(self, fresh: bool = False) -> Worker:
+        """A worker for one job, `fresh` from its template or one that has waited."""
+        while self.idle and not fresh:
             worker = self.idle.pop()
             if worker.stream.quiet:
                 return worker
@@ -300,6 +312,25 @@ class Crew:
             with contextlib.suppress(WorkerError):
                 await server.end(pid)
             raise
+
+    def _warn(self, error: ExhaustedError) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "a worker process of the verifier %r ran out of a resource (%s); it is replaced and the answer is checked once "
+                "more. Its address space is limited by verification.memory_mb=%d; a verifier that keeps what it allocates or "
+                "opens gets a new process whenever that is used up (said once)",
+                display_name(self.verifier),
+                error,
+                self.crews.memory_mb,
+            )
+
+    def _too_much(self, error: ExhaustedError, group: bool) -> Verdict:
+        """The verdict where a fresh worker ran out, too: the answer's fault where it was memory, since it alone used it."""
+        if error.memory and not group:
+            return Verdict(VerdictStatus.ERROR, 0.0, "the answer needs more memory than a worker has")
+        reason = f"{display_name(self.verifier)} ran out of a resource in a fresh worker process: {error}"
+        return Verdict.undecided(reason, traceback=reason)
 
     def _check_failure(self) -> None:
         if self._failure is not None and time.monotonic() < self._failed_at + RETRY_SECONDS:

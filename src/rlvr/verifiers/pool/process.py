@@ -143,7 +143,7 @@ class Worker:
 
     async def run(self, job: bytes, limit: float, count: int) -> list[Verdict]:
         """The `count` verdicts of one job. Late past `limit` seconds, WorkerError when the process is gone or talks
-        nonsense; after either it must be ended."""
+        nonsense, ExhaustedError when it has used up a resource; after each it must be ended."""
         start = time.perf_counter()
         try:
             async with asyncio.timeout(limit):

@@ -67,10 +67,26 @@ def verdicts_to_json(verdicts: Sequence[Verdict]) -> bytes:
     return json.dumps([verdict.to_json() for verdict in verdicts], default=float).encode()
 
 
+def exhausted_to_json(what: str, memory: bool) -> bytes:
+    """The body of a reply instead of verdicts: a resource of the worker is used up."""
+    return json.dumps({"exhausted": what[:200], "memory": memory}).encode()
+
+
+class ExhaustedError(Exception):
+    """A resource of a worker is used up, and it must be ended. `memory`: it is its memory."""
+
+    def __init__(self, what: str, memory: bool) -> None:
+        super().__init__(what)
+        self.memory = memory
+
+
 def verdicts_from_json(body: bytes, count: int) -> list[Verdict]:
-    """The verdicts of a reply. ValueError for anything else."""
+    """The verdicts of a reply. ExhaustedError where it says so, ValueError for anything else."""
     try:
-        verdicts = [Verdict.from_json(row) for row in json.loads(body)]
+        rows = json.loads(body)
+        if isinstance(rows, dict):
+            raise ExhaustedError(str(rows["exhausted"]), bool(rows["memory"]))
+        verdicts = [Verdict.from_json(row) for row in rows]
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     if len(verdicts) != count:

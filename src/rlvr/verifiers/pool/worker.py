@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import inspect
 import os
 import pickle
 import resource
@@ -16,9 +18,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlvr.records import Verdict, VerdictStatus
+from rlvr.records import Verdict
 from rlvr.verifiers.base import Verifier
-from rlvr.verifiers.pool.wire import Job, Several, receive, send, verdicts_to_json
+from rlvr.verifiers.pool.wire import Job, Several, exhausted_to_json, receive, send, verdicts_to_json
+
+SPENT = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT}
+"""Errors of a process that has no memory, descriptors, processes or disk left, which earlier answers may have spent."""
+
+
+class Exhausted(BaseException):
+    """A resource of this process is used up. No Exception, so that a verification does not take it for an error of its own."""
 
 
 def work(sock: socket.socket, verifier: Verifier, memory_mb: int) -> None:
@@ -34,9 +43,14 @@ def answer(body: bytes, verifier: Verifier, runner: asyncio.Runner) -> bytes:
     """The reply to one job, or to several."""
     try:
         job: Job | Several = pickle.loads(body)
+    except MemoryError:
+        return exhausted_to_json("MemoryError", memory=True)
     except BaseException as error:
         return _failed(error, 1)
-    parts = runner.run(_replies([job] if isinstance(job, Job) else job.jobs, verifier))
+    try:
+        parts = runner.run(_replies([job] if isinstance(job, Job) else job.jobs, verifier))
+    except (Exhausted, MemoryError) as error:
+        return exhausted_to_json(str(error) or "MemoryError", isinstance(error.__cause__ or error, MemoryError))
     return parts[0] if isinstance(job, Job) else b"[" + b", ".join(part[1:-1] for part in parts) + b"]"
 
 
@@ -48,6 +62,8 @@ async def _replies(jobs: Sequence[Job], verifier: Verifier) -> list[bytes]:
 async def _reply(job: Job, verifier: Verifier) -> bytes:
     try:
         return verdicts_to_json(await job.verdicts(verifier, bounded))
+    except (Exhausted, MemoryError):
+        raise
     except BaseException as error:  # a verdict that is no JSON, KeyboardInterrupt raised by a verifier ...
         return _failed(error, len(job.completions))
 
@@ -57,11 +73,22 @@ def _failed(error: BaseException, count: int) -> bytes:
 
 
 async def bounded(verify: Callable[[], Any]) -> Any:
-    """What `verify` returns; memory that the answer spent is the answer's fault, so it scores 0."""
+    """What `verify` returns. Exhausted where it fails for want of a resource: whether the answer took it, or answers before
+    it did, shows in a fresh process."""
     try:
-        return verify()
-    except MemoryError:
-        return Verdict(VerdictStatus.ERROR, 0.0, reason="the answer needs more memory than a worker has")
+        result = verify()
+        return await result if inspect.isawaitable(result) else result
+    except Exception as error:
+        if not _for_want_of_a_resource(error):
+            raise
+        raise Exhausted(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+
+
+def _for_want_of_a_resource(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in SPENT
+    no_thread = isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+    return no_thread or isinstance(error, MemoryError)
 
 
 def _limit_memory(more: int) -> None:
