@@ -14,6 +14,7 @@ from hostile_verifiers import AwaitsInProcess, InProcess, Leaks, Unpicklable
 
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.verifiers import FunctionVerifier, Verifier, VerifierPool, as_verifier, judged
+from rlvr.verifiers.pool import process
 
 TASK = Task("t1", "2+2?", "4", info={"tests": ["a"]})
 BOUND = 60  # seconds: generous, since the machine is shared
@@ -445,6 +446,31 @@ def test_no_worker_outlives_a_parent_that_is_killed(busy):
     parent.wait()
     parent.stdout.close()
     assert gone(worker)
+
+
+def test_stopped_processes_outlive_neither_the_pool_nor_the_parent(monkeypatch):
+    """All processes of the pool are stopped: verification goes on with new ones, and at the end none is left."""
+    monkeypatch.setattr(process, "FORK_SECONDS", 1.0)
+    others = below()
+    with VerifierPool(workers=1) as pool:
+        assert run(pool, InProcess(), "good").score == 1
+        before = below() - others
+        for pid in before:
+            os.kill(pid, signal.SIGSTOP)
+        assert pool.verify_many(InProcess(time_limit=1.0), [(TASK, "good")])
+        assert run(pool, InProcess(time_limit=30.0), "good").score == 1
+    assert all(gone(pid) for pid in before)
+    script = SCRIPT.format(folder=str(Path(__file__).parent), then="time.sleep(1000)")
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    parent.stdout.readline()
+    children = below(parent.pid)
+    for pid in children:
+        os.kill(pid, signal.SIGSTOP)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert len(children) >= 3
+    assert all(gone(pid) for pid in children)
 
 
 def test_a_program_that_forgets_to_close_ends_quietly():

@@ -120,6 +120,7 @@ class Crews:
         """End all processes."""
         self.closed = True
         await asyncio.gather(*(server.close() for server in self._servers.values()))
+        await self.background.done()  # servers that were given up because they did not answer: stopped, say
         for crew in self._crews.values():
             crew.forget()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -123,6 +124,8 @@ class Server(Forker):
     async def close(self, seconds: float = 5.0) -> None:
         """End the server, which ends everything below it; kill it when it takes longer than `seconds`."""
         self.stream.close()
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGCONT)  # a stopped process would not see that its socket is closed
         until = time.monotonic() + seconds
         while self.process.poll() is None:
             if time.monotonic() > until:

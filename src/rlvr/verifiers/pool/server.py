@@ -53,7 +53,8 @@ def main() -> None:
 
     if trainer:
         signal.signal(signal.SIGTERM, on_death)
-        die_with(trainer, signal.SIGTERM)
+        signal.signal(signal.SIGCONT, on_death)
+        die_with(trainer, signal.SIGCONT)  # which also wakes a server that somebody has stopped
     gc.freeze()
     family.serve(socket.socket(fileno=control_fd), functools.partial(template, memory_mb=memory_mb))
 
