@@ -20,6 +20,8 @@ from rlvr.config import Config
 from rlvr.distributed import checkpoint
 from rlvr.errors import CheckpointError, ConfigError
 from rlvr.evaluation import Tally, write_tallies
+from rlvr.monitor.console import Console
+from rlvr.monitor.log_screen import ConsoleHandler
 from rlvr.monitor.trackers import MetricsFile
 from rlvr.run_lock import LOCK, RunLock
 
@@ -54,6 +56,7 @@ class RunFolder:
         self.health = MetricsFile(self.path / "health.jsonl")
         self._lock: RunLock | None = None
         self._log: logging.Handler | None = None
+        self._screen: logging.Handler | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -73,9 +76,11 @@ class RunFolder:
         if self._lock is None:
             self._lock = RunLock(self.path)
 
-    def open_log(self) -> None:
-        """From now on what the library warns of goes to log.txt too, which is there once there is something in it."""
+    def open_log(self, console: Console) -> None:
+        """From now on what the library warns of goes to the console, and to log.txt, which is there once something is in it."""
         if self._log is None:
+            self._screen = ConsoleHandler(console)
+            logging.getLogger("rlvr").addHandler(self._screen)
             self._log = logging.FileHandler(self.path / "log.txt", delay=True, encoding="utf-8")
             self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
             self._log.setLevel(logging.WARNING)
@@ -86,9 +91,11 @@ class RunFolder:
         if self._log is not None:
             logging.getLogger("rlvr").removeHandler(self._log)
             self._log.close()
+        if self._screen is not None:
+            logging.getLogger("rlvr").removeHandler(self._screen)
         if self._lock is not None:
             self._lock.release()
-        self._log = self._lock = None
+        self._log = self._lock = self._screen = None
 
     def begin(self, again: bool = False) -> None:
         """Make the folder ready for a fresh run. ConfigError where it already holds metrics, unless it is the same run

@@ -65,7 +65,7 @@ class Saver:
         elif world.leads:
             folder.begin(again=resume == "auto")
         if world.leads:
-            folder.open_log()
+            folder.open_log(self.trainer.console)
             self._check_space()
         return found
 

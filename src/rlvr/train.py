@@ -60,7 +60,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="the reward is drawn at random, or pays the form alone; the run is called NAME-random or NAME-format",
     )
     options = parser.parse_intermixed_args(arguments)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     config = load_config(options.config, options.overrides)
     if options.control is not None:
         config = as_control(config, options.control)

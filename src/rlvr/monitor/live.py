@@ -7,7 +7,10 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from rich.console import Console as RichConsole
 from rich.console import Group, RenderableType
@@ -40,7 +43,23 @@ class LiveView:
         self._counts, self._before = counts, dict(counts())
         self._note: Text | None = None
         self._live = Live(console=output, get_renderable=self._view, transient=True, refresh_per_second=4)
-        self.start, self.stop = self._live.start, self._live.stop
+        self._moved: list[tuple[logging.StreamHandler[Any], Any]] = []
+
+    def start(self) -> None:
+        """Show the view; log handlers that write to the terminal write above it from here on."""
+        before = {id(stream): name for name in ("stdout", "stderr") if (stream := getattr(sys, name)) is not None}
+        self._live.start()
+        for handler in [*logging.getLogger("rlvr").handlers, *logging.getLogger().handlers]:
+            if isinstance(handler, logging.StreamHandler) and (name := before.get(id(handler.stream))):
+                self._moved.append((handler, handler.setStream(getattr(sys, name))))
+
+    def stop(self) -> None:
+        """Wipe the view off, and give log handlers their streams back."""
+        while self._moved:
+            handler, stream = self._moved.pop()
+            if stream is not None:
+                handler.setStream(stream)
+        self._live.stop()
 
     def step(self) -> None:
         """A step is done."""
