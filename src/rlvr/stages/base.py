@@ -75,11 +75,14 @@ class Stage(ABC):
                 "data.skip_long_prompts=true to leave them out"
             )
         self.left_out = len(problems)
-        kept = [task for task in tasks if task.id not in problems]
+        fits = np.asarray([task.id not in problems for task in tasks], dtype=bool)
+        kept = [task for task, fit in zip(tasks, fits, strict=True) if fit]
         if not kept:
             raise DataError(
                 f"stage {plan.name!r}: all {len(tasks)} tasks are too long: {next(iter(problems.values()))}"
             )
+        self.longest_response = parts.context - int(lengths[fits].min())
+        """Tokens that the context leaves for a response to the shortest prompt."""
         self.pool = TaskPool(kept, self.config.checkpoint.accept_changed_data)
         self.sampler: Sampler = registry.build("sampler", self.config.data.sampler).bind(
             self.pool, seed=seed, history=parts.history
@@ -128,11 +131,6 @@ class Stage(ABC):
             room = self.parts.policy.context
             return f"its prompt and demonstration have {length + shown} tokens, the model's context is {room}"
         return None
-
-    @property
-    def longest_response(self) -> int:
-        """Tokens that the context leaves for a response to the shortest prompt."""
-        return self.parts.context - min(len(self.parts.prompt(task)) for task in self.pool)
 
     def check_tasks(self) -> None:
         """DataError when a task lacks something that this kind of stage needs; by default nothing is."""
