@@ -1,15 +1,16 @@
 """The run folder: config.yaml, metrics.jsonl, evaluations.jsonl and evaluations/, health.jsonl, rollouts/, checkpoints/ and
 log.txt, and what may be resumed.
 
-Invariants: a folder that holds metrics is never written over unasked, and no two processes write to one; on resume only the
-number of steps, logging and intervals may differ from the saved configuration; metrics, rollouts and checkpoints past the
-checkpoint are cut.
+Invariants: nothing is removed that a run did not write: a folder without the configuration of a run is not touched, a run that
+gives way is moved aside, and so is what a resume from an older checkpoint cuts; no two processes write to one folder; on resume
+only the number of steps, logging and intervals may differ from the saved configuration.
 """
 
 from __future__ import annotations
 
 import logging
-import shutil
+import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from rlvr.evaluation import Tally, write_tallies
 from rlvr.monitor.console import Console
 from rlvr.monitor.log_screen import ConsoleHandler
 from rlvr.monitor.trackers import MetricsFile
-from rlvr.run_lock import LOCK, RunLock
+from rlvr.monitor.whole_file import write_whole
+from rlvr.own_files import free_path, is_run_config, is_verbatim, numbered, set_aside
+from rlvr.run_lock import LOCK, RunLock, holder_of
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +46,17 @@ FREE_ON_RESUME = (
     "distributed",
 )
 """Keys of the configuration that may change when a run goes on; none of them changes what is learned."""
+
+
+WRITTEN = ("config.yaml", "metrics.jsonl", "evaluations.jsonl", "health.jsonl", "log.txt", "report.html", "base")
+"""What a run writes into its folder."""
+NUMBERED = {
+    "evaluations": r"step-\d+\.json",
+    "rollouts": r"step-\d+\.jsonl",
+    "checkpoints": r"step-\d+",
+    "profile": r"step-\d+\.(json|txt)",
+}
+"""What it writes into the folders of its folder."""
 
 
 class RunFolder:
@@ -97,30 +111,89 @@ class RunFolder:
             self._lock.release()
         self._log = self._lock = self._screen = None
 
-    def begin(self, again: bool = False) -> None:
-        """Make the folder ready for a fresh run. ConfigError where it already holds metrics, unless it is the same run
-        that begins `again` because it holds no whole checkpoint."""
-        if self.metrics.path.exists():
-            if not (again or self.config.run.overwrite):
-                raise ConfigError(
-                    f"{self.path} already holds a run: go on with --resume auto, choose another run.name, or replace it with run.overwrite=true"
-                )
-            for path in self.path.iterdir():
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
-                elif path.name != LOCK:
-                    path.unlink()
+    def begin(self, resume: bool = False) -> Path | None:
+        """Make the folder ready for a fresh run; where the run that it held is now, None where it held none.
+
+        ConfigError where it holds a run that is not to be moved; with `resume`, of a run without a checkpoint.
+        """
+        moved = None
+        if self._holds_run():
+            if not self.config.run.overwrite:
+                raise ConfigError(self._refusal(resume))
+            moved = self._move_aside()
         self.path.mkdir(parents=True, exist_ok=True)
+        # Of a run that was killed before its first step was done.
+        for file in (self.metrics, self.evaluations, self.health):
+            file.truncate_after(-1)
         self._clear_partial()
         self._write_config()
+        return moved
+
+    def _holds_run(self) -> bool:
+        """Tell whether a step was done here."""
+        files = (numbered(self.path / "rollouts", ".jsonl"), numbered(self.checkpoints))
+        return self.metrics.lines() > 0 or any(files)
+
+    def _refusal(self, resume: bool) -> str:
+        if not resume:
+            return (
+                f"{self.path} already holds a run: go on with --resume auto, choose another run.name, or start over with "
+                "run.overwrite=true, which moves it aside"
+            )
+        return (
+            f"--resume auto: {self.path} holds {self.metrics.lines()} steps and no checkpoint to go on from: they would be lost. "
+            "run.overwrite=true starts over and moves them aside"
+        )
+
+    def _move_aside(self) -> Path:
+        """Rename the folder that holds a run, its files and all others, and take its place; where it is now."""
+        place = self.path.resolve()  # of a link, what it leads to: the new run is to be on the same disk
+        for lock in place.rglob(f"*/{LOCK}"):
+            if (holder := holder_of(lock)) is not None:
+                raise ConfigError(f"{place} cannot be moved aside: {lock.parent} is in use by {holder}")
+        held = self._lock is not None
+        moved = set_aside(place)
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+        place.mkdir(parents=True)
+        if held:
+            self.lock()
+        return moved
+
+    def refuse_foreign(self) -> None:
+        """ConfigError where the folder has a file that a run would write, and no configuration of a run beside it."""
+        if is_run_config(self.path / "config.yaml"):
+            return
+        numbered_files = (
+            path
+            for folder, pattern in NUMBERED.items()
+            for path in (self.path / folder).glob("step-*")
+            if re.fullmatch(pattern, path.name)
+        )
+        files = (self.path / name for name in WRITTEN)
+        for path in (*files, *numbered_files):
+            if os.path.lexists(path):
+                raise ConfigError(
+                    f"{self.path} holds {path.relative_to(self.path)}, and no config.yaml as a run of rlvr writes it: nothing "
+                    "there is touched, choose another run.name"
+                )
 
     def _write_config(self) -> None:
-        (self.path / "config.yaml").write_text(yaml.safe_dump(self.config.dump(), sort_keys=False, allow_unicode=True))
+        path = self.path / "config.yaml"
+        if path.exists() and not is_verbatim(path):
+            log.warning("%s was edited by hand; it is kept as %s", path, set_aside(path))
+        write_whole(path, yaml.safe_dump(self.config.dump(), sort_keys=False, allow_unicode=True))
 
     def find(self, resume: str) -> Path | None:
         """The checkpoint that `resume` (auto, a run or a checkpoint) means; None where `auto` finds nothing."""
         if resume == "auto":
-            return checkpoint.latest(self.checkpoints)
+            try:
+                return checkpoint.latest(self.checkpoints)
+            except CheckpointError as error:
+                raise CheckpointError(
+                    f"--resume auto: {error}. Without --resume, run.overwrite=true moves the run aside and starts over"
+                ) from error
         path = Path(resume)
         if not path.is_dir():
             raise CheckpointError(f"--resume: there is no run or checkpoint {path}")
@@ -133,7 +206,7 @@ class RunFolder:
         if found is None:
             raise CheckpointError(f"--resume: {path} holds no whole checkpoint")
         elsewhere = found.resolve().parent != self.checkpoints.resolve()
-        if elsewhere and self.metrics.path.exists():
+        if elsewhere and self._holds_run():
             raise CheckpointError(
                 f"--resume: {found} is not of the run that {self.path} holds: choose another run.name to go on from it"
             )
@@ -146,25 +219,46 @@ class RunFolder:
             lines = "\n".join(f"  {line}" for line in changes)
             raise CheckpointError(f"the checkpoint was made with another configuration:\n{lines}")
 
-    def cut(self, step: int, owes_evaluation: bool) -> None:
-        """Take away what was logged and saved past `step`, and that step's evaluation where it is to be made again."""
+    def cut(self, step: int, owes_evaluation: bool, keep: bool) -> Path | None:
+        """Take away what was logged and saved past `step`, and that step's evaluation where it is to be made again.
+
+        With `keep`, or where there are later checkpoints, it goes to a folder `cut-TIME`, which is returned. Else it is what a
+        kill left past the newest checkpoint: it is removed, and done again.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
-        self.metrics.truncate_after(step)
-        self.health.truncate_after(step)
-        self.evaluations.truncate_after(step - 1 if owes_evaluation else step)
-        for file in (self.path / "evaluations").glob("step-*.json"):
-            if int(file.stem.removeprefix("step-")) > step:
-                file.unlink()
-        for past in checkpoint.checkpoints(self.checkpoints):
-            if checkpoint.step_of(past) > step:
-                shutil.rmtree(past)
+        later = [
+            *(path for number, path in numbered(self.checkpoints).items() if number > step),
+            *(path for number, path in numbered(self.path / "rollouts", ".jsonl").items() if number > step),
+            *(path for number, path in numbered(self.path / "evaluations", ".json").items() if number > step),
+        ]
+        logs = {
+            self.metrics: step,
+            self.health: step,
+            self.evaluations: step - 1 if owes_evaluation else step,
+        }
+        keep = keep or any(path.is_dir() for path in later)
+        rows = {file: [row for row in file.rows() if row["step"] > last] for file, last in logs.items()}
+        aside = free_path(self.path, "cut-")
+        for path in later:  # checkpoints first: a kill in between leaves a run that goes on from the one before
+            if keep:
+                place = aside / path.relative_to(self.path)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                os.rename(path, place)
+            else:
+                path.unlink()
+        for file, last in logs.items():
+            if keep:
+                for row in rows[file]:
+                    MetricsFile(aside / file.path.name).append(row)
+            file.truncate_after(last)
         self._clear_partial()
         self._write_config()
+        return aside if aside.exists() else None
 
     def _clear_partial(self) -> None:
         """Remove what a process that was killed while saving has left."""
         for path in self.checkpoints.glob(".step-*.partial"):
-            shutil.rmtree(path)
+            checkpoint.remove_partial(path)
 
 
 def differences(saved: Any, now: Any, path: str = "") -> Iterator[str]:

@@ -19,6 +19,20 @@ _held: dict[Path, RunLock] = {}
 """The locks of this process."""
 
 
+def holder_of(lock: Path) -> str | None:
+    """The process that holds the lock file, in words; None where none does."""
+    file = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.pread(file, 1000, 0).decode(errors="replace").strip() or "a process that did not say its name"
+    except OSError:  # a file system without locks
+        return None
+    finally:
+        os.close(file)
+    return None
+
+
 class RunLock:
     """Held from construction to `release`. ConfigError names the holder where there is another.
 
@@ -35,10 +49,8 @@ class RunLock:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = (
-                os.pread(self._file, 1000, 0).decode(errors="replace").strip() or "a process that did not say its name"
-            )
             os.close(self._file)
+            holder = holder_of(folder / LOCK)
             raise ConfigError(
                 f"{folder} is in use by {holder}: wait until that run has ended, end it, or choose another run.name"
             ) from None

@@ -55,15 +55,20 @@ class Saver:
         folder, world = self.trainer.folder, self.trainer.world
         found = None
         if world.leads:
+            folder.refuse_foreign()
             if folder.path.exists():  # else a refusal leaves nothing behind
                 folder.lock()
             found = folder.find(resume) if resume else None
             folder.lock()
         found = world.broadcast(found, "the checkpoint to go on from")
         if found is not None:
-            self._take(checkpoint.read(found))
-        elif world.leads:
-            folder.begin(again=resume == "auto")
+            self._take(checkpoint.read(found), keep_cut=resume != "auto")
+        elif world.leads and (moved := folder.begin(resume == "auto")) is not None:
+            count = len(list(moved.parent.glob(f"{folder.path.resolve().name}.old-*")))
+            say = f"the run that {folder.path} held is now {moved}"
+            self.trainer.console.message(
+                say if count == 1 else f"{say} ({count} such folders; remove those not needed)"
+            )
         if world.leads:
             folder.open_log(self.trainer.console)
             self._check_space()
@@ -210,9 +215,9 @@ class Saver:
 
     def load(self, path: Path) -> None:
         """Take back the state of a checkpoint. CheckpointError names what does not fit."""
-        self._take(checkpoint.load(path))
+        self._take(checkpoint.load(path), keep_cut=True)
 
-    def _take(self, saved: Saved) -> None:
+    def _take(self, saved: Saved, keep_cut: bool) -> None:
         trainer, state = self.trainer, saved.state
         trainer.folder.check(state["config"])
         self._check_data(state)
@@ -227,8 +232,9 @@ class Saver:
             here = saved.path.resolve().parent == trainer.folder.checkpoints.resolve()
             made = [row for row in trainer.folder.evaluations.rows() if row["step"] == state["step"]]
             trainer.owes_evaluation = state["owes_evaluation"] and here and not made
-            trainer.folder.cut(state["step"], trainer.owes_evaluation)
-            trainer.rollout_log.truncate_after(state["step"])
+            cut = trainer.folder.cut(state["step"], trainer.owes_evaluation, keep_cut)
+            if cut is not None:
+                trainer.console.message(f"what came after step {state['step']} is now in {cut}")
             if here:
                 self._complete_lines(saved.seal.metrics, made[-1] if made else {})
             rows = list(trainer.folder.metrics.rows()), list(trainer.folder.evaluations.rows())

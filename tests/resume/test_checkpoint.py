@@ -111,6 +111,26 @@ def test_a_checkpoint_just_written_is_kept_beside_a_torn_one_of_a_higher_number(
     assert latest(tmp_path) == path
 
 
+def test_what_is_no_checkpoint_of_ours_is_neither_removed_nor_written_over(tmp_path):
+    mine = tmp_path / "step-7"
+    mine.mkdir()
+    (mine / "data.bin").write_bytes(b"\x00mine")
+    elsewhere = write(tmp_path / "elsewhere", 3)
+    (tmp_path / "step-3").symlink_to(elsewhere, target_is_directory=True)
+    with_notes = write(tmp_path, 5)
+    (with_notes / "model" / "notes.txt").write_text("mine")
+    (tmp_path / ".step-8.partial" / "mine").mkdir(parents=True)
+    write(tmp_path, 6, keep=1)
+    write(tmp_path, 7, keep=1)  # in the place of the user's folder
+    write(tmp_path, 8, keep=1)  # and aside, where there is one too
+    assert latest(tmp_path).name == "step-8"
+    assert why_unusable(elsewhere) is None
+    assert [path.relative_to(with_notes).as_posix() for path in with_notes.rglob("*")] == ["model", "model/notes.txt"]
+    assert [path.read_bytes() for path in tmp_path.glob("step-7.old-*/data.bin")] == [b"\x00mine"]
+    assert len(list(tmp_path.glob(".step-8.partial.old-*/mine"))) == 1
+    assert not (tmp_path / "step-6").exists()
+
+
 def test_a_step_is_written_again_over_what_was_there(tmp_path):
     write(tmp_path, 4)
     path = write(tmp_path, 4, state={**STATE, "text": "second"})
@@ -184,7 +204,8 @@ def test_a_torn_checkpoint_is_passed_over_in_words_and_refused(tmp_path, caplog,
         load(torn)
     assert TEARS[tear] in str(error.value)
     tear(good)
-    assert latest(tmp_path) is None
+    with pytest.raises(CheckpointError, match=r"step-2 cannot be used: .*; .*step-1 cannot be used: "):
+        latest(tmp_path)
 
 
 @pytest.fixture(scope="module")

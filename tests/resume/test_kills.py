@@ -23,8 +23,11 @@ def whole(tmp_path_factory):
 
 
 def go_through(folder, kills, whole):
-    """A run that is killed at each (phase, count, delay), resumed every time, and let go to its end."""
-    tree = make_tree(folder, "killed")
+    """A run that is killed at each (phase, count, delay), resumed every time, and let go to its end.
+
+    Where it is killed before its first checkpoint, it begins again.
+    """
+    tree = make_tree(folder, "killed", run={"overwrite": True})
     for phase, count, delay in kills:
         with Run(tree) as run:
             kill_at(run, phase, count, delay)

@@ -94,12 +94,60 @@ def test_a_torn_checkpoint_never_pushes_out_a_whole_one(run, whole):
     again = run("cut", {"checkpoint": {"every": 1, "keep": 1}}, resume="auto")
     assert_same(again, whole)
     assert [path.name for path in again.folder.checkpoints.iterdir()] == ["step-7"]
+    assert len(list(again.folder.path.glob("cut-*/checkpoints/step-90/state.json"))) == 1
 
 
-def test_only_torn_checkpoints_begin_again(run, whole):
-    cut = run("cut", {"run": {"steps": 2}})
+def test_where_all_checkpoints_are_torn_nothing_is_begun_unless_told(run, whole):
+    cut = run("cut", {"run": {"steps": 2}, "checkpoint": {"every": 1}})
+    (cut.folder.checkpoints / "step-1" / "complete.json").unlink()
     (cut.folder.checkpoints / "step-2" / "state.json").write_text("{")
+    before = bytes_of(cut.folder.path)
+    for overwrite in (False, True):  # a requeued job may say it: what is damaged is for a person to decide
+        with pytest.raises(CheckpointError) as caught:
+            run("cut", {"run": {"overwrite": overwrite}}, resume="auto")
+        for words in ("step-2 cannot be used: state.json is damaged", "step-1 cannot be used: it was not finished"):
+            assert words in str(caught.value)
+        assert "run.overwrite=true moves the run aside and starts over" in str(caught.value)
+        assert bytes_of(cut.folder.path) == before
+    again = run("cut", {"run": {"overwrite": True}})
+    assert_same(again, whole)
+    old = next(cut.folder.path.parent.glob("cut.old-*"))
+    assert bytes_of(old) == before
+
+
+def test_steps_without_a_checkpoint_are_not_lost_unless_told(run, whole, make_tree, capsys):
+    cut = run("cut", {"run": {"steps": 2}})
+    shutil.rmtree(cut.folder.checkpoints)
+    (cut.folder.path / "notes.md").write_text("mine")
+    before = bytes_of(cut.folder.path)
+    with pytest.raises(ConfigError, match=r"holds 2 steps and no checkpoint .*run\.overwrite=true starts over"):
+        run("cut", resume="auto")
+    assert bytes_of(cut.folder.path) == before
+    over = {"run": {"overwrite": True}, "logging": {"console": "plain"}}
+    again = run("cut", over, resume="auto")
+    old = next(cut.folder.path.parent.glob("cut.old-*"))
+    assert f"held is now {old}" in capsys.readouterr().out
+    assert bytes_of(old) == before
+    assert_same(again, whole)
+    (run("cut", over, resume="auto"))  # goes on where it can
+    assert len(list(cut.folder.path.parent.glob("cut.old-*"))) == 1
+
+
+def test_a_run_that_was_killed_before_its_first_step_begins_again(run, whole):
+    killed = run("cut", {"run": {"steps": 1}})
+    folder = killed.folder.path
+    shutil.rmtree(killed.folder.checkpoints)
+    shutil.rmtree(folder / "rollouts")
+    (folder / "metrics.jsonl").write_text('{"step": 1, "rew')
+    (folder / "evaluations.jsonl").write_text('{"step": 0}\n')
     assert_same(run("cut", resume="auto"), whole)
+    assert (folder / "evaluations.jsonl").read_text() == ""
+
+
+def bytes_of(folder):
+    """Every file below a folder, but for the lock, which each process writes its name to."""
+    files = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file() and path.name != "run.lock"}
+    return {name: path.read_bytes() for name, path in files.items()}
 
 
 def test_a_finished_run_is_left_as_it_is(run, make_tree, tmp_path):
@@ -120,11 +168,27 @@ def test_auto_begins_where_there_is_nothing(run, whole):
     assert_same(run("fresh", resume="auto"), whole)
 
 
-def test_resuming_an_older_checkpoint_takes_the_later_ones_away(run, whole):
+def test_resuming_an_older_checkpoint_moves_what_came_after_it_aside(run, whole):
     cut = run("cut", {"checkpoint": {"every": 1, "keep": 9}, "run": {"steps": 5}})
+    folder = cut.folder.path
+    for file in ("rollouts/step-x.jsonl", "rollouts/step-9.notes", "evaluations/step-x.json", "checkpoints/step-x"):
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_text("mine")
+    before = bytes_of(folder)
     again = run("cut", resume=str(cut.folder.checkpoints / "step-2"))
+    assert sorted(path.name for path in again.folder.checkpoints.iterdir()) == ["step-2", "step-7", "step-x"]
+    aside = bytes_of(next(folder.glob("cut-*")))
+    assert {
+        path for path in before if path.parts[0] == "checkpoints" and path.parts[1] in ("step-3", "step-4", "step-5")
+    } <= {*aside}
+    assert [row["step"] for row in lines(next(folder.glob("cut-*")) / "metrics.jsonl")] == [3, 4, 5]
+    assert {path: before[path] for path in aside if path in before and path.suffix != ".jsonl"} == {
+        path: content for path, content in aside.items() if path.suffix != ".jsonl"
+    }
+    for file in [*folder.rglob("step-x*"), folder / "rollouts" / "step-9.notes"]:
+        assert file.read_text() == "mine"
+        file.unlink()
     assert_same(again, whole)
-    assert sorted(path.name for path in again.folder.checkpoints.iterdir()) == ["step-2", "step-7"]
 
 
 def test_going_on_under_another_name(run, whole):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlvr.config.pieces import Section, piece_of
 from rlvr.errors import nearest
@@ -15,7 +15,7 @@ class RunConfig(Section):
     """The run as a whole."""
 
     name: str = "run"
-    """Name of the run; its folder is `dir`/`name`."""
+    """Name of the run; its folder is `dir`/`name`. `a/b` is a folder within a folder."""
     dir: str = "runs"
     """Where run folders are made."""
     seed: int = Field(default=0, ge=0)
@@ -26,9 +26,34 @@ class RunConfig(Section):
     steps: int | None = Field(default=None, ge=0)
     """At most this many steps in all; a stage's `steps` is its share. Null: the sum of the stages' steps."""
     overwrite: bool = False
-    """Replace a run folder that already holds metrics."""
+    """Where the run folder already holds a run, move that one to `NAME.old-TIME` and start anew. With `--resume auto`: only where
+    it has no checkpoint to go on from."""
     max_nonfinite: int = Field(default=5, ge=1)
     """Stop, with a checkpoint, after this many steps in a row with a non-finite loss or gradient."""
+
+    @field_validator("name")
+    @classmethod
+    def _below_dir(cls, name: str) -> str:
+        """The name, which must lead to a folder of its own below `dir`."""
+        problem = None
+        if not name.strip():
+            problem = "is empty"
+        elif not name.isprintable():
+            problem = "has control characters"
+        elif any(not part.strip() or part in (".", "..") for part in name.split("/")):
+            problem = "would be a folder outside of run.dir, or run.dir itself"
+        if problem is not None:
+            raise ValueError(f"the name {name!r} {problem}: give a name such as run-1 or group/run-1")
+        return name
+
+    @field_validator("dir")
+    @classmethod
+    def _printable(cls, folder: str) -> str:
+        if not folder.strip() or not folder.isprintable():
+            raise ValueError(
+                f"{folder!r} is empty or has control characters: give the path of a folder, `.` for this one"
+            )
+        return folder
 
     @model_validator(mode="after")
     def _one_way_to_say_the_seed(self) -> Self:

@@ -15,8 +15,8 @@ import dataclasses
 import hashlib
 import json
 import logging
+import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +26,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from rlvr.errors import CheckpointError
+from rlvr.own_files import remove_files, remove_folder, set_aside
 
 log = logging.getLogger(__name__)
 SEAL, STATE = "complete.json", "state.json"
 FORMAT = 2
+PARTIAL = r"tensors-\d+\.safetensors(\.note|\.tmp|\.note\.tmp)?|state\.json|complete\.json|model|merged"
+"""Names in a folder that a checkpoint is being written into."""
 
 
 @dataclass
@@ -122,18 +125,19 @@ def step_of(path: Path) -> int:
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest whole checkpoint in `folder`; torn ones are passed over with a warning.
+    """The newest whole checkpoint in `folder`; torn ones are passed over with a warning. None where there are none at all.
 
-    CheckpointError when there is none, but one in another format: to begin again would throw it away.
+    CheckpointError where none can be used, with the reason of each: to begin again would throw their steps away.
     """
-    foreign = None
+    problems: list[tuple[Path, str]] = []
     for path in reversed(checkpoints(folder)):
         if (problem := why_unusable(path)) is None:
+            for torn, why in problems:
+                log.warning("checkpoint %s is passed over: %s", torn, why)
             return path
-        log.warning("checkpoint %s is passed over: %s", path, problem)
-        foreign = foreign or (f"{path} cannot be used: {problem}" if _of_another_format(path) else None)
-    if foreign is not None:
-        raise CheckpointError(foreign)
+        problems.append((path, problem))
+    if problems:
+        raise CheckpointError("; ".join(f"{path} cannot be used: {problem}" for path, problem in problems))
     return None
 
 
@@ -198,11 +202,42 @@ def best(folder: Path, metric: str, mode: str) -> tuple[Path, float] | None:
 
 
 def remove_old(folder: Path, newest: Path, keep: int, also: Path | None) -> None:
-    """Remove all but the newest `keep` checkpoints, `newest` being one of them, and `also`."""
-    others = [path for path in checkpoints(folder) if path != newest]  # a torn one may have a higher number
+    """Remove all but the newest `keep` checkpoints, `newest` being one of them, and `also`.
+
+    What has no seal of ours is neither counted nor removed: a folder of the user's, or a checkpoint that is torn.
+    """
+    others = [path for path in checkpoints(folder) if path != newest and _is_sealed(path)]
     for old in others[: max(0, len(others) + 1 - keep)]:
         if old != also:
-            shutil.rmtree(old)
+            remove(old)
+
+
+def remove(path: Path) -> None:
+    """Remove the files of a checkpoint that its seal names; others stay, and the folders that hold them.
+
+    CheckpointError where it has no seal.
+    """
+    remove_files(path, [*_seal(path).files, SEAL])  # the seal last: a kill in between leaves a folder known as ours
+
+
+def remove_partial(path: Path) -> None:
+    """Remove a folder that a checkpoint was being written into; one that holds anything else is set aside."""
+    remove_folder(path, lambda name: re.fullmatch(PARTIAL, name) is not None)
+
+
+def replace(path: Path, new: Path) -> None:
+    """Put the checkpoint `new` in the place of `path`, where there may be one: that is removed, anything else set aside."""
+    old = set_aside(path) if os.path.lexists(path) else None
+    os.replace(new, path)
+    if old is not None and _is_sealed(old):
+        remove(old)
+
+
+def _is_sealed(path: Path) -> bool:
+    """Tell whether `path` is a folder that a checkpoint was written to, be it damaged since."""
+    with contextlib.suppress(CheckpointError):
+        return not path.is_symlink() and bool(_seal(path).files)
+    return False
 
 
 def checksum_of(path: Path) -> str:

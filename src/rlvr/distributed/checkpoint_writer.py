@@ -10,11 +10,11 @@ that fails is said, and neither stops the run nor touches another checkpoint; on
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -88,7 +88,7 @@ class Writer:
         problem = None
         if self.world.leads:
             try:
-                shutil.rmtree(self._aside(step), ignore_errors=True)
+                checkpoint.remove_partial(self._aside(step))
                 self._aside(step).mkdir(parents=True)
             except OSError as error:
                 problem = str(error)
@@ -107,7 +107,8 @@ class Writer:
                 future.set_result(self._write(contents))
             except BaseException as error:  # whatever it is, the run goes on without this checkpoint
                 log.error("the checkpoint of step %d could not be written: %s", contents.step, error)
-                shutil.rmtree(self._aside(contents.step), ignore_errors=True)
+                with contextlib.suppress(OSError):  # else it would keep a full disk full
+                    checkpoint.remove_partial(self._aside(contents.step))
                 future.set_exception(error)
 
         if self.config.background:
@@ -164,9 +165,7 @@ class Writer:
         (aside / SEAL).write_text(seal.text(), encoding="utf-8")
         for path in [aside / SEAL, *(path for path in aside.rglob("*") if path.is_dir()), aside]:
             _sync(path)
-        if target.exists():
-            shutil.rmtree(target)
-        os.replace(aside, target)
+        checkpoint.replace(target, aside)
         _sync(self.folder)
         keeps = self.config.best
         found = None if keeps is None else checkpoint.best(self.folder, keeps.metric, keeps.mode)

@@ -105,12 +105,6 @@ class RolloutLog:
         os.replace(aside, path)
         return path
 
-    def truncate_after(self, step: int) -> None:
-        """Remove the files of steps past `step`, which a resumed run writes anew."""
-        for path in self.directory.glob("step-*.jsonl"):
-            if int(path.stem.removeprefix("step-")) > step:
-                path.unlink()
-
 
 def _rows(
     batch: Batch, collected: Sequence[Rollout], kept: int, columns: Mapping[str, np.ndarray]

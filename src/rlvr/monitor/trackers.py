@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlvr.errors import ConfigError, DataError, TrainingError
+from rlvr.monitor.whole_file import write_whole
 
 
 class Tracker(Protocol):
@@ -82,15 +83,15 @@ class MetricsFile:
                     raise DataError(f"{self.path}, line {number}: not a metrics record; remove the line") from error
                 yield row
 
+    def lines(self) -> int:
+        """The number of whole lines."""
+        return self.path.read_bytes().count(b"\n") if self.path.exists() else 0
+
     def last_step(self) -> int | None:
         """The step of the last whole line; None when there is none."""
         return max((row["step"] for row in self.rows()), default=None)
 
     def truncate_after(self, step: int) -> None:
         """Cut the lines past `step`, and a half-written last one: a run resumed from there writes them anew."""
-        if not self.path.exists():
-            return
-        aside = self.path.with_suffix(".tmp")
-        with aside.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in self.rows() if row["step"] <= step)
-        os.replace(aside, self.path)
+        if self.path.exists():
+            write_whole(self.path, "".join(json.dumps(row) + "\n" for row in self.rows() if row["step"] <= step))

@@ -1,0 +1,118 @@
+"""Files that rlvr wrote, told from those of the user: only the former are ever removed or replaced.
+
+Invariants: what is not recognised is left where it is, or renamed, never removed; nothing is reached through a symbolic link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import yaml
+
+from rlvr.errors import ConfigError
+
+SECTIONS = frozenset({"run", "model", "data", "rollout", "algorithm", "optim", "checkpoint", "logging"})
+"""Sections that the resolved configuration of every version has; a file that a person wrote hardly names them all."""
+HEAD = 1 << 20
+"""Bytes of a result that are read to tell whose it is: a row with a long completion fits."""
+
+
+def is_run_config(path: Path) -> bool:
+    """Tell whether `path` is a configuration as a run writes it: complete, and as the YAML writer lays it out."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError):
+        return False
+    complete = isinstance(tree, dict) and all(isinstance(tree.get(name), dict) for name in SECTIONS)
+    return complete and {"name", "dir"} <= tree["run"].keys()
+
+
+def is_verbatim(path: Path) -> bool:
+    """Tell whether the YAML file `path` is as a program wrote it, so that its comments and layout are nobody's work."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return text == yaml.safe_dump(yaml.safe_load(text), sort_keys=False, allow_unicode=True)
+    except (OSError, ValueError, yaml.YAMLError):
+        return False
+
+
+def free_path(folder: Path, prefix: str) -> Path:
+    """A path `PREFIXTIME` in `folder` that nothing has. Such names sort by time (UTC)."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    free = folder / f"{prefix}{stamp}"
+    number = 2
+    while os.path.lexists(free):
+        free = folder / f"{prefix}{stamp}.{number}"
+        number += 1
+    return free
+
+
+def set_aside(path: Path) -> Path:
+    """Rename `path` to `NAME.old-TIME`; the new path. OSError where it cannot be renamed, as a mount point."""
+    free = free_path(path.parent, f"{path.name}.old-")
+    os.rename(path, free)
+    return free
+
+
+def numbered(folder: Path, suffix: str = "") -> dict[int, Path]:
+    """The regular files (with a `suffix`) or the folders (without) `step-N` of `folder` by N, in order."""
+    found = {}
+    for path in folder.glob(f"step-*{suffix}"):
+        match = re.fullmatch(rf"step-(\d+){re.escape(suffix)}", path.name)
+        if match and not path.is_symlink() and (path.is_file() if suffix else path.is_dir()):
+            found[int(match[1])] = path
+    return dict(sorted(found.items()))
+
+
+def remove_files(folder: Path, names: Iterable[str]) -> None:
+    """Remove the regular files `names` (relative) of `folder` in this order, then the folders that this left empty,
+    `folder` included. Everything else stays."""
+    inside, emptied = folder.resolve(), {folder}
+    for name in names:
+        file = folder / name
+        if file.is_file() and not file.is_symlink() and file.resolve().is_relative_to(inside):
+            file.unlink()
+            emptied |= {parent for parent in file.parents if parent.is_relative_to(folder)}
+    for parent in sorted(emptied, key=lambda path: len(path.parts), reverse=True):
+        with contextlib.suppress(OSError):  # not empty: something there is not ours
+            parent.rmdir()
+
+
+def remove_folder(folder: Path, own: Callable[[str], bool]) -> None:
+    """Remove a folder whose entries all have names of our `own`; else set it aside. Nothing where there is none."""
+    if not os.path.lexists(folder):
+        return
+    if folder.is_dir() and not folder.is_symlink() and all(own(path.name) for path in folder.iterdir()):
+        shutil.rmtree(folder)
+    else:
+        set_aside(folder)
+
+
+def check_output(path: Path, is_ours: Callable[[str], bool], what: str) -> None:
+    """ConfigError where `path` is a file and `is_ours` does not know the head of its text: a file of the user's."""
+    if not path.is_file():  # /dev/stdout and pipes are written to as they are
+        return
+    try:
+        with path.open(encoding="utf-8") as file:
+            head = file.read(HEAD)
+    except (OSError, ValueError):
+        head = "?"
+    if head and not is_ours(head):
+        raise ConfigError(f"{path} exists and is not {what} of rlvr: choose another file, or remove it first")
+
+
+def first_keys(head: str) -> set[str]:
+    """The keys of the JSON object on the first line of a text; none where there is no such object."""
+    try:
+        row = json.loads(head.partition("\n")[0])
+    except ValueError:
+        return set()
+    return set(row) if isinstance(row, dict) else set()

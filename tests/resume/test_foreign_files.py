@@ -1,0 +1,188 @@
+"""What rlvr did not write is never removed, moved or written over, whatever the folder is called and holds."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from resume_helpers import Run, make_tree, merged
+
+from rlvr import GRPOTrainer
+from rlvr.config_loading import load_config
+from rlvr.errors import ConfigError
+
+SHORT = {
+    "stages": [],
+    "run": {"steps": 4},
+    "evaluation": {"at_start": False, "at_end": False, "every": 0},
+    "verification": {"workers": 1},
+    "logging": {"console": "off"},
+}
+FOREIGN = (
+    "notes.md",
+    "src/train.py",
+    ".git/HEAD",
+    "step-x/a",
+    "step-7",
+    "metrics.tmp",
+    "rollouts/notes.txt",
+    "rollouts/step-x.jsonl",
+    "rollouts/step-000001.tmp",
+    "rollouts/step-000002.jsonl.bak",
+    "evaluations/step-x.json",
+    "checkpoints/mine/weights.bin",
+    "checkpoints/step-x/a",
+    "checkpoints/step-2.old/a",
+    "checkpoints/.step-1.partial/notes.txt",
+    "checkpoints/.step-x.partial/notes.txt",
+    "profile/notes.txt",
+)
+"""Files of a user's in a run folder, some of them with names like ours."""
+
+
+def config(folder, **over):
+    return merged(make_tree(folder, "run", **SHORT), over)
+
+
+def trained(tree, resume=None):
+    with GRPOTrainer(config=tree) as trainer:
+        trainer.train(resume=resume)
+    return trainer
+
+
+def plant(folder):
+    """Write the user's files, each with a content of its own, a link and an empty folder; what is to be found again."""
+    contents = {}
+    for name in FOREIGN:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(f"{name} is mine\n".encode() + bytes(range(256)))
+        contents[path.read_bytes()] = name
+    outside = folder.parent.parent / "outside"
+    outside.mkdir(exist_ok=True)
+    (outside / "state.json").write_bytes(b"outside")
+    for link in ("checkpoints/step-3.link", "rollouts/step-000099.jsonl"):
+        if not (folder / link).is_symlink():
+            (folder / link).symlink_to(outside / "state.json")
+    return contents
+
+
+def found(*folders):
+    """The contents of all files below the folders."""
+    paths = [path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    return {path.read_bytes() for path in paths}
+
+
+@pytest.mark.alone
+def test_a_folder_full_of_the_user_s_files_keeps_every_one(tmp_path):
+    """Through a start, checkpoints of which one is kept, a resume from an older one, a kill, a resume, and an overwrite."""
+    folder = tmp_path / "runs" / "run"
+    contents = plant(folder)
+    (folder / "rollouts" / "step-000099.jsonl").unlink()  # a name that a run would write is refused, see below
+    checkpoints = {"every": 1, "keep": 1}
+    trained(config(tmp_path, run={"steps": 2}, checkpoint=checkpoints))
+    contents |= plant(folder)
+    late = folder / "checkpoints" / "step-2" / "model" / "notes.txt"  # in a checkpoint that will be removed
+    late.write_bytes(b"in a checkpoint")
+    mine = folder / "checkpoints" / "step-90"
+    mine.mkdir()
+    (mine / "weights.bin").write_bytes(b"in a folder called as a checkpoint")
+    contents |= {late.read_bytes(): "late", b"in a folder called as a checkpoint": "step-90"}
+    for steps, resume in ((3, "auto"), (4, str(folder / "checkpoints" / "step-3"))):
+        trained(config(tmp_path, run={"steps": steps}, checkpoint=checkpoints), resume)
+        assert contents.keys() <= found(folder)
+    with Run(config(tmp_path, run={"steps": 40}, checkpoint=checkpoints)) as run:
+        assert run.wait(lambda: run.lines() >= 7)
+        run.kill()
+    assert contents.keys() <= found(folder)
+    trained(config(tmp_path, run={"steps": 8}, checkpoint=checkpoints), "auto")
+    assert contents.keys() <= found(folder)
+    for name in FOREIGN:
+        if ".partial" not in name:
+            assert (folder / name).is_file(), name
+    everything = found(folder)
+    trained(config(tmp_path, run={"steps": 1, "overwrite": True}))
+    (old,) = folder.parent.glob("run.old-*")
+    assert everything <= found(old) | {b for b in everything if b.startswith(b"process ")}
+    assert (tmp_path / "outside" / "state.json").read_bytes() == b"outside"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.yaml",
+        "metrics.jsonl",
+        "evaluations.jsonl",
+        "log.txt",
+        "report.html",
+        "checkpoints/step-7/weights.bin",
+        "rollouts/step-000001.jsonl",
+        "base/model.safetensors",
+    ],
+)
+def test_a_folder_with_a_file_that_a_run_would_write_is_refused_by_its_name(tmp_path, name):
+    path = tmp_path / "runs" / "run" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("run: {steps: 3}  # mine\n")
+    for over in ({}, {"run": {"overwrite": True}}):
+        for resume in (None, "auto"):
+            with pytest.raises(
+                ConfigError, match=r"runs/run holds .*nothing there is touched, choose another run\.name"
+            ):
+                trained(config(tmp_path, **over), resume)
+    assert [p for p in (tmp_path / "runs").rglob("*") if p.is_file()] == [path]
+    assert path.read_text() == "run: {steps: 3}  # mine\n"
+
+
+def test_a_run_that_is_under_way_is_never_moved_aside(tmp_path):
+    """Also not where it is in a folder of the run that gives way."""
+    trained(config(tmp_path, run={"steps": 1}))
+    inner = merged(config(tmp_path), {"run": {"name": "run/inner", "steps": 9}})
+    with GRPOTrainer(config=inner) as trainer:
+        trainer.train(1)
+        with pytest.raises(ConfigError, match=rf"run/inner is in use by process {os.getpid()}"):
+            trained(config(tmp_path, run={"overwrite": True}))
+        trainer.train(1)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["run"]
+
+
+def test_runs_that_gave_way_pile_up_in_order_beside_a_linked_folder(tmp_path):
+    """Within one second too; the new run is on the disk that the link leads to."""
+    (tmp_path / "disk" / "real").mkdir(parents=True)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "run").symlink_to(tmp_path / "disk" / "real", target_is_directory=True)
+    for steps in (1, 2, 3):
+        trained(config(tmp_path, run={"steps": steps, "overwrite": True}))
+    old = sorted(path for path in (tmp_path / "disk").iterdir() if ".old-" in path.name)
+    assert [(path / "metrics.jsonl").read_bytes().count(b"\n") for path in old] == [1, 2]
+    assert (tmp_path / "disk" / "real" / "metrics.jsonl").read_bytes().count(b"\n") == 3
+    assert (tmp_path / "runs" / "run").is_symlink()
+
+
+def test_comments_in_the_configuration_of_a_run_are_kept(tmp_path):
+    trainer = trained(config(tmp_path, run={"steps": 1}))
+    path = trainer.folder.path / "config.yaml"
+    path.write_text(f"# mine\n{path.read_text()}")
+    trained(config(tmp_path, run={"steps": 2}), "auto")
+    (old,) = trainer.folder.path.glob("config.yaml.old-*")
+    assert old.read_text().startswith("# mine\n")
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", ".", "..", "/tmp/x", "a/../..", "a/./b", "a//b", "a/", "../../escape", "a\nb", "a\x07b", "\x00"]
+)
+def test_names_that_are_no_folder_below_the_run_folders_are_refused(name):
+    with pytest.raises(ConfigError, match=r"run\.name: .*give a name such as run-1") as caught:
+        load_config({"run": {"name": name}})
+    assert all(line.isprintable() for line in str(caught.value).splitlines())
+
+
+@pytest.mark.parametrize("name", ["run-1", "group/run 1", "läufe", ".hidden", "a..b", "x.old"])
+def test_names_of_folders_below_the_run_folders_are_taken(name):
+    assert load_config({"run": {"name": name}}).run.name == name
+
+
+@pytest.mark.parametrize("folder", ["", "a\nb"])
+def test_a_run_dir_that_is_no_path_is_refused(folder):
+    with pytest.raises(ConfigError, match=r"run\.dir: .*give the path of a folder"):
+        load_config({"run": {"dir": folder}})
