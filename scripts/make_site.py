@@ -1,13 +1,13 @@
 """Build the documentation site from docs/ and the docstrings: no network, and a warning is an error.
 
-    python scripts/make_site.py [FOLDER]       FOLDER: `site` where none is given; replaced if it is there
+    python scripts/make_site.py [FOLDER]       FOLDER: `site` where none is given; an earlier site there is replaced
     python -m http.server -d site              then look at it; opened as files the pages work too, without the search
 
 It needs the extra `docs` (`pip install 'rlvr[docs]'`). The pages of docs/ are Markdown as code hosts show it. For the site they
 are laid out anew in a temporary folder: notebooks become pages, files outside docs/ that a page links to become
 pages under `files/`, and nested lists are indented as Python-Markdown wants it. mkdocs.yml has the rest.
 
-Exit codes: 0 built, 1 with what the builder says.
+Exit codes: 0 built, 1 with what the builder says, 2 where the folder holds something else.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+MARK = ".made-by-rlvr"
+"""A file in a built site: a folder without it is not replaced."""
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)#\s]+)")
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".sh": "bash", ".slurm": "bash", ".md": "markdown"}
@@ -35,7 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build(site: Path) -> int:
-    """Build the site into the folder `site`; the builder's exit code."""
+    """Build the site into the folder `site`, in the place of an earlier one; the builder's exit code."""
+    if site.exists() and not (site / MARK).is_file() and any(site.iterdir()):
+        print(f"error: {site} exists and holds no site: give another folder, or remove it first", file=sys.stderr)
+        return 2
     with tempfile.TemporaryDirectory() as folder:
         stage = Path(folder)
         shutil.copy(ROOT / "mkdocs.yml", stage)
@@ -44,6 +49,7 @@ def build(site: Path) -> int:
         command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
         code = subprocess.run(command, cwd=stage, check=False).returncode
         if code == 0:
+            (stage / "site" / MARK).touch()
             shutil.rmtree(site, ignore_errors=True)
             shutil.move(stage / "site", site)
     return code

@@ -31,6 +31,7 @@ from typing import IO, Any
 from rlvr.data.adapters import to_task
 from rlvr.errors import ConfigError, DataError, command
 from rlvr.monitor.console import Console
+from rlvr.own_files import check_output, first_keys
 from rlvr.records import Task, Verdict
 from rlvr.tree import as_tree, merge
 from rlvr.verifiers.audit.examples import examples_for
@@ -43,6 +44,8 @@ from rlvr.verifiers.pool import VerifierPool
 
 TRIED_TASKS = 8
 """Tasks of an input, the first different ones, that the tricks are tried on."""
+VERDICT_KEYS = {"id", "status", "score", "reason", "seconds"}
+"""Keys of a line of the output."""
 
 
 @command
@@ -63,7 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("options", nargs="*", metavar="key=value", help="options of the verifier, values in YAML")
     parser.add_argument("--input", metavar="FILE.jsonl", help="rows with a completion and its task")
-    parser.add_argument("--output", metavar="FILE.jsonl", help="where the verdicts go; a file there is replaced")
+    parser.add_argument(
+        "--output", metavar="FILE.jsonl", help="where the verdicts go; earlier verdicts there are replaced"
+    )
     parser.add_argument(
         "--workers",
         type=int,
@@ -95,6 +100,7 @@ def _check_files(options: argparse.Namespace) -> None:
     if options.output:
         if Path(options.output).resolve() == Path(options.input).resolve():
             raise ConfigError("--output is the --input: it would overwrite the completions")
+        check_output(Path(options.output), lambda head: first_keys(head) == VERDICT_KEYS, "a file of verdicts")
         try:
             Path(options.output).parent.mkdir(parents=True, exist_ok=True)
             Path(options.output).open("a").close()  # what is there is replaced once scoring begins

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from rlvr.data.prompts import refuse_long
 from rlvr.errors import ConfigError, command
 from rlvr.evaluation import Collect, SameAnswer, Scorer, compare, contamination, describe, evaluate, read_result
 from rlvr.monitor.whole_file import write_whole
+from rlvr.own_files import check_output
 from rlvr.records import Rollout, Task
 
 if TYPE_CHECKING:
@@ -68,7 +70,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--compare", metavar="RESULT", help="an earlier result on the same tasks")
     parser.add_argument("--contamination", metavar="DATA", help="training tasks in which the tasks are looked for")
-    parser.add_argument("--output", metavar="FILE", help="where the JSON goes (default: standard output)")
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        help="where the JSON goes (default: standard output); an earlier result there is replaced",
+    )
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings of the configuration")
     return parser
 
@@ -80,6 +86,8 @@ def _run(options: argparse.Namespace) -> int:
     spec = options.data if options.data is not None else config.evaluation.data or config.data.eval
     if spec is None:
         raise ConfigError("there are no tasks to evaluate on: give --data, or data.eval")
+    if options.output is not None:
+        check_output(Path(options.output), _is_result, "a result")
     spec = spec[0] if isinstance(spec, list) and len(spec) == 1 else spec
     before = None if options.compare is None else read_result(Path(options.compare))
     if options.contamination is not None:  # what cannot be read is refused before the model is sampled
@@ -251,6 +259,11 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
 
         with stop:
             yield Instruments(collect, verification.same_answer, chooser(config, policy, tasks), stop)
+
+
+def _is_result(head: str) -> bool:
+    """Tell whether a file that begins so is one that this command wrote."""
+    return re.match(r'\{\s*"version": \d+,\s*"model": ', head) is not None and '"by_source": ' in head
 
 
 def _write(result: Mapping[str, Any], output: str | None) -> None:

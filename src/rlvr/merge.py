@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from rlvr.errors import command
+from rlvr.errors import ConfigError, command
 
 
 @command
@@ -16,9 +17,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m rlvr.merge", description="Merge a LoRA adapter into its base model."
     )
     parser.add_argument("adapter", help="a folder with adapter files, for example RUN/checkpoints/step-N/model")
-    parser.add_argument("out", help="folder for the merged model")
+    parser.add_argument("out", help="folder for the merged model, new or empty")
     parser.add_argument("--base", help="folder or hub name of the base model; by default what the adapter says")
     options = parser.parse_args(arguments)
+    out = Path(options.out)
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise ConfigError(f"{out} exists and is not empty: give a new folder for the merged model")
     from rlvr.policy.adapters import merge_adapter
 
     merge_adapter(options.adapter, options.base, options.out)

@@ -26,11 +26,14 @@ from rlvr.errors import ConfigError, DataError
 from rlvr.evaluation import interquartile_mean, interval, over_runs, read_result
 from rlvr.monitor.console import Console
 from rlvr.monitor.trackers import MetricsFile
+from rlvr.monitor.whole_file import write_whole
+from rlvr.own_files import check_output, is_run_config, is_verbatim
 from rlvr.report import write_report
 from rlvr.signals import StopRequest
 
 ENDS = ("reward/mean", "completion/length_mean", "entropy")
 """Metrics of the last step that the table shows beside the evaluation's results."""
+SUMMARY = "seeds.json"
 
 
 def of_seed(config: Config, seed: int) -> Config:
@@ -52,6 +55,7 @@ def sweep(config: Config, resume: str | None = None) -> int:
     if resume not in (None, "auto"):
         raise ConfigError(f"run.seeds resumes all of its runs: --resume auto, not {resume}")
     console, codes = Console("plain" if config.logging.console == "auto" else config.logging.console), {}
+    _refuse_foreign(config)
     config.folder.mkdir(parents=True, exist_ok=True)
     with StopRequest() as stop:
         for number, seed in enumerate(config.run.seeds, start=1):
@@ -72,10 +76,21 @@ def sweep(config: Config, resume: str | None = None) -> int:
     return 0
 
 
+def _refuse_foreign(config: Config) -> None:
+    """ConfigError where a file of the user's has the name of one that the sweep writes."""
+    for seed in config.run.seeds:
+        path = config.folder / f"seed-{seed}.yaml"
+        if path.exists() and not (is_run_config(path) and is_verbatim(path)):
+            raise ConfigError(f"{path} exists and is not as a sweep writes it: choose another run.name")
+    check_output(
+        config.folder / SUMMARY, lambda head: head.startswith('{\n "version": 1,\n "seeds": ['), "a summary of seeds"
+    )
+
+
 def _train(config: Config, resume: str | None, stop: StopRequest) -> int:
     """The exit code of one run."""
     path = config.folder.parent / f"{config.run.name}.yaml"
-    path.write_text(yaml.safe_dump(config.dump(), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    write_whole(path, yaml.safe_dump(config.dump(), sort_keys=False, allow_unicode=True))
     arguments = ["rlvr.train", "--config", str(path), *(["--resume", resume] if resume else [])]
     environment = {**os.environ, lifeline.OWNER: str(os.getpid())}
     process = subprocess.Popen(
@@ -98,7 +113,7 @@ def _conclude(config: Config, seeds: Sequence[int], console: Console) -> None:
     folders = [config.folder / f"seed-{seed}" for seed in seeds]
     results = dict(_results(config, folders))
     text = json.dumps({"version": 1, "seeds": list(seeds), "results": results}, indent=1)
-    (config.folder / "seeds.json").write_text(text + "\n", encoding="utf-8")
+    write_whole(config.folder / SUMMARY, text + "\n")
     columns = ["", "mean", "95 %", "IQM", "95 %", *(f"seed {seed}" for seed in seeds)]
     rows = [
         [name, r["mean"], _range(r["interval"]), r["iqm"], _range(r["iqm interval"]), *r["runs"]]

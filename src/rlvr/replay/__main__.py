@@ -21,9 +21,13 @@ from typing import IO
 
 from rlvr.errors import ConfigError, command
 from rlvr.monitor.console import Console
+from rlvr.own_files import check_output, first_keys
 from rlvr.replay.changes import Change
 from rlvr.replay.rescore import Replay, row_of
 from rlvr.replay.show import Examples, examples, table
+
+REPLAY_KEYS = {"step", "use", "id", "task", "group", "member", "before", "after"}
+"""Keys of a line of the output."""
 
 
 @command
@@ -55,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         "--examples", type=int, default=6, metavar="N", help="changed rollouts that are shown (default 6)"
     )
     parser.add_argument(
-        "--output", metavar="FILE.jsonl", help="every rollout before and after; a file there is replaced"
+        "--output", metavar="FILE.jsonl", help="every rollout before and after; an earlier output there is replaced"
     )
     return parser
 
@@ -73,6 +77,7 @@ def _sink(output: str, run: Path) -> IO[str]:
     path = Path(output)
     if run.resolve() / "rollouts" in path.resolve().parents:
         raise ConfigError(f"--output {output} is among the recorded rollouts: choose another place")
+    check_output(path, lambda head: first_keys(head) == REPLAY_KEYS, "an output of rlvr.replay")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("w", encoding="utf-8")

@@ -15,6 +15,7 @@ from typing import Any
 from rlvr.errors import ConfigError
 from rlvr.monitor.metrics import FAMILIES, METRICS
 from rlvr.monitor.whole_file import write_whole
+from rlvr.own_files import check_output
 from rlvr.report.compare import differences, experiment_of, flat
 from rlvr.report.folder import RunData, read_run, reads
 from rlvr.report.sampling import BYTES, histogram, read_rollouts
@@ -31,12 +32,13 @@ SCRIPTS = ("core.js", "charts.js", "curves.js", "rollouts.js", "main.js")
 def write_report(folders: Sequence[str | Path], output: str | Path | None = None, rollouts: int = SHOWN) -> Path:
     """Write the page of the runs in `folders`, by default as report.html of the first; its path.
 
-    DataError where one is no run folder; ConfigError where the page cannot be written.
+    DataError where one is no run folder; ConfigError where the page cannot be written, or would replace another file.
     """
     runs = [read_run(folder) for folder in folders]
     _name_apart(runs)
-    page = render(runs, rollouts)
     path = Path(output) if output is not None else runs[0].path / "report.html"
+    check_output(path, lambda head: "<title>rlvr report</title>" in head, "a report")
+    page = render(runs, rollouts)
     try:
         write_whole(path, page)
     except OSError as error:

@@ -1,0 +1,96 @@
+"""A command's output replaces an earlier output of the same command, and no other file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from resume_helpers import make_tree, merged
+
+from rlvr import GRPOTrainer, audit, evaluate, merge
+from rlvr.config_loading import load_config
+from rlvr.errors import ConfigError
+from rlvr.replay.__main__ import main as replay
+from rlvr.report.__main__ import main as report
+from rlvr.sweep import sweep
+
+ROOT = Path(__file__).resolve().parents[2]
+MINE = '{"id": 1, "thesis": "mine"}\n'
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a run of one step, and its configuration file."""
+    over = {"stages": [], "run": {"steps": 1}, "logging": {"console": "off"}, "evaluation": {"at_start": False}}
+    tree = merged(make_tree(tmp_path_factory.mktemp("outputs"), "run", **over), {"verifier": "exact"})
+    with GRPOTrainer(config=tree) as trainer:
+        trainer.train()
+    return trainer.folder.path
+
+
+def evaluated(run, output):
+    data = json.dumps([{"prompt": "1=?", "answer": "1"}])
+    file = output.with_name("held-out.jsonl")
+    file.write_text(json.dumps(json.loads(data)[0]) + "\n")
+    model = next(run.glob("checkpoints/step-*/model"))
+    arguments = ["--model", model, "--data", file, "--verifier", "exact", "--samples", 0, "--max-new-tokens", 2]
+    return evaluate.main([*map(str, arguments), "--output", str(output)])
+
+
+def audited(run, output):
+    rows = output.with_name("rows.jsonl")
+    rows.write_text(json.dumps({"completion": "1", "answer": "1"}) + "\n")
+    return audit.main(["--verifier", "exact", "--input", str(rows), "--output", str(output), "--workers", "1"])
+
+
+def replayed(run, output):
+    return replay([str(run), "--rescore", "rewards=['verdict']", "--output", str(output)])
+
+
+def reported(run, output):
+    return report([str(run), "--output", str(output)])
+
+
+@pytest.mark.parametrize("write", [evaluated, audited, replayed, reported])
+def test_only_an_earlier_output_is_replaced(run, tmp_path, capsys, write):
+    output = tmp_path / "out.json"
+    output.write_text(MINE)
+    assert write(run, output) == 2
+    assert output.read_text() == MINE
+    assert f"{output} exists and is not" in capsys.readouterr().err
+    output.write_text("")
+    for _ in range(2):
+        assert write(run, output) == 0
+        assert output.stat().st_size > 0
+
+
+def test_a_merged_model_goes_into_a_new_folder_only(tmp_path, capsys):
+    out = tmp_path / "base"
+    out.mkdir()
+    (out / "model.safetensors").write_bytes(b"mine")
+    assert merge.main([str(tmp_path / "adapter"), str(out)]) == 2
+    assert "exists and is not empty: give a new folder" in capsys.readouterr().err
+    assert (out / "model.safetensors").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("name", ["seed-1.yaml", "seeds.json"])
+def test_a_sweep_writes_over_nothing_of_the_user_s(tmp_path, name):
+    tree = merged(make_tree(tmp_path, "run"), {"run": {"seed": 0, "seeds": [1]}})
+    path = tmp_path / "runs" / "run" / name
+    path.parent.mkdir(parents=True)
+    path.write_text(MINE)
+    with pytest.raises(ConfigError, match="exists and is not"):
+        sweep(load_config(tree))
+    assert [p.name for p in path.parent.iterdir()] == [name]
+    assert path.read_text() == MINE
+
+
+def test_the_site_replaces_no_other_folder(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "make_site.py", tmp_path], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "holds no site" in done.stderr
+    assert (tmp_path / "notes.txt").read_text() == "mine"
