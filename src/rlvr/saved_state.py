@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MOST = 0.03
+"""The share of the time that checkpoints by the clock may hold the steps up."""
+
 
 class Saver:
     """Saves and loads the state of a trainer's run. With several ranks every method is called on all of them."""
@@ -47,6 +51,8 @@ class Saver:
         self.writer = Writer(trainer.folder.checkpoints, self.config, trainer.world)
         self._copies = HostCopies()
         self._fingerprints: list[str] | None = None
+        self._due = 0.0
+        """When the next checkpoint by the clock is due, in time.monotonic seconds."""
 
     # beginning and ending
 
@@ -72,6 +78,7 @@ class Saver:
         if world.leads:
             folder.open_log(self.trainer.console)
             self._check_space()
+        self._schedule(0.0)
         return found
 
     def _check_space(self) -> None:
@@ -109,10 +116,19 @@ class Saver:
         """Save where a checkpoint is due, or where the step is the best so far by the metric that the run keeps the best of."""
         every, step = self.config.every, self.trainer.step
         due = every > 0 and step % every == 0
-        if self.config.best is not None:
-            due = self.trainer.world.broadcast(due or self._is_best(), "whether to save")
+        if self.config.best is not None or self.config.minutes > 0:  # rank 0 decides for all
+            due = self.trainer.world.broadcast(due or self._is_due() or self._is_best(), "whether to save")
         if due:
             self.save(wait=False)
+
+    def _is_due(self) -> bool:
+        """Tell whether it is time for a checkpoint by the clock; never while the one before is being written."""
+        by_clock = self.config.minutes > 0 and not self.writer.busy
+        return by_clock and time.monotonic() >= self._due
+
+    def _schedule(self, seconds: float) -> None:
+        """Set when the next checkpoint by the clock is due, after one that held the steps up for `seconds`."""
+        self._due = time.monotonic() + max(60 * self.config.minutes, seconds / MOST)
 
     def after_evaluation(self) -> None:
         """The evaluation of a step, which was saved before it, has been made: save the step again where it is the best."""
@@ -153,12 +169,14 @@ class Saver:
         With `wait` it is there on return, or a TrainingError says why not. Without, a failure is logged and costs nothing else.
         """
         trainer, problem = self.trainer, None
+        began = time.monotonic()
         trainer.rollout_log.flush()
         if self.writer.open(trainer.step):
             self.writer.write(self._contents())
             problem = self.writer.wait() if wait else None
         elif wait:
             problem = OSError("see above")
+        self._schedule(time.monotonic() - began)
         if problem is not None:
             last = next(reversed(checkpoint.checkpoints(trainer.folder.checkpoints)), None)
             raise TrainingError(

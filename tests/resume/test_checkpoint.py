@@ -102,6 +102,24 @@ def test_the_newest_are_kept(tmp_path):
     assert (tmp_path / "notes.txt").is_file()
 
 
+def test_checkpoints_by_the_clock_push_out_none_of_those_by_steps(tmp_path):
+    kept = {
+        10: [10],
+        13: [10, 13],
+        16: [10, 13, 16],
+        19: [10, 16, 19],
+        20: [10, 20],
+        21: [10, 20, 21],
+        30: [20, 30],
+        31: [20, 30, 31],
+    }
+    for step, expected in kept.items():
+        write(tmp_path, step, keep=2, every=10)
+        assert names(tmp_path) == [f"step-{number}" for number in expected]
+    write(tmp_path, 32, keep=1, every=10)
+    assert names(tmp_path) == ["step-30", "step-32"]
+
+
 def test_a_checkpoint_just_written_is_kept_beside_a_torn_one_of_a_higher_number(tmp_path):
     """step-10 was torn, the run resumed from step-5 and saves again."""
     write(tmp_path, 5)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from resume_helpers import Run, assert_same, make_tree, merged, rows, timeless
 
-from rlvr import GRPOTrainer
+from rlvr import GRPOTrainer, saved_state
 from rlvr.errors import CheckpointError, ConfigError, TrainingError, WaitTimeout
 from rlvr.monitor.trackers import MetricsFile
 from rlvr.run_lock import RunLock
@@ -376,8 +376,6 @@ def test_a_checkpoint_of_another_model_is_refused_by_what_differs_and_nothing_is
 
 
 def test_a_checkpoint_that_other_versions_wrote_is_used_and_that_is_said(tmp_path, caplog, monkeypatch):
-    from rlvr import saved_state
-
     tree = short(tmp_path, "run")
     trained(tree, steps=2)
     now = saved_state.versions()
@@ -392,6 +390,42 @@ def test_metrics_that_were_lost_are_said(tmp_path, caplog):
     path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
     assert trained(tree, "auto").step == 4
     assert "metrics.jsonl lacks 1 of the steps before the checkpoint" in caplog.text
+
+
+# by the clock
+
+
+class Clock:
+    """In the place of the module `time`: goes on when it is told to."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+def test_checkpoints_by_the_clock_come_when_due_and_hold_the_steps_up_for_3_percent_at_most(tmp_path, monkeypatch):
+    """A step takes 10 s and a checkpoint 3 s, which is 3 % of 100 s; due are 30 s."""
+    clock, saved = Clock(), []
+    monkeypatch.setattr(saved_state, "time", clock)
+    tree = short(tmp_path, "run", run={"steps": 25}, checkpoint={"every": 0, "minutes": 0.5, "background": False})
+    with GRPOTrainer(config=tree, verifier=lambda completion: len(completion) / 9) as trainer:
+        after_step, write = trainer.saver.after_step, trainer.saver.writer.write
+
+        def later():
+            clock.now += 10.0
+            after_step()
+
+        def slow(contents):
+            clock.now += 3.0
+            saved.append(contents.step)
+            write(contents)
+
+        trainer.saver.after_step, trainer.saver.writer.write = later, slow
+        trainer.train()
+    assert saved == [3, 13, 23, 25]
+    assert sorted(path.name for path in trainer.folder.checkpoints.iterdir()) == ["step-23", "step-25"]
 
 
 # the best

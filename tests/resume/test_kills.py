@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
-from resume_helpers import Run, assert_same, kill_at, make_tree
+from resume_helpers import Run, assert_same, kill_at, make_tree, merged
 
 pytestmark = pytest.mark.alone
 
@@ -48,6 +49,32 @@ def moments(seed, phases):
 
 def test_six_kills_one_in_each_phase(tmp_path, whole):
     go_through(tmp_path, moments(0, PHASES), whole)
+
+
+def test_kills_at_random_moments_under_the_default_checkpoints(tmp_path, whole):
+    """By the clock, with `checkpoint.minutes` shorter than 10 so that some fall into the run; the first kill comes before any."""
+    source = random.Random(7)
+    tree = make_tree(tmp_path, "killed", checkpoint={"every": 0, "minutes": 0.001})
+    with Run(merged(tree, {"checkpoint": {"minutes": 10.0}})) as run:
+        assert run.wait(lambda: run.lines() >= 3)
+        run.kill()
+    before = run.lines()
+    with Run(tree) as run:
+        assert run.end() == 2
+        assert f"holds {before} steps and no checkpoint to go on from: they would be lost" in run.said()
+    with Run(merged(tree, {"run": {"overwrite": True}})) as run:
+        assert run.wait(lambda: any((run.folder / "checkpoints").glob("step-*")))
+        time.sleep(source.uniform(0.0, 0.5))
+        run.kill()
+    assert len(list(run.folder.parent.glob("killed.old-*"))) == 1
+    for _ in range(2):
+        with Run(tree) as run:
+            run.wait(lambda run=run: run.lines() > run._lines + 1)
+            time.sleep(source.uniform(0.0, 0.3))
+            run.kill()
+    with Run(tree) as run:
+        assert run.end() == 0, run.said()
+    assert_same(run.folder, whole)
 
 
 @pytest.mark.slow

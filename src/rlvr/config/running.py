@@ -85,10 +85,14 @@ class BestConfig(Section):
 class CheckpointConfig(Section):
     """When the run is saved."""
 
+    minutes: float = Field(default=10.0, ge=0)
+    """Minutes between checkpoints by the clock of rank 0, more where a checkpoint would hold the steps up for over 3 % of the
+    time; 0: none by the clock. The end of a run is saved in any case."""
     every: int = Field(default=0, ge=0)
-    """Steps between checkpoints; 0: only at the end of the run."""
+    """Steps between checkpoints, beside those by the clock; 0: only by the clock."""
     keep: int = Field(default=2, ge=1)
-    """How many of the newest checkpoints are kept."""
+    """How many of the newest checkpoints are kept. With `every`: of those at its multiples, and beside them at most two that
+    are newer (by the clock, or of the end)."""
     best: BestConfig | None = None
     """Keep the checkpoint with the best value of a metric too; a step that is better than all before is saved, whatever
     `every` says."""

@@ -201,15 +201,26 @@ def best(folder: Path, metric: str, mode: str) -> tuple[Path, float] | None:
     return max(scored, key=lambda one: sign * one[1], default=None)
 
 
-def remove_old(folder: Path, newest: Path, keep: int, also: Path | None) -> None:
+def remove_old(folder: Path, newest: Path, keep: int, also: Path | None, every: int = 0) -> None:
     """Remove all but the newest `keep` checkpoints, `newest` being one of them, and `also`.
 
-    What has no seal of ours is neither counted nor removed: a folder of the user's, or a checkpoint that is torn.
+    With `every`, the `keep` are counted among those at its multiples; of others, `kept_between` stay, and only while they are
+    newer. What has no seal of ours is neither counted nor removed: a folder of the user's, or one that is torn.
     """
-    others = [path for path in checkpoints(folder) if path != newest and _is_sealed(path)]
-    for old in others[: max(0, len(others) + 1 - keep)]:
-        if old != also:
-            remove(old)
+    sealed = [path for path in checkpoints(folder) if path != newest and _is_sealed(path)]
+    sealed.append(newest)  # a damaged one may have a higher number
+    regular = [path for path in sealed if every == 0 or step_of(path) % every == 0]
+    last = step_of(regular[-1]) if regular else 0
+    between = [path for path in sealed if path not in regular and step_of(path) > last]
+    kept = {newest, also, *regular[-keep:], *between[-kept_between(keep) :]}
+    for path in sealed:
+        if path not in kept:
+            remove(path)
+
+
+def kept_between(keep: int) -> int:
+    """The number of checkpoints that are kept between two that fall on multiples of `every`."""
+    return min(2, keep)
 
 
 def remove(path: Path) -> None:

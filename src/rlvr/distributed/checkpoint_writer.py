@@ -126,6 +126,11 @@ class Writer:
         return error if error is None or isinstance(error, Exception) else RuntimeError(repr(error))
 
     @property
+    def busy(self) -> bool:
+        """Tell whether a checkpoint is being written."""
+        return self._under_way is not None and not self._under_way.done()
+
+    @property
     def state(self) -> str:
         """What became of the last write, in words."""
         if self._under_way is None:
@@ -169,7 +174,8 @@ class Writer:
         _sync(self.folder)
         keeps = self.config.best
         found = None if keeps is None else checkpoint.best(self.folder, keeps.metric, keeps.mode)
-        checkpoint.remove_old(self.folder, target, self.config.keep, None if found is None else found[0])
+        best = None if found is None else found[0]
+        checkpoint.remove_old(self.folder, target, self.config.keep, best, self.config.every)
         return target
 
     def _write_share(self, aside: Path, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
