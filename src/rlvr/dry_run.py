@@ -9,7 +9,11 @@ from pathlib import Path
 
 from rlvr.config import Config
 from rlvr.errors import RlvrError
+from rlvr.monitor.rollout_log import estimate
 from rlvr.stage_plan import StagePlan
+
+PROMPT_TOKENS = 512
+"""Tokens of a prompt that are reckoned with where `data.max_prompt_tokens` sets no bound."""
 
 
 def plan_lines(config: Config, plans: Sequence[StagePlan], folder: Path, longest: Sequence[int] = ()) -> list[str]:
@@ -21,7 +25,42 @@ def plan_lines(config: Config, plans: Sequence[StagePlan], folder: Path, longest
     lines = [f"run folder: {folder}"]
     for number, (plan, limit) in enumerate(zip(plans, limits, strict=True), 1):
         lines += _stage_lines(number, plan, limit)
-    return lines
+    return [*lines, *_disk_lines(config, plans)]
+
+
+def recorded_bytes(config: Config, plans: Sequence[StagePlan]) -> tuple[int, int]:
+    """About how many bytes of rollouts a run writes at most: in a step, and in all, of which `logging.rollouts_gb` are kept."""
+    largest = 0
+    total = 0.0
+    for plan in plans:
+        rollout = plan.config.rollout
+        group = rollout.group_size if plan.kind != "sft" else 1
+        prompt = plan.config.data.max_prompt_tokens or PROMPT_TOKENS
+        of_step = estimate(rollout.prompts_per_step * group, prompt + rollout.max_new_tokens)
+        largest = max(largest, of_step)
+        total += of_step * plan.allowed / max(1, config.logging.rollouts)
+    if config.logging.rollouts == 0:
+        return 0, 0
+    limit = math.inf if config.logging.rollouts_gb is None else config.logging.rollouts_gb * 1e9
+    return largest, int(min(total, max(limit, largest)))
+
+
+def size_text(size: float) -> str:
+    """A number of bytes in words, such as 3.4 MB."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def _disk_lines(config: Config, plans: Sequence[StagePlan]) -> list[str]:
+    of_step, kept = recorded_bytes(config, plans)
+    if not of_step:
+        return []
+    return [
+        f"rollouts on disk: at most about {size_text(of_step)} a step, {size_text(kept)} kept (logging.rollouts_gb)"
+    ]
 
 
 def memory_lines(plans: Sequence[StagePlan]) -> list[str]:

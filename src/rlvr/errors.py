@@ -7,6 +7,7 @@ text without a traceback (`command`). Anything else that escapes is a defect of 
 from __future__ import annotations
 
 import difflib
+import errno
 import functools
 import os
 import sys
@@ -60,7 +61,8 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
         try:
             return main(arguments)
         except (RlvrError, OSError) as error:
-            print(f"error: {error}", file=sys.stderr)
+            text = f"{error}{_advice(error)}"
+            print(f"error: {text}", file=sys.stderr)
             return 1 if isinstance(error, TrainingError | WaitTimeout | OSError) else 2
         except KeyboardInterrupt:
             print("stopped at once", file=sys.stderr)
@@ -83,6 +85,12 @@ def user_traceback(error: BaseException) -> str:
         return "".join(traceback.format_exception(type(error), error, place or error.__traceback__)).rstrip()
     except Exception as another:
         return f"{type(error).__name__} (it cannot be shown: {type(another).__name__})"
+
+
+def _advice(error: Exception) -> str:
+    """Words to add to an error that the operating system put into words."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return ". The disk is full: free some space there and start again, a run with --resume auto" if full else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

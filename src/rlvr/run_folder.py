@@ -8,9 +8,11 @@ only the number of steps, logging and intervals may differ from the saved config
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,21 @@ NUMBERED = {
 """What it writes into the folders of its folder."""
 
 
+class _LogFile(logging.FileHandler):
+    """A log file that a full disk costs its lines, in one line on standard error, and no traceback for each."""
+
+    _failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is logging's
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._failed:
+            self._failed = True
+            with contextlib.suppress(OSError):
+                print(f"{self.baseFilename} cannot be written: {error.strerror}", file=sys.stderr)
+
+
 class RunFolder:
     """The folder of one run."""
 
@@ -95,7 +112,7 @@ class RunFolder:
         if self._log is None:
             self._screen = ConsoleHandler(console)
             logging.getLogger("rlvr").addHandler(self._screen)
-            self._log = logging.FileHandler(self.path / "log.txt", delay=True, encoding="utf-8")
+            self._log = _LogFile(self.path / "log.txt", delay=True, encoding="utf-8")
             self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
             self._log.setLevel(logging.WARNING)
             logging.getLogger("rlvr").addHandler(self._log)
@@ -104,7 +121,8 @@ class RunFolder:
         """Leave the folder to others."""
         if self._log is not None:
             logging.getLogger("rlvr").removeHandler(self._log)
-            self._log.close()
+            with contextlib.suppress(OSError):  # a full disk
+                self._log.close()
         if self._screen is not None:
             logging.getLogger("rlvr").removeHandler(self._screen)
         if self._lock is not None:
@@ -259,6 +277,9 @@ class RunFolder:
         """Remove what a process that was killed while saving has left."""
         for path in self.checkpoints.glob(".step-*.partial"):
             checkpoint.remove_partial(path)
+        for path in (self.path / "rollouts").glob(".step-*.jsonl.partial"):
+            if re.fullmatch(r"\.step-\d+\.jsonl\.partial", path.name) and path.is_file() and not path.is_symlink():
+                path.unlink()
 
 
 def differences(saved: Any, now: Any, path: str = "") -> Iterator[str]:

@@ -28,6 +28,7 @@ from rlvr.distributed.checkpoint_writer import Contents, HostCopies, Writer, ver
 from rlvr.distributed.models import Files, merged_files, model_files
 from rlvr.distributed.shares import load_reference, saved_reference
 from rlvr.distributed.weights import whole_size
+from rlvr.dry_run import recorded_bytes, size_text
 from rlvr.errors import CheckpointError, ConfigError, TrainingError
 from rlvr.memory import STATE
 from rlvr.monitor.metrics import record
@@ -82,14 +83,31 @@ class Saver:
         return found
 
     def _check_space(self) -> None:
-        """ConfigError where there is less space than one checkpoint takes."""
-        folder = self.trainer.folder.path
-        free, needed = shutil.disk_usage(folder).free, self.size()
-        if free < needed:
+        """ConfigError where there is less space than the checkpoints and rollouts that the run keeps take."""
+        trainer, folder = self.trainer, self.trainer.folder.path
+        one = self.size()
+        count = self._kept() + 1  # and the one that is being written
+        rollouts = recorded_bytes(trainer.config, trainer.plans)[1]
+        files = (file for name in ("checkpoints", "rollouts") for file in (folder / name).rglob("*"))
+        there = sum(file.stat().st_size for file in files if file.is_file())
+        free = shutil.disk_usage(folder).free
+        finished = trainer.step >= sum(plan.allowed for plan in trainer.plans)
+        if not finished and free + there < count * one + rollouts:
             raise ConfigError(
-                f"{folder} has {free / 2**30:.2f} GiB of free space, and a checkpoint takes about {needed / 2**30:.2f} GiB: "
-                "make room, or set run.dir to a place that has more"
+                f"{folder} has {size_text(free)} of free space, and the run takes up to {size_text(count * one + rollouts)}: "
+                f"{count} checkpoints of about {size_text(one)} (checkpoint.keep, and one that is being written) and "
+                f"{size_text(rollouts)} of rollouts (logging.rollouts_gb). Free some space, lower these, or set run.dir to a "
+                "place that has more"
             )
+
+    def _kept(self) -> int:
+        """The number of checkpoints that are kept at most, as far as it can be known before."""
+        config, steps = self.config, sum(plan.allowed for plan in self.trainer.plans)
+        best = int(config.best is not None)
+        if config.every == 0:
+            return min(config.keep, 2, max(1, steps)) + best  # how many more there will be, only the clock can tell
+        between = checkpoint.kept_between(config.keep) if config.minutes else 1
+        return min(config.keep, steps // config.every) + between + best
 
     def size(self) -> int:
         """About how many bytes a checkpoint takes."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -114,7 +115,8 @@ class GRPOTrainer:
         self.trackers = guests(how, self.config.run.name, trackers) if leads else []
         self.folder = RunFolder(self.config)
         self.health = Health(self.config.health, self.console, self.folder.health if leads else None)
-        self.rollout_log = RolloutLog(self.folder.path, how.rollouts if leads else 0)
+        limit = math.inf if how.rollouts_gb is None else how.rollouts_gb * 1e9
+        self.rollout_log = RolloutLog(self.folder.path, how.rollouts if leads else 0, limit)
         self.profiler = StepProfiler(self.folder.path, how.profile)
 
         self.history = History()

@@ -83,6 +83,28 @@ def test_rollouts_are_written_when_due(tmp_path, rollout):
     assert sorted(p.name for p in log.directory.iterdir()) == names
 
 
+def test_rollouts_are_kept_up_to_a_number_of_bytes_the_first_and_the_newest(tmp_path, rollout):
+    batch = Batch([rollout()])
+    (tmp_path / "one").mkdir()
+    size = RolloutLog(tmp_path / "one").write(1, batch).stat().st_size
+    (tmp_path / "rollouts").mkdir()
+    mine = [tmp_path / "rollouts" / name for name in ("notes.txt", "step-x.jsonl", "step-000900.jsonl")]
+    for path in mine:
+        path.write_bytes(bytes(10 * size))
+    kept = {3: [1, 2, 3], 8: range(1, 9), 9: [1, 2, *range(4, 10)], 12: [1, 2, *range(7, 13)]}
+    log = RolloutLog(tmp_path, limit=8.5 * size)
+    for step in range(1, 13):
+        if step == 6:  # goes on in another process
+            log = RolloutLog(tmp_path, limit=8.5 * size)
+        log.write(step, batch)
+        if step in kept:
+            found = [int(path.stem[5:]) for path in sorted(log.directory.glob("step-0*")) if path not in mine]
+            assert found == [*kept[step]]
+    assert all(path.stat().st_size == 10 * size for path in mine)
+    RolloutLog(tmp_path, limit=1).write(13, batch)
+    assert [path.stem for path in sorted(log.directory.glob("step-0*"))] == ["step-000013", "step-000900"]
+
+
 def test_odd_answers_and_an_empty_batch_are_written(tmp_path, rollout):
     log = RolloutLog(tmp_path)
     path = log.write(1, Batch([rollout(answer=date(2026, 8, 1), info={"tests": np.asarray([1, 2])})]))

@@ -325,14 +325,16 @@ def test_a_full_disk_while_saving_costs_no_step_and_the_last_good_checkpoint_sta
     assert_same(run.folder, whole)
 
 
-def test_a_run_is_refused_where_one_checkpoint_does_not_fit(tmp_path, monkeypatch):
+def test_a_run_is_refused_where_its_checkpoints_do_not_fit(tmp_path, monkeypatch):
     tree = short(tmp_path, "run")
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    with pytest.raises(ConfigError, match=r"has 0.00 GiB of free space, and a checkpoint takes about"):
+    with pytest.raises(ConfigError, match=r"has 1.0 kB of free space, and the run takes up to .* checkpoints of about"):
         trained(tree)
     monkeypatch.undo()
     trained(tree)  # nothing is in the way afterwards
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=0))
+    trained(tree, resume="auto")  # it is finished and needs no more
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])

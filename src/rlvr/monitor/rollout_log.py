@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from rlvr.own_files import numbered
 from rlvr.records import BASELINE, UPDATED, Batch, Origin, Rollout
 from rlvr.waits import finished
 
@@ -36,14 +37,31 @@ log = logging.getLogger(__name__)
 
 WRITE_SECONDS = 600.0
 """How long the rollouts of a step may take to be written."""
+FIRST = 0.25
+"""The share of the bytes that the first steps of a run may keep; the newest have the rest."""
+TOKEN_BYTES = 45
+"""Bytes of a token on a line, measured: its id, log-prob, version, origin, log-ratio and text."""
+ROLLOUT_BYTES = 1000
+"""Bytes of the rest of a line, measured with short prompts and reasons."""
+
+
+def estimate(rollouts: int, tokens: int) -> int:
+    """About how many bytes the file of a step takes, with this many `tokens` per rollout."""
+    return rollouts * (ROLLOUT_BYTES + TOKEN_BYTES * tokens)
 
 
 class RolloutLog:
-    """Writes a batch every `every` steps (0: never) to `directory`/rollouts, `directory` being the run folder."""
+    """Writes a batch every `every` steps (0: never) to `directory`/rollouts, `directory` being the run folder.
 
-    def __init__(self, directory: str | Path, every: int = 1) -> None:
+    Where its files take more than `limit` bytes, the oldest go, but for those of the first steps; the newest always stays.
+    """
+
+    def __init__(self, directory: str | Path, every: int = 1, limit: float = math.inf) -> None:
         self.directory = Path(directory) / "rollouts"
         self.every = every
+        self.limit = limit
+        self._sizes: dict[int, int] | None = None
+        """Bytes of the files by step; None until the first one is written."""
         self._thread = ThreadPoolExecutor(1, "rlvr-rollouts")
         self._under_way: Future[Path | None] | None = None
 
@@ -97,13 +115,40 @@ class RolloutLog:
         self._thread.shutdown(wait=False)
 
     def _write(self, step: int, rows: Iterator[dict[str, Any]]) -> Path:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        path = self.directory / f"step-{step:06d}.jsonl"
-        aside = path.with_suffix(".tmp")
-        with aside.open("wb") as file:
-            file.writelines(_line(row) for row in rows)
-        os.replace(aside, path)
+        self.directory.mkdir(exist_ok=True)  # not its parents: a run folder that was removed is not made again
+        path = self._path(step)
+        aside = path.with_name(f".{path.name}.partial")
+        try:
+            with aside.open("wb") as file:
+                file.writelines(_line(row) for row in rows)
+            os.replace(aside, path)
+        except OSError:
+            aside.unlink(missing_ok=True)  # half a file would keep a full disk full
+            raise
+        self._keep_within(step)
         return path
+
+    def _keep_within(self, newest: int) -> None:
+        """Remove the files of steps in the middle, oldest first, until the rest fits the limit."""
+        if self._sizes is None:
+            files = numbered(self.directory, ".jsonl")
+            self._sizes = {step: path.stat().st_size for step, path in files.items() if step <= newest}
+        self._sizes[newest] = self._path(newest).stat().st_size
+        total = sum(self._sizes.values())
+        first = 0.0
+        for step, size in sorted(self._sizes.items()):
+            if total <= self.limit or step == newest:
+                return
+            if first + size <= FIRST * self.limit:
+                first += size
+                continue
+            first = math.inf  # the first steps end where one does not fit
+            self._path(step).unlink(missing_ok=True)
+            del self._sizes[step]
+            total -= size
+
+    def _path(self, step: int) -> Path:
+        return self.directory / f"step-{step:06d}.jsonl"
 
 
 def _rows(

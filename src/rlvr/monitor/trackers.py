@@ -61,7 +61,7 @@ class MetricsFile:
             with contextlib.suppress(OSError):
                 os.truncate(self.path, size)
             raise TrainingError(
-                f"{self.path} cannot be written: {error}. Make room and go on with --resume auto"
+                f"{self.path} cannot be written: {error.strerror}. Free some space there and go on with --resume auto"
             ) from error
 
     def rows(self) -> Iterator[dict[str, Any]]:

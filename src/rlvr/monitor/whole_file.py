@@ -7,13 +7,14 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write `text` aside and put it in the place of `path`, whose folder is made. OSError where the disk refuses: then
-    nothing of it is left."""
+    """Write `text` aside and put it in the place of `path`, whose folder is made. OSError, which names the file, where the
+    disk refuses: then nothing of it is left."""
     aside = path.with_name(f".{path.name}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         aside.write_text(text, encoding="utf-8")
         os.replace(aside, path)
-    except OSError:
+    except OSError as error:
         aside.unlink(missing_ok=True)  # half a file would keep a full disk full
+        error.filename = error.filename or str(path)  # a write that fails does not say of which file
         raise

@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError
 
 from rlvr.config import LoraConfig
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, TrainingError
 
 
 def add_adapter(model: Any, config: LoraConfig, seed: int) -> Any:
@@ -43,9 +43,15 @@ def plain_weights(model: Any) -> dict[str, torch.Tensor]:
 
 
 def save_base(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write the base model under an adapter to `folder` and let the adapter name it, for bases that are nowhere else."""
-    model.base_model.model.save_pretrained(folder, state_dict=plain_weights(model))
-    tokenizer.save_pretrained(folder)
+    """Write the base model under an adapter to `folder` and let the adapter name it, for bases that are nowhere else.
+
+    TrainingError where it cannot be written.
+    """
+    try:
+        model.base_model.model.save_pretrained(folder, state_dict=plain_weights(model))
+        tokenizer.save_pretrained(folder)
+    except (OSError, SafetensorError) as error:
+        raise TrainingError(f"the base model cannot be written to {folder}: {error}") from error
     for config in model.peft_config.values():
         config.base_model_name_or_path = str(folder.resolve())
 
