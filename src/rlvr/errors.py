@@ -6,11 +6,14 @@ text without a traceback (`command`). Anything else that escapes is a defect of 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
 import functools
+import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -63,6 +66,7 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
         except (RlvrError, OSError) as error:
             text = f"{error}{_advice(error)}"
             print(f"error: {text}", file=sys.stderr)
+            _tell_launcher(text)
             return 1 if isinstance(error, TrainingError | WaitTimeout | OSError) else 2
         except KeyboardInterrupt:
             print("stopped at once", file=sys.stderr)
@@ -91,6 +95,18 @@ def _advice(error: Exception) -> str:
     """Words to add to an error that the operating system put into words."""
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     return ". The disk is full: free some space there and start again, a run with --resume auto" if full else ""
+
+
+def _tell_launcher(message: str) -> None:
+    """Write the error file that torchrun shows at its end, in the layout of torch's own ErrorHandler.record_exception."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        more = {
+            "py_callstack": message,
+            "timestamp": str(int(time.time())),
+        }  # the traceback's place: it is what is shown
+        with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
+            json.dump({"message": {"message": message, "extraInfo": more}}, file)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ solve. Tasks are gone through in blocks: memory does not grow with tasks x sampl
 `--config` of a run (its template, its verifier) and settings as key.path=value. Under torchrun every rank samples, and rank 0
 writes.
 
-Exit codes: 0 done, 2 bad input, 130 after Ctrl-C, 143 after SIGTERM (nothing is written then).
+Exit codes: 0 done, 2 bad input, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP (nothing is written then).
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
             verification.check(tasks)
         policy = load_policy(config.model, config.run.seed)
         prompts = Prompts(policy.tokenizer, config.data.template, lambda text: print(text, file=sys.stderr))
-        stop = StopRequest()
+        stop = StopRequest("stopping; nothing will be written" if world.leads else "")
         collector = Collector(lambda: bool(stop))
         stack.callback(collector.close)
         engine = open_engine(config.rollout.engine, policy, None, world, collector, False)

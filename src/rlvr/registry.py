@@ -128,7 +128,7 @@ def _from_file(kind: str, name: str) -> Any:
         sys.modules[module_name] = module
         try:
             spec.loader.exec_module(module)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a script that ends by sys.exit is no end of ours
             del sys.modules[module_name]
             raise ConfigError(f"{kind} {name!r}: {path} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(getattr(module, attribute, None)):

@@ -96,6 +96,7 @@ class RunFolder:
 
     def keep_evaluation(self, row: dict[str, Any], tallies: Sequence[Tally]) -> None:
         """Write what was found of each task, which a full disk costs, and then the results: they say that it was made."""
+        self.check_held()
         try:
             write_tallies(self.path / "evaluations" / f"step-{row['step']:06d}.json", tallies, step=row["step"])
         except OSError as error:
@@ -106,6 +107,11 @@ class RunFolder:
         """Keep other processes out until `close` or the end of this one. ConfigError names the process that is in."""
         if self._lock is None:
             self._lock = RunLock(self.path)
+
+    def check_held(self) -> None:
+        """TrainingError where the folder, once locked, is no longer there or this run's."""
+        if self._lock is not None:
+            self._lock.check()
 
     def open_log(self, console: Console) -> None:
         """From now on what the library warns of goes to the console, and to log.txt, which is there once something is in it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -9,7 +10,7 @@ import platform
 from datetime import datetime
 from pathlib import Path
 
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, TrainingError
 
 log = logging.getLogger(__name__)
 LOCK = "run.lock"
@@ -21,7 +22,10 @@ _held: dict[Path, RunLock] = {}
 
 def holder_of(lock: Path) -> str | None:
     """The process that holds the lock file, in words; None where none does."""
-    file = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        file = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -37,7 +41,8 @@ class RunLock:
     """Held from construction to `release`. ConfigError names the holder where there is another.
 
     A trainer of the same process that was not closed gives way: in a notebook, the one of the cell before. The file stays; what
-    counts is the lock on it (flock). It says who holds it.
+    counts are the locks (flock) on it, which says who holds it, and on the folder, which keeps others out even where the file
+    was removed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,25 +50,80 @@ class RunLock:
         self._folder = folder.resolve()
         if (before := _held.get(self._folder)) is not None:
             before.release()
-        self._file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._directory = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._file)
-            holder = holder_of(folder / LOCK)
-            raise ConfigError(
-                f"{folder} is in use by {holder}: wait until that run has ended, end it, or choose another run.name"
-            ) from None
-        except OSError as error:  # a file system without locks
-            log.warning("%s cannot be locked (%s): make sure that no other run writes to it", folder, error)
-        os.ftruncate(self._file, 0)
-        since = datetime.now().astimezone().isoformat(timespec="seconds")
-        os.pwrite(self._file, f"process {os.getpid()} on {platform.node()}, since {since}\n".encode(), 0)
+            if _locked(self._directory) is False:
+                raise ConfigError(self._in_use())
+            self._file = self._open()
+        except BaseException:
+            os.close(self._directory)
+            raise
         _held[self._folder] = self
+
+    def _open(self) -> int:
+        """The file, locked and with our name; its descriptor."""
+        file = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        taken = _locked(file)
+        if taken is False:
+            os.close(file)
+            raise ConfigError(self._in_use())
+        if taken is None:
+            log.warning("%s cannot be locked: make sure that no other run writes to it", self._folder)
+        os.ftruncate(file, 0)
+        since = datetime.now().astimezone().isoformat(timespec="seconds")
+        os.pwrite(file, f"process {os.getpid()} on {platform.node()}, since {since}\n".encode(), 0)
+        return file
+
+    def _in_use(self) -> str:
+        holder = holder_of(self._folder / LOCK) or "another process"
+        return (
+            f"{self._folder} is in use by {holder}: wait until that run has ended, end it, or choose another run.name"
+        )
+
+    def check(self) -> None:
+        """TrainingError where the folder is gone or another trainer has taken it; a lock file that was removed is made again."""
+        if _held.get(self._folder) is not self:
+            raise TrainingError(f"{self._folder} was taken over by another trainer of this process: this one stops")
+        if not _is_at(self._directory, self._folder):
+            raise TrainingError(
+                f"the run folder {self._folder} is gone: it was removed or renamed while the run was writing to it. The run stops; "
+                "what it did since the last checkpoint is lost"
+            )
+        if not _is_at(self._file, self._folder / LOCK):
+            log.warning("%s was removed while its run goes on; it is made again", self._folder / LOCK)
+            try:
+                again = self._open()
+            except ConfigError as error:
+                raise TrainingError(str(error)) from error
+            os.close(self._file)
+            self._file = again
 
     def release(self) -> None:
         """Give the lock back; nothing where it was given back or taken over."""
         if _held.get(self._folder) is self:
             del _held[self._folder]
-            os.ftruncate(self._file, 0)
+            with contextlib.suppress(OSError):  # where a full disk takes no change
+                os.ftruncate(self._file, 0)
             os.close(self._file)
+            os.close(self._directory)
+
+
+def _locked(descriptor: int) -> bool | None:
+    """Lock a file or folder for this process; False where another holds it, None where the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Tell whether an open file or folder is still what `path` leads to."""
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return False
+    ours = os.fstat(descriptor)
+    return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)

@@ -52,6 +52,8 @@ class Saver:
         self.writer = Writer(trainer.folder.checkpoints, self.config, trainer.world)
         self._copies = HostCopies()
         self._fingerprints: list[str] | None = None
+        self.first_step: int | None = None
+        """The first step of this process, where it went on from a checkpoint."""
         self._due = 0.0
         """When the next checkpoint by the clock is due, in time.monotonic seconds."""
 
@@ -187,6 +189,7 @@ class Saver:
         With `wait` it is there on return, or a TrainingError says why not. Without, a failure is logged and costs nothing else.
         """
         trainer, problem = self.trainer, None
+        trainer.folder.check_held()
         began = time.monotonic()
         trainer.rollout_log.flush()
         if self.writer.open(trainer.step):
@@ -314,6 +317,7 @@ class Saver:
         for stage, saved in zip(trainer.stages, state["stages"], strict=True):
             stage.load_state_dict(saved)
         trainer.step, trainer.version, trainer.nonfinite = state["step"], state["version"], state["nonfinite"]
+        self.first_step = trainer.step + 1
         trainer.owes_evaluation = state["owes_evaluation"]
         if trainer.stage_number != state["stage_number"]:
             trainer.enter(state["stage_number"])

@@ -1,6 +1,7 @@
-"""Signals: Ctrl-C and SIGTERM stop a run, SIGUSR1 has it say what it is doing.
+"""Signals: Ctrl-C, SIGTERM and SIGHUP stop a run, SIGUSR1 has it say what it is doing.
 
-The first Ctrl-C or SIGTERM asks the run to stop at the next safe point, the second stops it at once.
+The first of the three asks the run to stop at the next safe point, a second Ctrl-C or SIGTERM stops it at once. SIGHUP, which a
+terminal that is closed sends, is left alone where it is ignored (nohup).
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 class StopRequest:
-    """Inside the `with` block, SIGINT and SIGTERM set `signal` instead of killing; only in the main thread.
+    """Inside the `with` block, SIGINT, SIGTERM and SIGHUP set `signal` instead of killing; only in the main thread.
 
     `bool(request)` says whether what runs inside should stop; a second signal raises KeyboardInterrupt where the program
-    is. `signal` stays readable after the block.
+    is. `signal` stays readable after the block. `reply` is written to standard error at the first one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, reply: str = "") -> None:
+        self._reply = reply
         self.signal: int | None = None
         self.at_once = False
         """Whether there was a second one."""
@@ -33,7 +37,9 @@ class StopRequest:
     def __enter__(self) -> StopRequest:
         self.signal, self.at_once, self._inside = None, False, True
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+            nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+            heard = [number for number in STOPPING if not (nohup and number == signal.SIGHUP)]
+            self._before = {number: signal.signal(number, self._ask) for number in heard}
         return self
 
     def __exit__(
@@ -45,9 +51,14 @@ class StopRequest:
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
+            if number == signal.SIGHUP:  # a shell that ends sends it again to each of its jobs
+                return
             self.at_once = True
             raise KeyboardInterrupt
         self.signal = number
+        if self._reply and number != signal.SIGHUP:  # after which there is no terminal
+            with contextlib.suppress(OSError):  # not print, which may be what was interrupted
+                os.write(2, f"{self._reply}\n".encode())
 
 
 @contextlib.contextmanager

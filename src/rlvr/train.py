@@ -3,7 +3,7 @@
 With `run.seeds` it trains one seed after the other (rlvr.sweep). `--control` trains the same run with a reward that says nothing
 of the answer: where the held-out score rises as much, it was not the verifier that taught.
 
-Exit codes: 0 done, 1 a run that could not go on, 2 bad input, 130 after Ctrl-C, 143 after SIGTERM.
+Exit codes: 0 done, 1 a run that could not go on, 2 bad input, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
 """
 
 from __future__ import annotations

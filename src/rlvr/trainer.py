@@ -69,6 +69,8 @@ from rlvr.verifiers.routing import Verification
 
 log = logging.getLogger(__name__)
 
+STOPPING = "stopping as soon as this step can be left, with a checkpoint; Ctrl-C once more stops at once"
+
 
 class GRPOTrainer:
     """Trains a policy on tasks with a verifier.
@@ -109,8 +111,10 @@ class GRPOTrainer:
         else:
             self.policy = given_policy(model, tokenizer, self.config.model, self.seed, self._backends.partitions)
         leads = self.world.leads
-        self.phases, self.activity, self.stop = Phases(torch.profiler.record_function), Activity(), StopRequest()
         how = self.config.logging
+        self.stop = StopRequest(STOPPING if leads and how.console != "off" else "")
+        self.phases = Phases(torch.profiler.record_function)
+        self.activity = Activity()
         self.console = Console(how.console if leads else "off", how.samples_every, counts=self.activity.counts)
         self.trackers = guests(how, self.config.run.name, trackers) if leads else []
         self.folder = RunFolder(self.config)
@@ -296,6 +300,8 @@ class GRPOTrainer:
         self.metrics.append(row)
         self.nonfinite = self.nonfinite + 1 if row["skipped/nonfinite"] else 0
         self.owes_evaluation = self._evaluation_is_due(stage)
+        if self.world.leads:
+            self.folder.check_held()  # before anything is written, which would make a deleted folder anew
         self.rollout_log.later(self.step, batch, collected.rollouts, collected.dropped, collected.columns)
 
     def _report(self, batch: Batch) -> None:
@@ -304,6 +310,7 @@ class GRPOTrainer:
             self._evaluate_step()
         row = self.metrics[-1]
         if self.world.leads:
+            self.folder.check_held()
             self.folder.metrics.append(row)
         for tracker in self.trackers:
             tracker.log(self.step, row)
@@ -318,7 +325,8 @@ class GRPOTrainer:
         times["time/rollout"] -= waited
         times["time/verify"] += waited
         sampled = metrics.get("tokens/sampled")
-        per_second = sampled / times["time/step"] if sampled else None
+        starting = self.step == self.saver.first_step  # most of whose time is that of starting, not of sampling
+        per_second = sampled / times["time/step"] if sampled and not starting else None
         return {**times, "time/tokens_per_second": per_second, "time/engine_idle": min(idle, times["time/step"])}
 
     def _stop_when_hopeless(self, row: Mapping[str, Any], finding: Finding | None) -> None:

@@ -89,7 +89,12 @@ _ALL = [
     ),
     Metric("tokens/sampled", "tokens", "Tokens that the policy sampled in this step.", "-"),
     Metric("tokens/trained", "tokens", "Tokens that went through the backward pass, each counted once.", "-"),
-    Metric("time/tokens_per_second", "tokens/s", "Sampled tokens over the seconds of the whole step.", "steady"),
+    Metric(
+        "time/tokens_per_second",
+        "tokens/s",
+        "Sampled tokens over the seconds of the whole step; null at the first step after a resume.",
+        "steady",
+    ),
     # The update; averages over the optimizer steps of this step
     Metric("loss/policy", "loss", "Policy-gradient loss. Its size says little: near 0 by construction.", "near 0"),
     Metric("loss/total", "loss", "Sum of all loss components as differentiated.", "finite"),

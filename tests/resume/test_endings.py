@@ -1,0 +1,139 @@
+"""Ends of a run that come from outside: a terminal that is closed, a lock or a folder that is removed, and their last lines."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+
+import pytest
+from resume_helpers import Run, make_tree, merged
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+from rlvr import GRPOTrainer, registry
+from rlvr.errors import ConfigError, TrainingError, command
+from rlvr.run_lock import RunLock
+from rlvr.signals import StopRequest
+
+SHORT = {
+    "stages": [],
+    "run": {"steps": 4},
+    "evaluation": {"at_start": False, "at_end": False, "every": 0},
+    "verification": {"workers": 1},
+}
+
+
+def short(folder, pause=0.0, **over):
+    return merged(make_tree(folder, "run", pause, **SHORT), over)
+
+
+# signals
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT], ids=["HUP", "INT"])
+def test_a_closed_terminal_and_ctrl_c_save_the_last_step(tmp_path, number):
+    """A shell that ends sends SIGHUP twice; Ctrl-C is answered before the step is left."""
+    tree = short(tmp_path, pause=600.0, verification={"time_limit": 900})
+    tree["verifier"] = "exact"
+    with Run(merged(tree, {"run": {"steps": 10**6}}), resume=None) as run:
+        assert run.wait(lambda: run.lines() >= 2)
+        run.signal(number)
+        if number == signal.SIGHUP:
+            run.signal(number)
+        assert run.end() == 128 + number, run.said()
+        steps = run.lines()
+    assert (run.folder / "checkpoints" / f"step-{steps}" / "complete.json").is_file()
+    said = "stopping as soon as this step can be left, with a checkpoint; Ctrl-C once more stops at once"
+    assert (said in run.said()) == (number == signal.SIGINT)
+
+
+def test_a_hangup_that_is_ignored_stays_ignored():
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+# the lock and the folder
+
+
+@pytest.mark.alone
+def test_a_lock_that_is_removed_keeps_others_out_and_is_made_again(tmp_path):
+    tree = short(tmp_path, verifier="exact", run={"steps": 10**6})
+    with Run(tree, resume=None) as run:
+        assert run.wait(lambda: run.lines() >= 1)
+        lock = run.folder / "run.lock"
+        lock.unlink()
+        with pytest.raises(ConfigError, match="is in use by"):
+            RunLock(run.folder)
+        assert run.wait(lambda: lock.exists() and f"process {run.process.pid} " in lock.read_text())
+        with pytest.raises(ConfigError, match=f"is in use by process {run.process.pid} "):
+            RunLock(run.folder)
+        run.signal(signal.SIGTERM)
+        assert run.end() == 143
+
+
+@pytest.mark.alone
+def test_a_run_whose_folder_is_removed_stops_in_one_line(tmp_path):
+    tree = short(tmp_path, verifier="exact", run={"steps": 10**6})
+    with Run(tree, resume=None) as run:
+        assert run.wait(lambda: run.lines() >= 2)
+        os.rename(run.folder, tmp_path / "away")  # at once, as a removal under a writer is not
+        shutil.rmtree(tmp_path / "away")
+        assert run.end() == 1, run.said()
+    errors = [line for line in run.said().splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert "is gone: it was removed or renamed while the run was writing to it" in errors[0]
+    assert "Traceback" not in run.said()
+    assert not run.folder.exists()
+
+
+def test_a_trainer_whose_folder_another_one_took_stops(tmp_path):
+    tree = short(tmp_path, verifier="exact", logging={"console": "off"})
+    with GRPOTrainer(config=tree) as first:
+        first.train(1)
+        with GRPOTrainer(config=tree) as second:
+            second.train(1, resume="auto")
+            with pytest.raises(TrainingError, match="taken over by another trainer of this process"):
+                first.train(1)
+            second.train(1)
+            assert [row["step"] for row in second.folder.metrics.rows()] == [1, 2, 3]
+
+
+def test_the_first_step_after_a_resume_says_nothing_of_the_speed(tmp_path):
+    tree = short(tmp_path, verifier="exact", logging={"console": "off"})
+    with GRPOTrainer(config=merged(tree, {"run": {"steps": 2}})) as trainer:
+        trainer.train()
+    with GRPOTrainer(config=tree) as trainer:
+        rows = trainer.train(resume="auto")
+    assert [row["time/tokens_per_second"] is not None for row in rows] == [True, True, False, True]
+
+
+# the last lines
+
+
+def test_the_error_that_ends_a_rank_is_what_torchrun_shows(tmp_path, monkeypatch, capsys):
+    @command
+    def main(arguments=None):
+        raise TrainingError("rank 0 lost its mind")
+
+    file = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    assert main() == 1
+    assert capsys.readouterr().err == "error: rank 0 lost its mind\n"
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(file))
+    shown = str(ChildFailedError("rlvr.train", {0: failure}))
+    assert "rank 0 lost its mind" in shown
+    assert "Traceback" not in shown
+
+
+def test_a_file_that_ends_the_process_is_refused_in_words(tmp_path):
+    (tmp_path / "check.py").write_text("import sys\nsys.exit(3)\n")
+    with pytest.raises(ConfigError, match=r"check\.py cannot be imported: SystemExit: 3"):
+        registry.find("verifier", f"{tmp_path / 'check.py'}:check")
