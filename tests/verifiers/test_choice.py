@@ -224,3 +224,55 @@ def test_inherited_options_are_checked_and_converted():
     for bad in ({"methods": ["tags"]}, {"fallback": "first"}, {"max_length": "many"}):
         with pytest.raises(ConfigError, match=next(iter(bad))):
             registry.build("verifier", {"name": "choice", **bad})
+
+
+PRIMES = ["4", "7", "9", "10"]
+LANDS = ["Sweden", "Norway", "Denmark"]
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "options", "score"),
+    [
+        ("B", "B, because A is not prime.", PRIMES, 1),
+        ("B", "B, not A", PRIMES, 1),
+        ("B", "B not A", PRIMES, 1),
+        ("B", "It is not A; it is B.", PRIMES, 1),
+        ("A", "B, not A", PRIMES, 0),
+        ("A", "It is not A; it is B.", PRIMES, 0),
+        ("C", "B. No wait, C.", PRIMES, 1),
+        ("B", "B. No wait, C.", PRIMES, 0),
+        ("C", "The answer is B. No wait, C.", PRIMES, 1),
+        ("B", "The answer is B. No wait, C.", PRIMES, 0),
+        ("C", "The answer is B. Wait, no, it is C.", PRIMES, 1),
+        ("B", "not B", PRIMES, 0),
+        ("B", "B is wrong", PRIMES, 0),
+        ("B", "B is not the answer", PRIMES, 0),
+        ("B", "A is wrong, so B", PRIMES, 1),
+        ("B", "The answer is B since A, C and D are not prime", PRIMES, 1),
+        ("B", "B or C", PRIMES, 0),
+        ("B", "B. Maybe.", PRIMES, 0),
+        ("B", "B?", PRIMES, 0),
+        ("B", "Norway, not Sweden", LANDS, 1),
+        ("B", "Not Sweden but Norway", LANDS, 1),
+        ("A", "Not Sweden but Norway", LANDS, 0),
+        ("B", "Norway rather than Sweden", LANDS, 1),
+        ("A", "Norway rather than Sweden", LANDS, 0),
+        ("B", "Sweden is incorrect. The answer is Norway.", LANDS, 1),
+        ("B", "neither A nor C; B", LANDS, 1),
+        ("B", "neither A nor B", LANDS, 0),
+        ("B", "B, B is not right", LANDS, 0),
+        ("B", "B. That is wrong.", LANDS, 0),
+        ("B", "A. Actually, B.", LANDS, 1),
+        ("B", "everything but B", LANDS, 0),
+        ("B", "all except B", LANDS, 0),
+        ("B", "(B) because (A) is false", LANDS, 1),
+        ("A", "(B) because (A) is false", LANDS, 0),
+        ("B", "I don't think it's A. B.", LANDS, 1),
+        ("B", "I don't think it's B.", LANDS, 0),
+        ("B", "B, no doubt", LANDS, 0),
+        ("B", "B. Sorry, I do not know.", LANDS, 0),
+    ],
+)
+def test_a_negation_denies_the_options_of_its_clause_and_what_is_taken_back_was_not_said(gold, answer, options, score):
+    verdict = judge(answer, gold, options)
+    assert verdict.score == score, verdict

@@ -57,6 +57,12 @@ _HEADING = re.compile(
 )
 _PHRASE = re.compile(r"\banswer[\s*]*(?:is\b[\s*:]*+(?!(?:in)?correct\b|right\b|wrong\b)|:[\s*]*)", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?:\$\$.*?\$\$|\\\[.*?\\\])?.*?(?=\.\s|\.?\Z|\.?\n)", re.DOTALL)
+RETRACTION = re.compile(
+    r"\b(?:(?:oh,? |but )?(?:no,? )?wait(?:,? no)?|no(?=[,.:])|on second thoughts?|scratch that|correction|sorry|actually)\b[\s,.:;!-]*",
+    re.IGNORECASE,
+)
+"""Words that take back what was said before them."""
+_NEXT_RETRACTS = re.compile(rf"[.\s]*(?:{RETRACTION.pattern})(?:(?:it|that|the answer) is\b\s*)?", re.IGNORECASE)
 _PROSE = re.compile(r"(?:[A-Za-z]{3,} |A |An )[^\n]*?\b(?:is|are)\b", re.IGNORECASE)
 _WORD = re.compile(r"(?<![\\A-Za-z{\d])[A-Za-z]{3,}(?![A-Za-z])")
 _PLAIN_WORD = re.compile(r"\b(?:an|as|at|be|by|he|if|in|is|it|my|no|of|on|so|to|up|we)\b", re.IGNORECASE)
@@ -194,6 +200,11 @@ def after_phrase(text: str) -> str | None:
     sentence = _SENTENCE.match(text, end) if end >= 0 else None
     if sentence is None:
         return None
+    while (taken_back := _NEXT_RETRACTS.match(text, sentence.end())) is not None:
+        following = _SENTENCE.match(text, taken_back.end())
+        if following is None or not following[0].strip():
+            break
+        sentence = following
     prose = _PROSE.match(sentence[0])
     return sentence[0][prose.end() :] if prose and sentence[0][prose.end() :].strip() else sentence[0]
 

@@ -1,7 +1,8 @@
 """The options of a multiple-choice task as its prompt showed them, and which of them a text names.
 
-Invariants: a text names a set of options or none, never a guess: a letter and a text that disagree, a hedge or a negation
-name nothing. Options are numbered as `info["options"]` stores them, whatever order the prompt showed.
+Invariants: a text names a set of options or none, never a guess: a letter and a text that disagree, or a hedge, name nothing.
+A negation denies the options of its clause and no others (`B, because A is not prime`), so what is only denied is not named;
+what is taken back (`B. No wait, C.`) was not said. Options are numbered as `info["options"]` stores them, whatever order the prompt showed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvr.verifiers.answers import bare
+from rlvr.verifiers.extraction import RETRACTION
 from rlvr.verifiers.text import read_one_number
 
 _LEAD = re.compile(
@@ -23,11 +25,23 @@ _LEAD = re.compile(
     re.IGNORECASE,
 )
 _SEPARATOR = re.compile(r"\s*(?:[,;/&+]|\band\b)\s*|\s+", re.IGNORECASE)
+_DENIES = (
+    r"not|no|never|neither|nor|none|except|instead|rather|wrong|incorrect|false|unlikely|cannot|eliminated?|ruled? out"
+    r"|(?:any|every)thing but|all but"
+)
 _HEDGE = re.compile(
-    r"\b(?:not|no|never|neither|nor|none|except|but|or|either|both|all|any|maybe|perhaps|possibly|probably not|unless|"
-    r"instead|rather|wrong|incorrect|false|unlikely|cannot|eliminated?|un(?:sure|certain))\b|n't\b|n\u2019t\b|\?",
+    rf"\b(?:{_DENIES}|but|or|either|both|all|any|maybe|perhaps|possibly|probably not|unless|un(?:sure|certain))\b"
+    "|n't\\b|n\u2019t\\b|\\?",
     re.IGNORECASE,
 )
+_DENIAL = re.compile(rf"\b(?:{_DENIES})\b|n't\b|n\u2019t\b", re.IGNORECASE)
+_MARK = "\x00"
+_CLAUSE = re.compile(
+    r"[.;!,\n]|\b(?:because|since|so|while|whereas|as)\b|(?<!thing )(?<!all )\bbut\b"
+    rf"|(?=\b(?:not|instead of|rather than)\s+(?:the )?(?:(?:answer|option|choice|letter)\s+)?{_MARK})",
+    re.IGNORECASE,
+)
+"""Where one clause ends: a denial reaches no farther."""
 _EXPLAINS = re.compile(r"(?:because|since|as|for sure|(?:is )?(?:the )?(?:correct|right|best)\b)", re.IGNORECASE)
 _FORMULA = re.compile(r"[0-9=+*/^\\<>_{}]")
 _WORDY = re.compile(r"[^\W\d_]{3}")
@@ -76,11 +90,16 @@ class Options:
 
     @functools.cached_property
     def _named(self) -> re.Pattern[str]:
-        """A label in running text: in brackets, after "option", before a bracket, or a capital that is no English word."""
+        """A label in running text: in brackets, after "option", before a bracket, or a capital that is no English word (`A`
+        and `I` are no words before "is", or behind "not" and "is" where the clause ends).
+        """
+        words = "|".join(re.escape(label) for label in self.by_label if label in ("A", "I")) or "(?!)"
         capitals = "|".join(re.escape(label) for label in self.by_label if label not in ("A", "I")) or "(?!)"
         return re.compile(
             rf"[(\[{{] ?((?i:{self._label})) ?[)\]}}]|\b(?i:option|choice|answer|letter) ((?i:{self._label}))(?!\w)"
-            rf"|(?<![\w'\u2019])({self._label})(?:\)|[.:](?= ))|(?<![\w'\u2019])({capitals})(?![\w'\u2019])"
+            rf"|(?<![\w'\u2019])({self._label})(?=\)|[.:] )|(?<![\w'\u2019])({capitals})(?![\w'\u2019])"
+            rf"|(?<![\w'\u2019])({words})(?= (?:is|was|isn['\u2019]t|wasn['\u2019]t)\b)"
+            rf"|(?:(?<=\bnot )|(?<=\bis )|(?<='s )|(?<=\u2019s ))({words})(?=[.,;:!]|\Z)"
         )
 
     @functools.cached_property
@@ -95,6 +114,9 @@ class Options:
     def named_by(self, answer: str) -> frozenset[int] | str:
         """The options that `answer` names, at least one; else in words why it names none."""
         text = bare(answer).strip(_EDGES)
+        for taken_back in reversed(list(RETRACTION.finditer(text))):
+            if isinstance(self.named_by(text[: taken_back.start()]), frozenset):
+                return self.named_by(text[taken_back.end() :])
         whole = self.by_text.get(squash(text))
         if whole is not None:
             return frozenset({whole})
@@ -115,7 +137,9 @@ class Options:
         else:
             one = self._with_text(trailing[1], rest[: trailing.start()]) if trailing else NOTHING
         several = self._mentioned(rest) if isinstance(one, str) else one
-        return several if isinstance(several, frozenset) and len(several) > 1 else one
+        if isinstance(several, frozenset) and (len(several) > 1 or one == NEGATES):
+            return several
+        return one
 
     def _list(self, text: str) -> frozenset[int] | None:
         """`B`, `(B)`, `A, C`, `A and C`, `AC`: nothing but labels."""
@@ -132,12 +156,16 @@ class Options:
         index, text = self.by_label[label.upper()], text.strip(_EDGES)
         if not text or (self.texts and squash(text) == squash(self.texts[index])) or self._number(text) == index:
             return frozenset({index})
-        found = self._mentioned(text)
+        found, denied = self._said(text)
+        if isinstance(found, str) and found != NOTHING:
+            return found
+        if index in denied:
+            return NEGATES
         if found == frozenset({index}):
             return frozenset({index})
-        if found == NOTHING and (not self.texts or _EXPLAINS.match(text)):
+        if found == NOTHING and (denied or not self.texts or _EXPLAINS.match(text)):
             return frozenset({index})
-        return found if isinstance(found, str) and found != NOTHING else DISAGREE
+        return DISAGREE
 
     def _number(self, text: str) -> int | None:
         """The only option whose text is the number that `text` is, written otherwise (0.50 and 0.5)."""
@@ -147,22 +175,53 @@ class Options:
 
     def _mentioned(self, text: str) -> frozenset[int] | str:
         """The options named somewhere in a sentence, by text or by label."""
-        said = [match[0] for match in self._mention.finditer(text)]
-        texts = [self.by_text[squash(mention)] for mention in said]
-        rest = self._mention.sub(" ", text)
-        labels = [self.by_label[next(filter(None, match.groups())).upper()] for match in self._named.finditer(rest)]
-        if not texts and not labels:
-            return NOTHING
-        if _HEDGE.search(rest):
-            return "the answer hedges or negates"
-        if _FORMULA.search(rest) and not all(_WORDY.search(mention) for mention in said):
-            return "a formula around an option"
+        named, denied = self._said(text)
+        return NEGATES if named == NOTHING and denied else named
+
+    def _said(self, text: str) -> tuple[frozenset[int] | str, frozenset[int]]:
+        """The options that a sentence names, or in words why it names none; and those that it denies."""
+        mentions: list[tuple[int, bool, str]] = []  # (option, by its text, as written)
+
+        def mark(match: re.Match[str], by_text: bool) -> str:
+            label = next(filter(None, match.groups()), "")
+            index = self.by_text[squash(match[0])] if by_text else self.by_label[label.upper()]
+            mentions.append((index, by_text, match[0]))
+            return f" {_MARK}{len(mentions) - 1}{_MARK} "
+
+        marked = self._mention.sub(lambda match: mark(match, True), text)
+        places = re.compile(f"{_MARK}(\\d+){_MARK}")
+        pieces = places.split(marked)  # what was marked is not searched for labels again
+        rest = "".join(
+            f"{_MARK}{piece}{_MARK}" if at % 2 else self._named.sub(lambda match: mark(match, False), piece)
+            for at, piece in enumerate(pieces)
+        )
+        if not mentions:
+            return NOTHING, frozenset()
+        denied: set[int] = set()
+        kept = []
+        for clause in _CLAUSE.split(rest):
+            places_of = [int(number) for number in places.findall(clause)]
+            if places_of and _DENIAL.search(clause):
+                denied.update(mentions[place][0] for place in places_of)
+            else:
+                kept.append(clause)
+        rest = " ".join(kept)
+        named = [mentions[int(number)] for number in places.findall(rest)]
+        rest = places.sub(" ", rest)
+        if _HEDGE.search(rest) or denied & {index for index, *_ in named}:
+            return NEGATES, frozenset(denied)
+        if not named:
+            return NOTHING, frozenset(denied)
+        if _FORMULA.search(rest) and not all(_WORDY.search(said) for _, by_text, said in named if by_text):
+            return "a formula around an option", frozenset(denied)
+        texts, labels = ([index for index, by_text, _ in named if by_text is kind] for kind in (True, False))
         if texts and labels and [*dict.fromkeys(texts)] != [*dict.fromkeys(labels)]:
-            return DISAGREE
-        return frozenset(texts + labels)
+            return DISAGREE, frozenset(denied)
+        return frozenset(texts + labels), frozenset(denied)
 
 
 NOTHING = "none of the options is named"
+NEGATES = "the answer hedges or negates"
 DISAGREE = "the letter and the text disagree"
 
 
