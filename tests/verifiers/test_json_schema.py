@@ -241,13 +241,38 @@ def test_every_guess_in_one_document_earns_less_than_one_right_guess():
     assert verify(guesses, gold, schema=None, compare="fields").score == pytest.approx(1 / 9)
 
 
-def test_a_pattern_that_backtracks_is_killed_and_scores_0(pool):
-    verifier = JsonSchemaVerifier(schema={"type": "string", "pattern": "^(a+)+$"}, time_limit=0.5)
-    assert verifier.needs.process
+def test_a_pattern_that_backtracks_is_a_timeout_that_costs_no_process():
+    schema = {
+        "type": "object",
+        "properties": {"a": {"pattern": "^(a|aa)+$"}},
+        "patternProperties": {"^(b|bb)+$": {"type": "null"}},
+    }
+    verifier = JsonSchemaVerifier(schema=schema)
     task = Task("t", "p")
-    verdict, fine = pool.verify_many(verifier, [(task, json.dumps("a" * 40 + "!")), (task, '"aaa"')])
-    assert fine.score == 1
-    assert (verdict.status, verdict.score) == (VerdictStatus.TIMEOUT, 0.0)
+    for document in ({"a": "a" * 60 + "!"}, {"b" * 60 + "!": 1}):
+        verdict = verifier.verify(task, json.dumps(document))
+        assert (verdict.status, verdict.score) == (VerdictStatus.TIMEOUT, 0.0), verdict
+    assert verifier.verify(task, json.dumps({"a": "a" * 30, "bb": None})).score == 1
+    assert verifier.verify(task, json.dumps({"a": "ab"})).status == VerdictStatus.WRONG
+    assert verifier.verify(task, json.dumps({"bb": 1})).status == VerdictStatus.WRONG
+    assert JsonSchemaVerifier(schema={"pattern": "^(a+)+$"}).verify(task, json.dumps("a" * 40 + "!")).score == 0
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        '```json\n{"a": 1}\n```\nor else {"a": 2}',
+        'Perhaps {"a": 2}.\n```json\n{"a": 1}\n```',
+        '```json\n{"a": 1}\n```\n```js\n{"a": 2}\n```',
+        '```\n{"a": 1}\n```\n[{"a": 2}]',
+        '{"a": 1} {"a": 2}',
+    ],
+)
+def test_a_second_document_is_refused_wherever_it_stands(completion):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    assert JsonSchemaVerifier(schema=schema).verify(Task("t", "p"), completion).status == VerdictStatus.UNPARSABLE
+    fine = 'As {x} says [1], with {}:\n```json\n{"a": 1}\n```\n```python\nf(a)[0]\n```'
+    assert JsonSchemaVerifier(schema=schema).verify(Task("t", "p"), fine).score == 1
 
 
 JSON_VALUES = st.recursive(

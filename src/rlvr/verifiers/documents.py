@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from typing import Any, Literal
 
 Where = Literal["whole", "fenced", "either"]
@@ -31,11 +32,14 @@ def find_document(text: str, where: Where = "either", language: str = "json") ->
     """The text of the one document in `text` (what comes after the reasoning).
 
     `whole`: all of the text. `fenced`: the one fenced block that is marked with `language` or not marked; prose and blocks
-    in other languages may stand around it. `either`: `fenced` where the text has such a block, else `whole`.
+    in other languages may stand around it, but no second JSON object. `either`: `fenced` where the text has such a block,
+    else `whole`.
     """
-    blocks = [] if where == "whole" else _fenced_blocks(text, language)
+    blocks, rest = ([], "") if where == "whole" else _fenced_blocks(text, language)
     if len(blocks) > 1:
         raise DocumentError(f"{len(blocks)} fenced blocks where one document is expected")
+    if blocks and language == "json" and _holds_object(rest):
+        raise DocumentError("another JSON object stands beside the fenced block")
     if not blocks and where == "fenced":
         raise DocumentError("no fenced block")
     document = (blocks[0] if blocks else text).strip()
@@ -44,8 +48,36 @@ def find_document(text: str, where: Where = "either", language: str = "json") ->
     return document
 
 
-def _fenced_blocks(text: str, wanted: str) -> list[str]:
+def _holds_object(text: str) -> bool:
+    """Whether a JSON object with something in it, or a list of such, stands in the text."""
+    for span in _bracketed(text):
+        try:
+            value = json.loads(span)
+        except (ValueError, RecursionError):
+            continue
+        members = value if isinstance(value, list) else [value]
+        if any(isinstance(member, dict) and member for member in members):
+            return True
+    return False
+
+
+def _bracketed(text: str) -> Iterator[str]:
+    """What stands in brackets that are in no other brackets."""
+    depth = start = 0
+    for token in _JSON_TOKEN.finditer(text):
+        if token[0] in "[{":
+            start = start if depth else token.start()
+            depth += 1
+        elif token[0] in "]}" and depth:
+            depth -= 1
+            if not depth:
+                yield text[start : token.end()]
+
+
+def _fenced_blocks(text: str, wanted: str) -> tuple[list[str], str]:
+    """The blocks in the wanted language or in none, and all the rest of the text."""
     blocks: list[str] = []
+    rest: list[str] = []
     lines: list[str] = []
     open_fence = language = ""
     for line in text.splitlines(keepends=True):
@@ -53,15 +85,19 @@ def _fenced_blocks(text: str, wanted: str) -> list[str]:
         if not open_fence:
             if fence:
                 open_fence, language, lines = fence[1], fence[2].casefold(), []
+            else:
+                rest.append(line)
         elif fence and not fence[2] and len(fence[1]) >= len(open_fence):
             if language in ("", wanted):
                 blocks.append("".join(lines))
+            else:
+                rest += lines
             open_fence = ""
         else:
             lines.append(line)
     if open_fence:
         raise DocumentError("a fenced block is not closed")
-    return blocks
+    return blocks, "".join(rest)
 
 
 def read_json(text: str, max_length: int = MAX_LENGTH, max_depth: int = MAX_DEPTH) -> Any:

@@ -1,7 +1,8 @@
 """The JSON verifier: one document that fits a schema, and perhaps equals an expected one.
 
 Invariants: where the document stands is a stated policy; no reference leaves the schema (nothing is ever fetched); the
-check runs in a worker process, since a `pattern` of the schema may take exponential time on a hostile text.
+check runs in a worker process, and each `pattern` of the schema under a time limit, since it may take exponential time on a
+hostile text.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ Compare = Literal["none", "equal", "fields"]
 
 _DATA_KEYWORDS = frozenset({"enum", "const", "default", "examples"})
 _PROBES: tuple[Any, ...] = (None, True, 0, "", [], {}, [0], {"": 0})
+PATTERN_SECONDS = 0.2
+"""Seconds for one pattern of a schema on one text; honest ones take microseconds."""
 _SHOWN = 200
 """Characters of a document or of an error that a verdict repeats."""
 
@@ -62,12 +65,14 @@ class JsonSchemaVerifier(Verifier):
     think_opened_by_prompt: bool = False
     """The prompt's template ends in `<think>`: a completion without `</think>` has no answer yet."""
     time_limit: float = 5.0
-    """Seconds for one document; one that takes longer (a pattern that backtracks) scores 0."""
+    """Seconds for one document; one that takes longer scores 0, as does one on which a pattern backtracks for 0.2 s."""
 
     needs: ClassVar[Needs] = Needs(process=True)
 
     def __post_init__(self) -> None:
-        missing = [name for name in ("jsonschema", "rfc3339_validator") if importlib.util.find_spec(name) is None]
+        missing = [
+            name for name in ("jsonschema", "rfc3339_validator", "regex") if importlib.util.find_spec(name) is None
+        ]
         if missing:
             raise ConfigError(f"the verifier json_schema needs {' and '.join(missing)}: pip install 'rlvr[verifiers]'")
         if self.max_depth > MAX_DEPTH:
@@ -96,7 +101,12 @@ class JsonSchemaVerifier(Verifier):
             problem = "there is no answer to compare with"
         if problem:
             return Verdict.undecided(f"bad task: {problem}")
-        if schema is not None and (misfit := _misfit(schema, self.formats, document)):
+        try:
+            misfit = None if schema is None else _misfit(schema, self.formats, document)
+        except TimeoutError:
+            reason = f"a pattern of the schema takes over {PATTERN_SECONDS} s on this document"
+            return Verdict(VerdictStatus.TIMEOUT, 0.0, reason=reason, answer=text[:_SHOWN])
+        if misfit:
             return Verdict(VerdictStatus.WRONG, 0.0, reason=misfit, answer=text[:_SHOWN])
         return self._compared(task.answer, document, text)
 
@@ -110,7 +120,11 @@ class JsonSchemaVerifier(Verifier):
             expected = _as_json(task.answer)
         except DocumentError as error:
             return f"the answer: {error}"
-        if schema is not None and (misfit := _misfit(schema, self.formats, expected)):
+        try:
+            misfit = None if schema is None else _misfit(schema, self.formats, expected)
+        except TimeoutError:
+            return "a pattern of the schema takes too long on the answer itself"
+        if misfit:
             return f"the answer does not fit the schema: {misfit}"
         return None
 
@@ -169,7 +183,7 @@ def _misfit(schema: Any, formats: bool, document: Any) -> str | None:
 
     try:
         error = next(_validator(json.dumps(schema), formats).iter_errors(document), None)
-    except Unresolvable:  # the schema's fault: undecided
+    except (Unresolvable, TimeoutError):  # the schema's fault, undecided; and a pattern that backtracks
         raise
     except Exception as raised:  # the schema was probed before training: what goes wrong now is the document's doing
         return f"{type(raised).__name__} while the document was checked"
@@ -184,7 +198,32 @@ def _validator(schema: str, formats: bool) -> Any:
 
     loaded = json.loads(schema)
     draft = jsonschema.validators.validator_for(loaded, default=jsonschema.Draft202012Validator)
+    draft = jsonschema.validators.extend(draft, {"pattern": _pattern, "patternProperties": _pattern_properties})
     return draft(loaded, registry=REGISTRY, format_checker=draft.FORMAT_CHECKER if formats else None)
+
+
+def _found(pattern: str, text: str) -> bool:
+    """Whether a pattern occurs in a text; raises TimeoutError where that takes too long."""
+    import regex  # as `re`, with a time limit
+
+    return regex.search(pattern, text, timeout=PATTERN_SECONDS) is not None
+
+
+def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
+    """The keyword `pattern`, within a time limit."""
+    import jsonschema
+
+    if validator.is_type(instance, "string") and not _found(pattern, instance):
+        yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
+
+
+def _pattern_properties(validator: Any, patterns: dict[str, Any], instance: Any, schema: Any) -> Iterator[Any]:
+    """The keyword `patternProperties`, within a time limit for each key."""
+    if validator.is_type(instance, "object"):
+        for pattern, subschema in patterns.items():
+            for key, value in instance.items():
+                if _found(pattern, key):
+                    yield from validator.descend(value, subschema, path=key, schema_path=pattern)
 
 
 def _schema_problem(schema: Any, formats: bool) -> str | None:
