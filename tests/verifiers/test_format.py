@@ -149,3 +149,15 @@ def test_a_megabyte_takes_linear_time(text):
     assert judge(text).score == judge(text + GOOD).score == 0
     assert judge("<think>" + "x" * 10**6 + "</think><answer>4</answer>").score == 1
     assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize(
+    "blank", ["\u200b", "\ufeff \u2060", "&nbsp;", "&#160;&#x200B;", "\u3164", "&zwnj;\u00ad", "\u2800"]
+)
+def test_what_nobody_sees_fills_no_slot_and_hides_no_tag(blank):
+    verifier = FormatVerifier()
+    assert verifier.quick(Task("t", "p"), f"<think>a</think><answer>{blank}</answer>").score == 0
+    assert verifier.quick(Task("t", "p"), f"<think>a</think>{blank}<answer>b</answer>{blank}").score == 1
+    if blank == "\u200b":
+        assert verifier.quick(Task("t", "p"), "<think>a</think><answer>b<ans\u200bwer>c</answer>").score == 0
+    assert verifier.quick(Task("t", "p"), f"<think>a</think><answer>4{blank}2</answer>").score == 1

@@ -360,3 +360,47 @@ def test_1_mb_of_prose_takes_seconds_at_most():
 
 def test_it_is_registered():
     assert isinstance(registry.build("verifier", {"name": "instructions", "aggregate": "mean"}), InstructionsVerifier)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a b\u200bad day",
+        "a b\u0430d day",
+        "a \uff42\uff41\uff44 day",
+        "a b\u0336a\u0336d\u0336 day",
+        "a \U0001d41b\U0001d41a\U0001d41d day",
+        "a b&#8203;ad day",
+        "a BAD day",
+    ],
+)
+def test_a_forbidden_word_is_found_as_a_reader_sees_it(text):
+    def follows(**constraint):
+        info = {"instruction_id_list": [constraint.pop("id")], "kwargs": [constraint]}
+        return InstructionsVerifier().verify(Task("t", "p", info=info), text).score
+
+    assert follows(id="keywords:forbidden_words", forbidden_words=["bad"]) == 0
+    assert follows(id="keywords:forbidden_words", forbidden_words=["ba"]) == 1
+    assert follows(id="keywords:frequency", keyword="bad", frequency=1, relation="less than") == 0
+    assert follows(id="keywords:letter_frequency", letter="b", let_frequency=1, let_relation="less than") == 0
+
+
+def test_unseen_characters_are_no_words():
+    info = {
+        "instruction_id_list": ["length_constraints:number_words"],
+        "kwargs": [{"num_words": 4, "relation": "at least"}],
+    }
+    assert InstructionsVerifier().verify(Task("t", "p", info=info), "one&nbsp;two&nbsp;three").score == 0
+    assert InstructionsVerifier().verify(Task("t", "p", info=info), "&nbsp;" * 9).score == 0
+    assert InstructionsVerifier().verify(Task("t", "p", info=info), "one two three four").score == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("We follow plan B. It works.", 2), ("Take vitamin C. Then rest.", 2), ("The value of x. Then y.", 2), ("It was J. Smith who came.", 1),
+        ("Written by J. K. Rowling. It sold.", 2), ("See e.g. the sea.", 1), ("This is plan B.", 1), ("A type A. B is other.", 2), ("He met Mr. X. It rained.", 1),
+    ],
+)  # fmt: skip
+def test_a_letter_that_names_something_may_end_a_sentence(text, count):
+    assert count_sentences(text) == count

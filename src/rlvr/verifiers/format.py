@@ -1,7 +1,8 @@
 """Does the whole completion follow a template such as `<think>{think}</think><answer>{answer}</answer>`?
 
 Invariants: each tag of the template stands in the completion exactly as often as in the template, and in its order, so no
-second answer and no faked turn fits into a slot. Linear in the completion.
+second answer and no faked turn fits into a slot. What nobody sees (zero-width characters, `&nbsp;`) fills no slot and hides
+no tag. Linear in the completion.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.registry import register_verifier
 from rlvr.verifiers.base import Verifier
+from rlvr.verifiers.invisible import visible
 
 _SLOT = re.compile(r"\{([A-Za-z_]\w*)\}")
 _PIECE = re.compile(r"<[^<>]*>|[^<>\s]+(?:[ \t]+[^<>\s]+)*|[<>]")
@@ -54,6 +56,7 @@ class FormatVerifier(Verifier):
             raise ConfigError(f"format: prompt_wrote={self.prompt_wrote!r} is not the beginning of {self.template!r}")
 
     def quick(self, task: Task, completion: str) -> Verdict:
+        completion = visible(completion)
         slots = self._slots(self.prompt_wrote + completion)
         if isinstance(slots, dict):
             return Verdict.from_score(1.0, answer=slots.get("answer"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from rlvr.verifiers.instructions.registry import Count, Letter, Phrase, Phrases, Relation, compared, constraint
+from rlvr.verifiers.invisible import folded
 
 
 @constraint("keywords:existence")
@@ -19,7 +20,10 @@ def existence(text: str, *, keywords: Phrases) -> bool:
 @constraint("keywords:frequency")
 def frequency(text: str, *, keyword: Phrase, frequency: Count, relation: Relation) -> bool:
     """The keyword occurs `less than` or `at least` so often, in any case, inside longer words too. Literal, as above."""
-    return compared(len(re.findall(re.escape(keyword), text, re.IGNORECASE)), relation, frequency)
+    found = len(re.findall(re.escape(keyword), text, re.IGNORECASE))
+    if relation == "less than":  # letters that look alike must not hide one
+        found = max(found, len(re.findall(re.escape(folded(keyword)), folded(text), re.IGNORECASE)))
+    return compared(found, relation, frequency)
 
 
 @constraint("keywords:forbidden_words")
@@ -27,11 +31,20 @@ def forbidden_words(text: str, *, forbidden_words: Phrases) -> bool:
     r"""None of the words occurs as a whole word, in any case.
 
     Literal, and bounded by what is no letter, digit or underscore: the original's `\bC\+\+\b` raises or never matches.
+    Letters that look like those of the word are those of the word.
     """
-    return not any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) for word in forbidden_words)
+    looks = folded(text)
+    return not any(
+        re.search(rf"(?<!\w){re.escape(written)}(?!\w)", where, re.IGNORECASE)
+        for word in forbidden_words
+        for written, where in ((word, text), (folded(word), looks))
+    )
 
 
 @constraint("keywords:letter_frequency")
 def letter_frequency(text: str, *, letter: Letter, let_frequency: Count, let_relation: Relation) -> bool:
     """The letter (or other sign) occurs `less than` or `at least` so often, in any case."""
-    return compared(text.lower().count(letter.lower()), let_relation, let_frequency)
+    found = text.lower().count(letter.lower())
+    if let_relation == "less than":
+        found = max(found, folded(text).lower().count(folded(letter).lower()))
+    return compared(found, let_relation, let_frequency)

@@ -2,7 +2,7 @@
 
 IFEval uses NLTK's punkt, whose model is a download. Here a sentence ends at `.`, `!`, `?` or an ellipsis, closing quotes and
 brackets included, where space or the end of the text follows, and at a full-width stop anywhere. A full stop does not end a
-sentence after a listed abbreviation, a single letter ("J. Smith", "e.g.") or a number that opens a line ("1. First").
+sentence after a listed abbreviation, an initial ("J. Smith", "e.g.", but not "plan B.") or a number that opens a line ("1. First").
 As in punkt, the end of a line alone ends no sentence.
 
 Where it differs: punkt's list of abbreviations is longer, and it ends a sentence after one that a frequent sentence starter
@@ -35,6 +35,14 @@ _CLOSING = frozenset("etc jr sr inc ltd co corp est ave rd ft ph.d al".split()) 
 """Abbreviations that may close a sentence, as initials may ("U.S.", "a.m."): they do where a capital letter follows."""
 
 
+_LETTERED = frozenset(
+    """answer appendix block case category chapter choice class column combination exhibit figure form gate grade group hepatitis
+    item key letter level line model option panel part phase plan player point position question row scenario schedule section
+    series set side size solution step student table team terminal theorem type unit variable variant version vitamin zone""".split()  # noqa: SIM905
+)
+"""Words that a single letter names one of: a stop after the letter may end a sentence."""
+
+
 def count_sentences(text: str) -> int:
     """The number of sentences: pieces between ends that hold a letter or digit."""
     count, start = 0, 0
@@ -56,7 +64,15 @@ def _ends_sentence(text: str, end: re.Match[str]) -> bool:
     initials = word.split(".")
     if word in _CLOSING or (len(initials) > 1 and all(len(part) == 1 for part in initials)):
         return _capital_follows(text, end.end())
-    return not (word in _ABBREVIATIONS or (len(word) == 1 and word.isalpha() and word != "i"))
+    if last is not None and len(word) == 1 and word.isalpha() and word != "i":
+        return _is_no_initial(text, last) and _capital_follows(text, end.end())
+    return word not in _ABBREVIATIONS
+
+
+def _is_no_initial(text: str, letter: re.Match[str]) -> bool:
+    """Whether a single letter before a stop is a name of something (`plan B.`, `the value of x.`), not an initial (`J. Smith`)."""
+    before = _LAST_WORD.search(text, max(0, letter.start() - _LONGEST_WORD), letter.start() - 1)
+    return letter[0].islower() or (before is not None and before[0].lower() in _LETTERED)
 
 
 def _opens_line(text: str, position: int) -> bool:

@@ -1,7 +1,7 @@
 """The verifier for instruction following: which of a task's instructions a response follows.
 
 Invariants: a response without a letter or digit follows nothing, so that silence never earns the constraints that forbid;
-every instruction is checked on the text after the reasoning.
+every instruction is checked on the text after the reasoning, as a reader sees it (without zero-width characters, `&nbsp;`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from rlvr.registry import register_verifier
 from rlvr.verifiers.base import Verifier
 from rlvr.verifiers.extraction import after_reasoning
 from rlvr.verifiers.instructions.registry import Instruction, read_instructions
+from rlvr.verifiers.invisible import visible
 
 
 @register_verifier("instructions")
@@ -42,6 +43,7 @@ class InstructionsVerifier(Verifier):
         text = after_reasoning(completion, self.think_opened_by_prompt)
         if text is None:
             return Verdict(VerdictStatus.UNPARSABLE, 0.0, reason="the reasoning never ended")
+        text = visible(text)
         texts = [text] if self.evaluation == "strict" else loose_variants(text)
         followed = self._followed(instructions, [variant for variant in texts if any(map(str.isalnum, variant))])
         share = sum(followed.values()) / len(followed)
