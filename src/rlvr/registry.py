@@ -13,25 +13,27 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-import importlib.metadata
 import importlib.util
 import inspect
 import sys
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-from pydantic.dataclasses import is_pydantic_dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlvr.calling import FIELDS
 from rlvr.errors import ConfigError, nearest
 
+if TYPE_CHECKING:
+    # Slow to import, and needed only where a piece is built from a configuration: `import rlvr.verifiers` is quick.
+    import importlib.metadata
+
+    from pydantic import TypeAdapter
+
 T = TypeVar("T")
 
 ROOMS = {
-    "verifier": "rlvr.verifiers",
+    "verifier": "rlvr.verifiers.builtin",
     "reward": "rlvr.rewards",
     "selector": "rlvr.selection",
     "advantage": "rlvr.advantages",
@@ -86,6 +88,8 @@ def names(kind: str) -> list[str]:
 
 
 def _entry_points(kind: str) -> importlib.metadata.EntryPoints:
+    import importlib.metadata
+
     return importlib.metadata.entry_points(group=f"rlvr.{kind}{'es' if kind.endswith('s') else 's'}")
 
 
@@ -150,6 +154,8 @@ def split(spec: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def check_options(kind: str, spec: str | Mapping[str, Any]) -> dict[str, Any]:
     """The options of a piece as written, checked and converted by the piece's own signature."""
+    from pydantic import ValidationError
+
     name, options = split(spec)
     piece = find(kind, name)
     known = options_of(piece)
@@ -175,6 +181,9 @@ _CHECKS = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
 
 
 def _adapter(hint: Any) -> TypeAdapter[Any]:
+    from pydantic import ConfigDict, TypeAdapter
+    from pydantic.dataclasses import is_pydantic_dataclass
+
     has_config = isinstance(hint, type) and (
         hasattr(hint, "model_config") or typing.is_typeddict(hint) or is_pydantic_dataclass(hint)
     )

@@ -1,55 +1,77 @@
-"""Checking of answers. Importing this room registers the built-in verifiers; it needs neither torch nor SymPy."""
+"""Checking of answers. The public names are imported on first use: `from rlvr.verifiers import MathVerifier` needs neither
+torch nor SymPy, nor the other verifiers. rlvr.verifiers.builtin imports, and so registers, all built-in verifiers.
+"""
 
-from rlvr.verifiers.base import FunctionVerifier, Needs, Verifier, as_verifier, judged
-from rlvr.verifiers.choice import ChoiceVerifier
-from rlvr.verifiers.code import CodeVerifier
-from rlvr.verifiers.combine import CombineVerifier
-from rlvr.verifiers.exact import ExactVerifier
-from rlvr.verifiers.format import FormatVerifier
-from rlvr.verifiers.grounding.boxes import BoxesVerifier, IntervalVerifier, PointVerifier
-from rlvr.verifiers.instructions import InstructionsVerifier
-from rlvr.verifiers.json_schema import JsonSchemaVerifier
-from rlvr.verifiers.label import LabelVerifier, RatingVerifier
-from rlvr.verifiers.math import MathVerifier
-from rlvr.verifiers.overlap import BleuVerifier, RougeVerifier
-from rlvr.verifiers.pool import VerifierPool
-from rlvr.verifiers.puzzles.countdown import CountdownVerifier
-from rlvr.verifiers.puzzles.gym import ReasoningGymVerifier
-from rlvr.verifiers.puzzles.knights_knaves import KnightsAndKnavesVerifier
-from rlvr.verifiers.puzzles.sudoku import SudokuVerifier
-from rlvr.verifiers.ranking import RankingVerifier
-from rlvr.verifiers.text import NumericVerifier, RegexVerifier, TokenF1Verifier
-from rlvr.verifiers.tool_calls import ToolCallVerifier
+from __future__ import annotations
 
-__all__ = [
-    "BleuVerifier",
-    "BoxesVerifier",
-    "ChoiceVerifier",
-    "CodeVerifier",
-    "CombineVerifier",
-    "CountdownVerifier",
-    "ExactVerifier",
-    "FormatVerifier",
-    "FunctionVerifier",
-    "InstructionsVerifier",
-    "IntervalVerifier",
-    "JsonSchemaVerifier",
-    "KnightsAndKnavesVerifier",
-    "LabelVerifier",
-    "MathVerifier",
-    "Needs",
-    "NumericVerifier",
-    "PointVerifier",
-    "RankingVerifier",
-    "RatingVerifier",
-    "ReasoningGymVerifier",
-    "RegexVerifier",
-    "RougeVerifier",
-    "SudokuVerifier",
-    "TokenF1Verifier",
-    "ToolCallVerifier",
-    "Verifier",
-    "VerifierPool",
-    "as_verifier",
-    "judged",
-]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOME = {
+    "BleuVerifier": "rlvr.verifiers.overlap",
+    "BoxesVerifier": "rlvr.verifiers.grounding.boxes",
+    "ChoiceVerifier": "rlvr.verifiers.choice",
+    "CodeVerifier": "rlvr.verifiers.code",
+    "CombineVerifier": "rlvr.verifiers.combine",
+    "CountdownVerifier": "rlvr.verifiers.puzzles.countdown",
+    "ExactVerifier": "rlvr.verifiers.exact",
+    "FormatVerifier": "rlvr.verifiers.format",
+    "FunctionVerifier": "rlvr.verifiers.base",
+    "InstructionsVerifier": "rlvr.verifiers.instructions",
+    "IntervalVerifier": "rlvr.verifiers.grounding.boxes",
+    "JsonSchemaVerifier": "rlvr.verifiers.json_schema",
+    "KnightsAndKnavesVerifier": "rlvr.verifiers.puzzles.knights_knaves",
+    "LabelVerifier": "rlvr.verifiers.label",
+    "MathVerifier": "rlvr.verifiers.math",
+    "Needs": "rlvr.verifiers.base",
+    "NumericVerifier": "rlvr.verifiers.text",
+    "PointVerifier": "rlvr.verifiers.grounding.boxes",
+    "RankingVerifier": "rlvr.verifiers.ranking",
+    "RatingVerifier": "rlvr.verifiers.label",
+    "ReasoningGymVerifier": "rlvr.verifiers.puzzles.gym",
+    "RegexVerifier": "rlvr.verifiers.text",
+    "RougeVerifier": "rlvr.verifiers.overlap",
+    "SudokuVerifier": "rlvr.verifiers.puzzles.sudoku",
+    "TokenF1Verifier": "rlvr.verifiers.text",
+    "ToolCallVerifier": "rlvr.verifiers.tool_calls",
+    "Verifier": "rlvr.verifiers.base",
+    "VerifierPool": "rlvr.verifiers.pool",
+    "as_verifier": "rlvr.verifiers.base",
+    "judged": "rlvr.verifiers.base",
+}
+
+__all__ = [*_HOME]
+
+if TYPE_CHECKING:
+    from rlvr.verifiers.base import FunctionVerifier, Needs, Verifier, as_verifier, judged
+    from rlvr.verifiers.choice import ChoiceVerifier
+    from rlvr.verifiers.code import CodeVerifier
+    from rlvr.verifiers.combine import CombineVerifier
+    from rlvr.verifiers.exact import ExactVerifier
+    from rlvr.verifiers.format import FormatVerifier
+    from rlvr.verifiers.grounding.boxes import BoxesVerifier, IntervalVerifier, PointVerifier
+    from rlvr.verifiers.instructions import InstructionsVerifier
+    from rlvr.verifiers.json_schema import JsonSchemaVerifier
+    from rlvr.verifiers.label import LabelVerifier, RatingVerifier
+    from rlvr.verifiers.math import MathVerifier
+    from rlvr.verifiers.overlap import BleuVerifier, RougeVerifier
+    from rlvr.verifiers.pool import VerifierPool
+    from rlvr.verifiers.puzzles.countdown import CountdownVerifier
+    from rlvr.verifiers.puzzles.gym import ReasoningGymVerifier
+    from rlvr.verifiers.puzzles.knights_knaves import KnightsAndKnavesVerifier
+    from rlvr.verifiers.puzzles.sudoku import SudokuVerifier
+    from rlvr.verifiers.ranking import RankingVerifier
+    from rlvr.verifiers.text import NumericVerifier, RegexVerifier, TokenF1Verifier
+    from rlvr.verifiers.tool_calls import ToolCallVerifier
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
