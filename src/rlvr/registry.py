@@ -176,10 +176,6 @@ def check_options(kind: str, spec: str | Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-_CHECKS = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
-"""A number that is not finite is a slip in every option: it would only be seen in the loss."""
-
-
 def _adapter(hint: Any) -> TypeAdapter[Any]:
     from pydantic import ConfigDict, TypeAdapter
     from pydantic.dataclasses import is_pydantic_dataclass
@@ -187,7 +183,10 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
     has_config = isinstance(hint, type) and (
         hasattr(hint, "model_config") or typing.is_typeddict(hint) or is_pydantic_dataclass(hint)
     )
-    return TypeAdapter(hint) if has_config else TypeAdapter(hint, config=_CHECKS)
+    if has_config:
+        return TypeAdapter(hint)
+    # A number that is not finite is a slip in every option: it would only be seen in the loss.
+    return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False))
 
 
 def options_of(piece: Any) -> dict[str, inspect.Parameter]:
