@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from rlvr.distributed.weights import whole_shape, whole_size
 from rlvr.distributed.world import World
@@ -59,6 +60,12 @@ def saved_reference(snapshot: Snapshot, world: World) -> dict[str, torch.Tensor]
         own = {name: tensor for name, tensor in snapshot.weights.items() if owner[name] == world.rank}
         return {REFERENCE + name: tensor.to("cpu", copy=True) for name, tensor in own.items()}
     found: dict[str, torch.Tensor] = {}
+    if snapshot.follows:  # in float32, which DeepSpeed's parameters are not
+        for name, parameter in parameters.items():
+            whole = _whole(snapshot, name, parameter)
+            if owner[name] == world.rank:
+                found[REFERENCE + name] = whole.cpu()
+        return found
     with snapshot.in_place():
         for name, parameter in parameters.items():
             with gathered([parameter]):
@@ -75,10 +82,25 @@ def load_reference(snapshot: Snapshot, saved: Mapping[str, torch.Tensor]) -> Non
         for name, tensor in snapshot.weights.items():
             tensor.copy_(saved[REFERENCE + name])
         return
+    if snapshot.follows:
+        for name, own in snapshot.weights.items():
+            whole = saved[REFERENCE + name].flatten()
+            part = whole[dist.get_rank() * own.numel() :][: own.numel()]
+            own.flatten()[: part.numel()].copy_(part)
+        return
     with snapshot.in_place(), torch.no_grad():
         for name, parameter in parameters.items():
             with gathered([parameter], written=True):
                 parameter.copy_(saved[REFERENCE + name])
+
+
+def _whole(snapshot: Snapshot, name: str, parameter: torch.nn.Parameter) -> torch.Tensor:
+    """A weight of a partitioned snapshot, of whose flattened elements every rank has a stretch of the same length in turn (the
+    last one with padding)."""
+    own = snapshot.weights[name].flatten().to(snapshot.policy.home)
+    parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, own)
+    return torch.cat(parts)[: whole_size(parameter)].view(whole_shape(parameter))
 
 
 def _partitioned(snapshot: Snapshot) -> bool:

@@ -17,21 +17,37 @@ from rlvr.policy.model import Policy
 
 
 class Snapshot:
-    """The trainable weights of `policy` as they are now."""
+    """The trainable weights of `policy` as they are now.
 
-    def __init__(self, policy: Policy) -> None:
+    `follows`: it is going to follow the policy, and is kept in float32. In bfloat16, which DeepSpeed computes in, a small
+    share of a small difference rounds to nothing: with a mix of 0.01 no weight would ever move.
+    """
+
+    def __init__(self, policy: Policy, follows: bool = False) -> None:
         self.policy = policy
-        self.weights = {name: _kept(p).detach().clone() for name, p in policy.trainable().items()}
+        self.follows = follows
+        self.weights = {
+            name: _kept(p).detach().to(torch.float32 if follows else p.dtype, copy=True)
+            for name, p in policy.trainable().items()
+        }
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside, the policy's model computes with the snapshot's weights. Not for two threads at once."""
+        """Inside, the policy's model computes with the snapshot's weights. Not for two threads at once.
+
+        What is written to the parameters inside is kept in the snapshot, rounded to the type that the model computes in.
+        """
         parameters = self.policy.trainable()
-        self._swap(parameters)
+        _release(parameters)
+        own = {name: _kept(parameter).data for name, parameter in parameters.items()}
+        # the same tensor where the types are the same, else a rounded copy
+        lent = {name: self.weights[name].to(tensor.dtype) for name, tensor in own.items()}
+        _put(parameters, lent)
         try:
             yield
         finally:
-            self._swap(parameters)
+            _release(parameters)
+            _put(parameters, own)
 
     def follow(self, mix: float) -> None:
         """Become mix x the policy as it is now + (1 - mix) x this snapshot."""
@@ -39,11 +55,11 @@ class Snapshot:
             for name, parameter in self.policy.trainable().items():
                 self.weights[name].lerp_(_kept(parameter).detach().to(self.weights[name].dtype), mix)
 
-    def _swap(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-        _release(parameters)
-        for name, parameter in parameters.items():
-            kept = _kept(parameter)
-            kept.data, self.weights[name] = self.weights[name], kept.data
+
+def _put(parameters: Mapping[str, torch.nn.Parameter], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Let each parameter compute with a tensor."""
+    for name, parameter in parameters.items():
+        _kept(parameter).data = tensors[name]
 
 
 def _kept(parameter: torch.nn.Parameter) -> torch.Tensor:
