@@ -319,3 +319,25 @@ def test_a_share_that_is_none_and_a_term_that_is_not_there_are_refused():
     config = make_config({})
     with pytest.raises(ConfigError, match=r"blend is of 'verdit', and there is no such term.*did you mean 'verdict'"):
         Blend("verdit").check(config, [])
+
+
+@pytest.mark.parametrize("kind", ["advantage", "modifier"])
+def test_every_piece_takes_an_empty_batch(kind):
+    """As where a selector leaves no group: an empty answer in the form that the piece gives, per response or per token."""
+    from rlvr import registry
+    from rlvr.records import Batch
+
+    statistics = {
+        f"{name}/current": [] for name in ("logprobs", "entropy", "sum_squared_probs", "logsumexp", "mean_logit")
+    }
+    empty = Batch([], {name: np.empty(0) for name in ("reward", "baseline", "reward/last_token")}, statistics)
+    for name in registry.names(kind):
+        piece = registry.build(kind, name)
+        if kind == "advantage":
+            assert len(piece(empty)) == 0, name
+            continue
+        forms = [np.empty(0)] + ([] if getattr(piece, "per_response", False) else [[]])
+        for form in forms:
+            got = piece(empty, form)
+            assert len(got) == 0, name
+            assert isinstance(got, list) >= isinstance(form, list), name

@@ -162,7 +162,7 @@ def informative(batch: Batch, advantage: Advantage) -> Advantage:
     whose reward is not 0 instead.
     """
     on = decided(batch)
-    nonzero = np.asarray([a.any() for a in advantage]) if isinstance(advantage, list) else advantage != 0
+    nonzero = np.asarray([a.any() for a in advantage], dtype=bool) if isinstance(advantage, list) else advantage != 0
     teaching = int((nonzero & on).sum())
     return elementwise(np.multiply, advantage, on.sum() / teaching) if teaching else advantage
 
