@@ -73,6 +73,11 @@ class ClippedPolicyLoss:
         refuse_below("bound", self.bound, 0, above=True)
         refuse_below("cap", self.cap, 0, above=True)
 
+    @property
+    def per_response(self) -> bool:
+        """Whether it needs one advantage per response: with one ratio for all tokens, only their mean has an effect."""
+        return self.ratio in ("sequence", "geometric")
+
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
         gap = log_ratio(tokens, self.ratio, _number(self.bound))
         found, detached = self._surrogate(gap, tokens), gap.detach().exp()

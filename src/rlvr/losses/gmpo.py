@@ -31,6 +31,7 @@ class GeometricMeanLoss:
     average: ClassVar[Average] = "sequences"
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", PROXIMAL)})
     zero_without_advantage = True
+    per_response = True
 
     def __post_init__(self) -> None:
         refuse_below("clip_low", self.clip_low, 0)

@@ -22,7 +22,7 @@ class Loss(Protocol):
 
     A loss that has to see the whole optimizer step first also has `choose(tokens) -> [T]`, shown all its tokens with the
     statistics that `chooses_by` declares; in each micro-batch it finds what it chose in `tokens.chosen`. One that compares
-    whole responses is a `SequenceLoss` instead.
+    whole responses is a `SequenceLoss` instead. One that declares `per_response` is refused advantages per token.
     """
 
     @property

@@ -13,6 +13,7 @@ import numpy as np
 from rlvr import registry
 from rlvr.config import Config
 from rlvr.errors import ConfigError
+from rlvr.losses import SequenceLoss
 from rlvr.policy import Policy
 from rlvr.policy.columns import add_statistics
 from rlvr.records import Batch, Task
@@ -40,6 +41,9 @@ class Advantages:
                 "with baseline and scale none, say)"
             )
         self._penalised = (penalty := build_penalty(algorithm)) is not None and penalty.where == "advantage"
+        self.loss = registry.split(algorithm.loss)[0]
+        loss = registry.build("loss", algorithm.loss)
+        self._loss_per_response = getattr(loss, "per_response", isinstance(loss, SequenceLoss))
         self._refuse_tokens_where_one_number_is_needed()
         for piece in self.pieces:
             if hasattr(piece, "check"):
@@ -54,6 +58,16 @@ class Advantages:
                     f"per token: put {name!r} first or leave one of them out"
                 )
             by_token = name if getattr(piece, "per_token", False) else by_token
+        if by_token is not None and self._loss_per_response:
+            raise ConfigError(self._credit_is_lost(by_token))
+
+    def _credit_is_lost(self, by_token: str) -> str:
+        """Say that the loss would make one number of the advantages per token that `by_token` gives."""
+        return (
+            f"algorithm.loss {self.loss!r} takes one number per response here (ratio geometric or sequence, gmpo, losses of whole "
+            f"responses), and {by_token!r} gives an advantage per token, of which only the mean would count: set "
+            "algorithm.preset=gspo_token (loss.ratio geometric_token), loss.ratio=token, or an advantage per response"
+        )
 
     def add(self, batch: Batch, policy: Policy, step: int, steps: int) -> None:
         """The column `advantage`, or the token column where a piece gives one array per rollout.
@@ -68,6 +82,8 @@ class Advantages:
         for modifier, name in zip(pieces[1:], self.names[1:], strict=True):
             values = self._checked(modifier(batch, values), batch, f"algorithm.modifiers: {name!r}")
         if isinstance(values, list):
+            if self._loss_per_response:  # a piece that does not declare `per_token`
+                raise ConfigError(self._credit_is_lost(" or ".join(self.names)))
             batch.token_columns["advantage"] = values
         else:
             batch.columns["advantage"] = values
