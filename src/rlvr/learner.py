@@ -75,7 +75,9 @@ class Learner:
                 self.reference.follow(objective.renewal.mix)
         tokens = sum(int(mask.sum()) for mask, on in zip(work.trained, work.trains, strict=True) if on)
         _add_gaps(averages, flat, self._weight_without_gradient(work, averages, len(flat)))
-        return {**_with_effective_size(averages.means()), "lr": lr, "tokens/trained": tokens}
+        skipped, asked = averages.pairs().get("skipped/nonfinite", (0.0, 0.0))
+        taken = {"update/steps": int(asked - skipped), "tokens/trained": tokens, "lr": lr}
+        return _with_effective_size(averages.means()) | taken
 
     def _optimizer_step(self, work: _Work, part: np.ndarray, lr: float, first: bool) -> dict[str, tuple[float, float]]:
         """Gradients of the rollouts in `part` and one step; metrics as (sum, weight) pairs, the same on every rank."""

@@ -316,6 +316,8 @@ class GRPOTrainer:
             tracker.log(self.step, row)
             tracker.log_rollouts(self.step, sample_rows(batch))
         self.console.step(row, batch)
+        if (fewer := stage.fewer_updates(row)) is not None:
+            self.console.message(fewer, "warning")
         self._stop_when_hopeless(row, self.health.step(self.metrics, batch))
 
     def _times(self, collected: Collected, metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -497,7 +499,7 @@ class GRPOTrainer:
         self.stage_number, self.stage_step = number, 0
         stage = self.stages[number]
         self.backend: Backend = self._backends.open(self.policy, stage.config.optim.optimizer, self.world)
-        stage.reference = Snapshot(self.policy) if stage.keeps_reference else None
+        stage.reference = Snapshot(self.policy, stage.reference_follows) if stage.keeps_reference else None
         self.learner = Learner(self.backend, stage.reference, self.world)
 
     def _ready(self, stage: Stage) -> None:

@@ -26,7 +26,8 @@ class OptimConfig(Section):
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this global norm."""
     updates_per_batch: int = Field(default=1, ge=1)
-    """Optimizer steps that one batch is cut into, by whole groups."""
+    """Optimizer steps that one batch is cut into, by whole groups; at most `rollout.prompts_per_step`. A step with fewer groups
+    takes fewer (`update/steps`)."""
     epochs_per_batch: int = Field(default=1, ge=1)
     """How often the batch is gone through."""
     micro_batch_size: int | None = Field(default=None, ge=1)

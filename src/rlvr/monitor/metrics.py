@@ -99,6 +99,12 @@ _ALL = [
     Metric("loss/policy", "loss", "Policy-gradient loss. Its size says little: near 0 by construction.", "near 0"),
     Metric("loss/total", "loss", "Sum of all loss components as differentiated.", "finite"),
     Metric("grad_norm", "norm", "Norm of the gradient before clipping.", "steady; spikes precede collapse"),
+    Metric(
+        "update/steps",
+        "steps",
+        "Optimizer steps taken in this step; fewer than asked where it had fewer groups, or where one was skipped.",
+        "optim.updates_per_batch x epochs_per_batch",
+    ),
     Metric("lr", "1", "Learning rate of the last optimizer step.", "as scheduled"),
     Metric("kl/ref", "nats", "KL divergence of the policy from the reference.", "grows slowly from 0"),
     Metric(

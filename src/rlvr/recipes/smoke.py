@@ -73,6 +73,8 @@ def _small(tree: Mapping[str, Any], smoke: Smoke) -> dict[str, Any]:
     rollout.pop("engine", None)
     for name in ("micro_batch_tokens", "micro_batch_size", "warmup_steps"):
         optim.pop(name, None)
+    # a batch is cut by whole groups, and more parts than groups are refused
+    optim["updates_per_batch"] = min(optim.get("updates_per_batch", 1), rollout["prompts_per_step"])
     data = {k: v for k, v in result.get("data", {}).items() if k in ("template", "sampler")}
     result |= {"rollout": rollout, "optim": optim | {"lr": 2e-3}, "data": data | {"train": smoke.tasks}}
     return result

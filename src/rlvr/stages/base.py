@@ -16,7 +16,7 @@ import numpy as np
 
 from rlvr import registry
 from rlvr.data import History, Sampler, TaskPool
-from rlvr.errors import DataError
+from rlvr.errors import ConfigError, DataError
 from rlvr.losses import Objective
 from rlvr.policy import Policy, Snapshot, check_packing
 from rlvr.records import Batch, Rollout, Task
@@ -59,12 +59,15 @@ class Stage(ABC):
     """Whether its rollouts are verified, so that its tasks have to be such that they can be."""
     _shows_demonstrations = False
     """Whether tasks' demonstrations are learned from, so that they have to fit after the prompt."""
+    _said_fewer_updates = False
+    """Whether the run has said that a step had fewer groups than optimizer steps."""
 
     def __init__(self, plan: StagePlan, parts: Parts, tasks: Sequence[Task], seed: int) -> None:
         self.plan = plan
         self.config = plan.config
         self.parts = parts
         check_packing(parts.policy, self.config.optim)
+        self._check_updates()
         lengths, shown = parts.lengths(tasks, demonstrations=self._shows_demonstrations)
         sizes = zip(tasks, lengths.tolist(), shown.tolist(), strict=True)
         problems = {task.id: problem for task, *size in sizes if (problem := self.too_long(*size)) is not None}
@@ -131,6 +134,39 @@ class Stage(ABC):
             room = self.parts.policy.context
             return f"its prompt and demonstration have {length + shown} tokens, the model's context is {room}"
         return None
+
+    @property
+    def reference_follows(self) -> bool:
+        """Whether the reference is a moving average of the policy."""
+        renewal = self.objective().renewal
+        return renewal is not None and renewal.mix < 1
+
+    @property
+    def most_groups(self) -> int | None:
+        """Most groups that a step can have; None where the configuration does not say."""
+        return self.config.rollout.prompts_per_step
+
+    def _check_updates(self) -> None:
+        """ConfigError where a step can never have a group for each of its optimizer steps."""
+        updates, groups = self.config.optim.updates_per_batch, self.most_groups
+        if groups is not None and updates > groups:
+            raise ConfigError(
+                f"stage {self.plan.name!r}: optim.updates_per_batch is {updates}, and a batch is cut by whole groups, of which a "
+                f"step has at most {groups} (rollout.prompts_per_step): set updates_per_batch to {groups} or less"
+            )
+
+    def fewer_updates(self, row: Mapping[str, Any]) -> str | None:
+        """Say, once in a stage, that a step had too few groups for its optimizer steps; `row`: its metrics."""
+        optim = self.config.optim
+        asked = optim.updates_per_batch * optim.epochs_per_batch
+        fewer = optim.updates_per_batch > 1 and row["update/steps"] < asked and not row["skipped/nonfinite"]
+        if self._said_fewer_updates or not fewer:
+            return None
+        self._said_fewer_updates = True
+        return (
+            f"step {row['step']}: {row['update/steps']} of {asked} optimizer steps were taken: a batch is cut by whole groups, and this "
+            "one has fewer than optim.updates_per_batch; the metric update/steps counts them in each step"
+        )
 
     def check_tasks(self) -> None:
         """DataError when a task lacks something that this kind of stage needs; by default nothing is."""

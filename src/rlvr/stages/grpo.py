@@ -217,6 +217,15 @@ class GRPOStage(Stage):
         self.scoring.load_state_dict(state["scoring"])
 
     @property
+    def most_groups(self) -> int | None:
+        """One for each prompt where the plan is known to make no more, and nothing was recorded."""
+        spec = self.config.rollout.plan
+        one_each = registry.split(spec)[0] == "single_turn" or getattr(
+            registry.build("plan", spec), "independent", False
+        )
+        return super().most_groups if one_each and recording_of(self.plan) is None else None
+
+    @property
     def keeps_reference(self) -> bool:
         """Whether the loss or the reward compares with the reference."""
         return self._objective.needs_reference or self.penalty is not None
