@@ -500,6 +500,32 @@ def test_a_rank_that_writes_nothing_is_named(tmp_path, monkeypatch):
     assert names(tmp_path) == []
 
 
+def test_a_share_that_takes_long_is_awaited_while_it_grows(tmp_path, monkeypatch):
+    """Ten looks 500 s apart, at a file that grows, where a rank that writes nothing is given up after 1800 s."""
+    writer = Writer(tmp_path, CheckpointConfig(background=False), Rank(0, 2))
+    other = Writer(tmp_path, CheckpointConfig(background=False), Rank(1, 2))
+    share = tmp_path / ".step-4.partial" / "tensors-1.safetensors"
+
+    class Clock:
+        now = 0.0
+
+        def monotonic(self):
+            return self.now
+
+        def sleep(self, seconds):
+            self.now += 500.0
+            if self.now < 5000.0:
+                share.write_bytes(bytes(int(self.now)))
+            else:
+                other.write(Contents(4, {"weights/b": torch.ones(3)}))
+
+    assert writer.open(4)
+    monkeypatch.setattr(checkpoint_writer, "time", Clock())
+    writer.write(Contents(4, {"weights/a": torch.zeros(2)}, {"step": 4}))
+    assert writer.wait() is None
+    assert load(tmp_path / "step-4").tensors["weights/b"].tolist() == [1, 1, 1]
+
+
 # With a backend
 
 

@@ -188,12 +188,16 @@ class Writer:
 
     def _notes(self, aside: Path) -> list[str]:
         """The notes of ranks 1 and up, once all are there. CheckpointError names ranks that do not write, TrainingError one
-        that is gone; one that only failed still writes what it has copied."""
+        that is gone; one that only failed still writes what it has copied. A large share may take longer, while it grows."""
         notes = {rank: f"tensors-{rank}.safetensors.note" for rank in range(1, self.world.size)}
         missing, deadline = set(notes), time.monotonic() + WRITE_SECONDS / 2
         watch = Watch(self.world, missing)
+        before: dict[int, int] = {}
         while True:
             missing -= {rank for rank in missing if (aside / notes[rank]).exists()}
+            sizes = {rank: _size(aside / f"tensors-{rank}.safetensors") for rank in missing}
+            if sizes != before:
+                before, deadline = sizes, time.monotonic() + WRITE_SECONDS / 2
             if not missing:
                 return list(notes.values())
             if time.monotonic() > deadline:
@@ -208,6 +212,11 @@ class Writer:
 def versions() -> dict[str, str]:
     """Of what decides the bits of a run: packages, Python, and the number of threads."""
     return {**installed(PACKAGES), "threads": str(torch.get_num_threads())}
+
+
+def _size(path: Path) -> int:
+    """A file's size in bytes, 0 where there is none."""
+    return path.stat().st_size if path.exists() else 0
 
 
 def _sync(path: Path) -> None:
