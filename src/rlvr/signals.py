@@ -65,18 +65,40 @@ class StopRequest:
 def reporting(describe: Callable[[], str]) -> Iterator[None]:
     """Inside, SIGUSR1 writes what `describe` gives to standard error; only in the main thread, and where there is SIGUSR1.
 
-    It is answered when the main thread runs Python code next, so not from inside a long kernel.
+    A thread answers, so that the answer also comes while the main thread is inside a long kernel or a collective. Where
+    somebody else (an event loop in the main thread) already has Python's one wakeup descriptor, the main thread answers.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGUSR1"):
         yield
         return
 
-    def answer(number: int, frame: FrameType | None) -> None:
+    def answer() -> None:
+        try:
+            text = describe()
+        except Exception as error:  # it reads what other threads change
+            text = f"the run cannot be described: {type(error).__name__}: {error}"
         with contextlib.suppress(OSError):  # not print, which may be what was interrupted
-            os.write(2, describe().encode(errors="replace") + b"\n")
+            os.write(2, text.encode(errors="replace") + b"\n")
 
-    before = signal.signal(signal.SIGUSR1, answer)
+    def answer_all() -> None:
+        while numbers := os.read(received, 64):  # each signal of the process writes its number
+            for _ in range(numbers.count(signal.SIGUSR1)):
+                answer()
+
+    received, sent = os.pipe()
+    os.set_blocking(sent, False)
+    others = signal.set_wakeup_fd(sent, warn_on_full_buffer=False)
+    if others != -1:
+        signal.set_wakeup_fd(others)
+    answering = threading.Thread(target=answer_all, name="rlvr-status", daemon=True)
+    answering.start()
+    before = signal.signal(signal.SIGUSR1, lambda *_: answer() if others != -1 else None)
     try:
         yield
     finally:
         signal.signal(signal.SIGUSR1, before)
+        if others == -1:
+            signal.set_wakeup_fd(-1)
+        os.close(sent)
+        answering.join()
+        os.close(received)

@@ -199,7 +199,7 @@ class GRPOTrainer:
                 self._publish(stage)
                 self._record(stage, collected, batch, metrics)
                 self.saver.after_step()  # before the evaluation, which may take hours and fail
-                self._report(batch)
+                self._report(stage, batch)
 
     def _told_to_stop(self) -> bool:
         """Whether any rank was told to; the same answer on every rank."""
@@ -304,7 +304,7 @@ class GRPOTrainer:
             self.folder.check_held()  # before anything is written, which would make a deleted folder anew
         self.rollout_log.later(self.step, batch, collected.rollouts, collected.dropped, collected.columns)
 
-    def _report(self, batch: Batch) -> None:
+    def _report(self, stage: Stage, batch: Batch) -> None:
         """Evaluate where that is due, and write the step's line. A line that a kill prevents is in the checkpoint."""
         if self.owes_evaluation:
             self._evaluate_step()

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.logging import RichHandler
 
-from rlvr.monitor.console import Console
+from rlvr.monitor.console import Console, Level
 
 LIBRARY = "rlvr"
 
@@ -28,7 +28,7 @@ class ConsoleHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Show one record."""
         if not any(handler.level <= record.levelno and _on_screen(handler) for handler in handlers_of_the_program()):
-            level = "warning" if record.levelno < logging.ERROR else "error"
+            level: Level = "warning" if record.levelno < logging.ERROR else "error"
             self._console.message(self.format(record), level)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlvr.calling import ByColumns, by_signature, sampled_ids
+from rlvr.calling import ByColumns, ByName, by_signature, sampled_ids
 from rlvr.errors import ConfigError, user_traceback
 from rlvr.records import Batch, Rollout, Task, cut
 
@@ -45,8 +45,11 @@ class PerCompletion:
                 self._score_group(self.call, group.rollouts)
         else:
             for rollout in unknown:
-                self._score([rollout], lambda r=rollout: [self.call(r.task, r.text, sampled_ids(r))])
+                self._score_one(self.call, rollout)
         return np.asarray([rollout.term_values[self.name] for rollout in batch.rollouts], dtype=np.float64)
+
+    def _score_one(self, call: ByName, rollout: Rollout) -> None:
+        self._score([rollout], lambda: [call(rollout.task, rollout.text, sampled_ids(rollout))])
 
     def _score_group(self, call: ByColumns, members: Sequence[Rollout]) -> None:
         ids = [sampled_ids(rollout) for rollout in members]
