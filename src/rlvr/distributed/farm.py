@@ -13,14 +13,18 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import logging
 import os
 import secrets
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,9 +36,15 @@ from rlvr.policy import Policy
 from rlvr.records import StopReason
 from rlvr.rollout import Collector, probe
 from rlvr.rollout.engine import Bucket, Completion, Engine, InFlight, Published, Request
+from rlvr.waits import Wait
+
+log = logging.getLogger(__name__)
 
 JOIN_SECONDS = 120.0
 """How long ranks may take to connect."""
+LOOPBACK = "127.0.0.1"
+SETTLE = 0.2
+"""Seconds after which rank 0 looks whether it still waits for connections."""
 
 
 def open_engine(
@@ -96,27 +106,54 @@ class Farm:
             self._serve(key)
 
     def _accept(self, key: bytes) -> None:
-        host = socket.gethostbyname(os.environ.get("MASTER_ADDR", "127.0.0.1"))
-        with Listener((host, 0), backlog=self.world.size, authkey=key) as listener:
-            accepting = threading.Thread(target=self._accept_all, args=[listener], name="rlvr-farm-accept", daemon=True)
-            accepting.start()
-            self.world.broadcast(listener.address, "the address of the sampling ranks")
+        machines = self.world.gather(_machine(), "the machines of the ranks")
+        here = LOOPBACK if len(set(machines)) == 1 else ""  # all addresses, for ranks on other machines
+        with socket.create_server((here, 0), backlog=self.world.size) as server:
+            server.settimeout(SETTLE)
+            threading.Thread(target=self._accept_all, args=[server, key], name="rlvr-farm-accept", daemon=True).start()
+            self.world.broadcast(server.getsockname()[1], "the port of the sampling ranks")
             self.world.meet("the sampling ranks", JOIN_SECONDS)
-            accepting.join(JOIN_SECONDS)
-        if len(self._links) < self.world.size - 1:
-            raise TrainingError(
-                f"only {len(self._links)} of {self.world.size - 1} ranks could connect to rank 0 at {host}"
-            )
+            with Wait("the sampling ranks to connect to rank 0", time.monotonic() + JOIN_SECONDS) as waiting:
+                while not self._all_joined():
+                    waiting.check()
+                    time.sleep(0.01)
 
-    def _accept_all(self, listener: Listener) -> None:
-        while len(self._links) < self.world.size - 1:
-            connection = listener.accept()
+    def _all_joined(self) -> bool:
+        return len(self._links) == self.world.size - 1
+
+    def _accept_all(self, server: socket.socket, key: bytes) -> None:
+        """Take connections until all ranks have joined. Each proves itself on a thread of its own: one that is not of a rank,
+        whatever it sends or does not send, keeps nobody waiting."""
+        with contextlib.suppress(OSError):  # the server was closed
+            while not self._all_joined():
+                with contextlib.suppress(TimeoutError):
+                    connection = Connection(server.accept()[0].detach())
+                    threading.Thread(target=self._welcome, args=[connection, key], daemon=True).start()
+
+    def _welcome(self, connection: Connection, key: bytes) -> None:
+        """Take a connection of a rank, which has the key; close any other."""
+        try:
+            deliver_challenge(connection, key)
+            answer_challenge(connection, key)
             rank = connection.recv()
-            self._links[rank] = _Link(rank, connection)
+        except (AuthenticationError, EOFError, OSError) as error:
+            log.warning("a connection to the port of the sampling ranks that is not of a rank was closed: %s", error)
+            connection.close()
+            return
+        self._links[rank] = _Link(rank, connection)
 
     def _serve(self, key: bytes) -> None:
-        address: Any = self.world.broadcast(None, "the address of the sampling ranks")
-        self._connection = Client(tuple(address), authkey=key)
+        machines = self.world.gather(_machine(), "the machines of the ranks")
+        port = self.world.broadcast(0, "the port of the sampling ranks")
+        # By its name, which each machine resolves for itself: on rank 0's it may be a loopback address (127.0.1.1 on Debian).
+        host = LOOPBACK if machines[0] == _machine() else os.environ["MASTER_ADDR"]
+        try:
+            self._connection = Client((host, port), authkey=key)
+        except OSError as error:
+            raise TrainingError(
+                f"rank {self.world.rank} cannot connect to rank 0 at {host}:{port}: {error}. MASTER_ADDR has to name "
+                "rank 0's machine, and ranks have to reach its ports"
+            ) from error
         self._connection.send(self.world.rank)
         self.world.meet("the sampling ranks", JOIN_SECONDS)
         self._sending = threading.Lock()
@@ -204,6 +241,12 @@ class Farm:
             answer = TrainingError(f"rank {self.world.rank} could not sample: {type(error).__name__}: {error}")
         with contextlib.suppress(OSError), self._sending:
             self._connection.send((number, answer))
+
+
+def _machine() -> tuple[str, str]:
+    """This machine and network, as far as ranks can tell them apart: containers have names of their own, machines boots."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return socket.gethostname(), boot.read_text().strip() if boot.exists() else ""
 
 
 class _Link:
