@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ PREFIX = "rlvr-vllm-"
 _leaving = threading.Lock()
 GRACE = 2.0
 """Seconds that a group's leader has to end it before another member does."""
+TRACKER_SECONDS = 5.0
+"""Seconds for a group's resource tracker to clean up after the others; it takes some milliseconds."""
 LAUNCHED = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(WORLD_SIZE|RANK)$|ROLE_NAME$|MASTER_|TORCHELASTIC_|ACCELERATE_")
 """Environment variables by which a launcher makes a process a rank of ours, which what it starts is not."""
 RUN = """
@@ -70,6 +72,10 @@ def end(process: subprocess.Popen[bytes], grace: float) -> None:
 
 def kill(process: subprocess.Popen[bytes]) -> None:
     """Kill a process that was started here, and its group."""
+    _kill(_members(process.pid))
+    deadline = time.monotonic() + TRACKER_SECONDS
+    while time.monotonic() < deadline and any(_is_tracker(member) for member in _members(process.pid)):
+        time.sleep(0.02)
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -105,9 +111,7 @@ def leave() -> None:
     leader, owner = os.getpgrp(), int(os.environ.get(OWNER, "0"))
     if leader != os.getpid() and _alive(leader):
         time.sleep(GRACE)  # the leader does it
-    for process in _members(leader):
-        with contextlib.suppress(OSError):
-            os.kill(process, signal.SIGKILL)
+    _kill(_members(leader))
     scratch = Path(os.environ.get(SCRATCH, ""))
     if not _alive(owner) and scratch.name.startswith(PREFIX):
         shutil.rmtree(scratch, ignore_errors=True)
@@ -122,6 +126,26 @@ def _members(leader: int) -> list[int]:
             if int(name) != os.getpid() and os.getpgid(int(name)) == leader:
                 found.append(int(name))
     return found
+
+
+def _kill(processes: Iterable[int]) -> None:
+    """Kill processes, but for the resource trackers of multiprocessing.
+
+    A tracker removes the semaphores and shared memory that the others leave in /dev/shm, once all of them are gone, and then
+    ends by itself.
+    """
+    for process in processes:
+        if not _is_tracker(process):
+            with contextlib.suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+
+
+def _is_tracker(process: int) -> bool:
+    """Whether a process runs multiprocessing's resource tracker; not once it has ended."""
+    try:
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _alive(process: int) -> bool:
