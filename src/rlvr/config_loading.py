@@ -28,7 +28,7 @@ def load_config(source: str | Path | Mapping[str, Any] | None = None, overrides:
         if not path.is_file():
             raise ConfigError(f"there is no config file {path} (looked in {Path.cwd()})")
         try:
-            tree = read_yaml(path.read_text(encoding="utf-8")) or {}
+            tree = read_yaml(path.read_text(encoding="utf-8"), str(path)) or {}
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is not YAML: {error}") from error
         if not isinstance(tree, dict):

@@ -29,9 +29,14 @@ _Loader.add_implicit_resolver(
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789"))
 
 
-def read_yaml(text: str) -> Any:
-    """The value that `text` writes; yaml.YAMLError when it is none."""
-    return yaml.load(text, _Loader)
+def read_yaml(text: str, name: str) -> Any:
+    """Return the value that `text` writes; yaml.YAMLError, which says where in `name`, when it is none."""
+    loader = _Loader(text)
+    loader.name = name
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def as_tree(override: str) -> dict[str, Any]:
@@ -40,7 +45,7 @@ def as_tree(override: str) -> dict[str, Any]:
     if not equals or not key.strip():
         raise ConfigError(f"the override {override!r} is not of the form key.path=value")
     try:
-        value = read_yaml(text) if text.strip() else ""
+        value = read_yaml(text, override) if text.strip() else ""
     except yaml.YAMLError as error:
         raise ConfigError(f"the value in {override!r} is not YAML: {error}") from error
     for part in reversed(key.strip().split(".")):

@@ -384,7 +384,7 @@ def test_assignment_is_checked_too():
 
 def test_words_that_begin_like_a_truth_value_or_a_number_are_words():
     text = "{false_negative: 0.1, a: true_north, b: 1e-6, c: 1e6th, d: false, e: off}"
-    assert read_yaml(text) == {
+    assert read_yaml(text, "text") == {
         "false_negative": 0.1,
         "a": "true_north",
         "b": 1e-6,

@@ -205,3 +205,15 @@ def test_the_announcement_says_what_the_context_leaves(make_trainer, tmp_path, c
     said = capsys.readouterr().out.replace("\n", " ")
     assert "2 prompts x 4 = 8 completions, at most 61 new tokens each (488 in all): the context leaves no more" in said
     assert "rollout.max_new_tokens=5000" in said
+
+
+def test_a_name_that_reads_as_a_number_and_broken_yaml_say_what_to_do(tmp_path):
+    for name in ("123", "2026-11-22"):
+        with pytest.raises(ConfigError, match=rf"run\.name: YAML reads {name} as a .*quote it, run\.name='\"{name}\"'"):
+            load_config({}, [f"run.name={name}"])
+    assert load_config({}, ["run.name='123'"]).run.name == "123"
+    path = tmp_path / "broken.yaml"
+    path.write_text("run:\n  steps: 3\n optim: {lr: [1\n")
+    with pytest.raises(ConfigError, match=r"broken\.yaml\", line 3, column") as caught:
+        load_config(path)
+    assert "unicode string" not in str(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -54,6 +55,15 @@ class RunConfig(Section):
                 f"{folder!r} is empty or has control characters: give the path of a folder, `.` for this one"
             )
         return folder
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _is_text(cls, name: Any) -> Any:
+        if isinstance(name, (bool, int, float, date)):
+            raise ValueError(
+                f"YAML reads {name} as a {type(name).__name__}, not as text: quote it, run.name='\"{name}\"'"
+            )
+        return name
 
     @model_validator(mode="after")
     def _one_way_to_say_the_seed(self) -> Self:

@@ -110,7 +110,7 @@ def folder_of(folder: str | Path | None = None) -> Path:
 def read_paper(path: Path) -> Paper:
     """The recipe in a file. ConfigError names what is wrong in it."""
     try:
-        tree = read_yaml(path.read_text(encoding="utf-8"))
+        tree = read_yaml(path.read_text(encoding="utf-8"), str(path))
         recipe = Recipe.model_validate(tree.pop("recipe"))
     except (yaml.YAMLError, AttributeError, KeyError, ValidationError) as error:
         raise ConfigError(f"{path.name} is no recipe: {error}") from error
