@@ -27,6 +27,7 @@ from rlvr.data import Draw, History, Prompts, load_tasks
 from rlvr.data.prompts import refuse_long
 from rlvr.distributed import Backend, World
 from rlvr.distributed.farm import open_engine, prove
+from rlvr.distributed.models import write_base
 from rlvr.distributed.prompt_lengths import encoded_lengths
 from rlvr.dry_run import plan_lines
 from rlvr.errors import ConfigError, DataError, EvaluationError, TrainingError, UserCodeError
@@ -43,7 +44,7 @@ from rlvr.monitor.profile import StepProfiler
 from rlvr.monitor.rollout_log import RolloutLog
 from rlvr.monitor.trackers import Tracker
 from rlvr.policy import Snapshot, given_policy, learning_rate, load_policy
-from rlvr.policy.adapters import is_adapter, save_base
+from rlvr.policy.adapters import is_adapter
 from rlvr.records import Batch, Rollout, Task
 from rlvr.rollout import (
     Activity,
@@ -518,8 +519,8 @@ class GRPOTrainer:
             return
         found = self.saver.begin(resume)
         self._begun = True
-        if self.world.leads and is_adapter(self.policy.model) and self.config.model.scratch is not None:
-            save_base(self.policy.model, self.policy.tokenizer, self.folder.path / "base")
+        if is_adapter(self.policy.model) and self.config.model.scratch is not None:
+            write_base(self.policy, self.folder.path / "base", self.world.leads)
         for tracker in self.trackers:
             tracker.start(self.config.dump(), self.folder.path)
         self.console.start(

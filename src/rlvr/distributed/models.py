@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import other
 from huggingface_hub import save_torch_state_dict
+from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
 from rlvr.distributed.weights import Source, host_copies, sources
+from rlvr.errors import TrainingError
 from rlvr.policy import Policy
-from rlvr.policy.adapters import is_adapter
-from rlvr.policy.quantization import has_quantized
+from rlvr.policy.adapters import is_adapter, name_base
+from rlvr.policy.quantization import dense, has_quantized
 
 Files = Callable[[Path], None]
 """Writes files into a folder."""
@@ -38,6 +41,27 @@ def model_files(policy: Policy, leads: bool, copied: Mapping[int, torch.Tensor])
 def merged_files(policy: Policy, leads: bool) -> Files:
     """The plain model with the adapter merged into it."""
     return _files(policy, policy.causal_lm, sources(policy), leads, {})
+
+
+def write_base(policy: Policy, folder: Path, leads: bool) -> None:
+    """Write the plain model under an adapter to `folder` and let the adapter name it, for bases that are nowhere else.
+
+    Called on every rank; rank 0 (`leads`) writes. TrainingError where it cannot be written.
+    """
+    write = _base_files(policy, leads)
+    if leads:
+        try:
+            write(folder)
+        except (OSError, SafetensorError) as error:
+            raise TrainingError(f"the base model cannot be written to {folder}: {error}") from error
+    name_base(policy.model, folder)
+
+
+def _base_files(policy: Policy, leads: bool) -> Files:
+    base = policy.model.base_model.model
+    parameters = base.named_parameters(remove_duplicate=False)
+    plain = {name.replace(".base_layer.", "."): p for name, p in parameters if ".lora_" not in name}
+    return _files(policy, base, [Source(name, [p], partial(dense, p)) for name, p in plain.items()], leads, {})
 
 
 def _files(

@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError
 
 from rlvr.config import LoraConfig
-from rlvr.errors import ConfigError, TrainingError
+from rlvr.errors import ConfigError
 
 
 def add_adapter(model: Any, config: LoraConfig, seed: int) -> Any:
@@ -42,16 +42,8 @@ def plain_weights(model: Any) -> dict[str, torch.Tensor]:
     return {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if ".lora_" not in name}
 
 
-def save_base(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write the base model under an adapter to `folder` and let the adapter name it, for bases that are nowhere else.
-
-    TrainingError where it cannot be written.
-    """
-    try:
-        model.base_model.model.save_pretrained(folder, state_dict=plain_weights(model))
-        tokenizer.save_pretrained(folder)
-    except (OSError, SafetensorError) as error:
-        raise TrainingError(f"the base model cannot be written to {folder}: {error}") from error
+def name_base(model: Any, folder: Path) -> None:
+    """Let the adapter say that its base model is in `folder`."""
     for config in model.peft_config.values():
         config.base_model_name_or_path = str(folder.resolve())
 
