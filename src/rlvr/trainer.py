@@ -545,6 +545,7 @@ class GRPOTrainer:
 
     def close(self) -> None:
         """End trackers, workers, engine and threads. The trainer cannot train afterwards."""
+        self.world.notice()  # from here on each rank ends by itself, some later than others
         for tracker in self.trackers:
             tracker.finish()
         self.console.finish()

@@ -29,6 +29,8 @@ class Wait:
 
     under_way: ClassVar[dict[int, Wait]] = {}
     """All of the process, by id."""
+    alarms: ClassVar[list[Callable[[], None]]] = []
+    """Called at every check; they raise where no wait makes sense any more (a rank of the run is lost)."""
 
     def __init__(self, what: object, deadline: float) -> None:
         self.what, self.deadline = what, deadline
@@ -48,7 +50,10 @@ class Wait:
         return f"{self.what} for {now - self.began:.0f} s ({left})"
 
     def check(self) -> None:
-        """Warn when half of the time has passed; WaitTimeout, after the stacks of all threads, when all of it has."""
+        """Warn when half of the time has passed; WaitTimeout, after the stacks of all threads, when all of it has. Raises what
+        an alarm raises."""
+        for alarm in list(self.alarms):
+            alarm()
         now = time.monotonic()
         if now > self.deadline:
             log.error("gave up waiting for %s; the stacks of all threads:\n%s", self, stacks())

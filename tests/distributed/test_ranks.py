@@ -202,6 +202,144 @@ def test_the_ranks_wait_for_an_evaluation_and_go_on_when_it_fails(tmp_path):
     assert [row.get("eval/mean") is not None for row in rows(tmp_path / "run")] == [True, False, True]
 
 
+LOST = """
+import os, signal, sys
+import torch.distributed as dist
+from rlvr.distributed import watchdog
+from rlvr.distributed.deepspeed import DeepSpeedBackend
+watchdog.MARGIN = 4.0  # gloo needs three seconds where a process is gone
+who, where = sys.argv.pop(1), sys.argv.pop(1)
+sum_up, backward = dist.all_reduce, DeepSpeedBackend.backward
+
+def stopping(function):
+    def stop(*arguments, **options):
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return function(*arguments, **options)
+    return stop
+
+if os.environ["RANK"] == who and where == "the sum":
+    dist.all_reduce = stopping(sum_up)
+if os.environ["RANK"] == who and where == "a pass":
+    DeepSpeedBackend.backward = stopping(backward)
+from rlvr.train import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("who", "where", "backend"),
+    [
+        (1, "the sum", "plain"),
+        (0, "the sum", "plain"),  # here rank 0 keeps the store: without it there are no heartbeats to read
+        pytest.param(1, "a pass", "deepspeed", marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_that_is_stopped_inside_a_collective_is_named(tmp_path, who, where, backend):
+    distributed = {"silence": 5.0, "backend": backend}
+    config = configured(tmp_path, run={"steps": 2}, evaluation={"at_start": False}, distributed=distributed)
+    processes = start(2, "-c", LOST, str(who), where, "--config", str(config))
+    try:
+        [(status, said)] = ended([processes[1 - who]])
+    finally:
+        for process in processes:
+            process.kill()
+    assert status == 1, said
+    assert f"error: rank {who}" in said and "has shown no sign of life" in said
+    assert f"while rank {1 - who} was at" in said
+    assert backend == "deepspeed" or "was at the sum of the gradients" in said
+
+
+INSIDE = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+from rlvr.distributed import watchdog
+from rlvr.distributed.world import World
+watchdog.MARGIN = 4.0
+if sys.argv[1] == "comes late" and os.environ["RANK"] == "1":
+    time.sleep(12.0)
+world = World.from_environment(silence=5.0)
+with world.naming("the exchange"):
+    if world.rank == 1 and sys.argv[1] == "raises":  # and is long about its end, which NCCL does not notice
+        world.fail(ValueError("broken in a pass"))
+        time.sleep(60)
+    if world.rank == 1 and sys.argv[1] == "computes":
+        end = time.monotonic() + 12.0
+        while time.monotonic() < end:
+            sum(range(1000))
+    dist.all_reduce(torch.ones(1))
+print("exchanged", flush=True)
+world.close()
+"""
+
+
+@pytest.mark.parametrize("what", ["computes", "comes late"])
+def test_a_rank_that_takes_longer_than_the_permitted_silence_is_not_lost(what):
+    finished = ended(start(2, "-c", INSIDE, what))
+    assert [(status, said.strip()) for status, said in finished] == [(0, "exchanged")] * 2
+
+
+def test_a_rank_that_raises_while_another_is_inside_a_collective_ends_it():
+    processes = start(2, "-c", INSIDE, "raises")
+    try:
+        [(status, said)] = ended(processes[:1])
+    finally:
+        processes[1].kill()
+    assert status == 1, said
+    assert "error: rank 1 failed while rank 0 was at the exchange or in what follows it: ValueError: broken" in said
+
+
+WORLDS = """
+import torch.distributed as dist
+from rlvr.distributed.world import World
+def talk(world, number):
+    for what in range(3):
+        assert world.gather((number, world.rank), f"round {what}") == [(number, 0), (number, 1)]
+first = World.from_environment(silence=20.0)
+talk(first, 0)
+second = World.from_environment(silence=20.0)  # while the first is in use
+talk(second, 1)
+talk(first, 2)
+first.close()
+talk(second, 3)
+second.close()
+def keys():
+    dist.barrier()
+    return World._shared_store.num_keys()
+before = keys()
+for number in range(4, 8):  # one after the other
+    world = World.from_environment(silence=20.0)
+    talk(world, number)
+    world.close()
+print(keys() - before, "keys left", flush=True)
+"""
+
+
+def test_one_process_may_have_several_worlds():
+    finished = ended(start(2, "-c", WORLDS))
+    assert [status for status, _ in finished] == [0, 0], finished
+    assert "0 keys left" in finished[0][1]
+
+
+TRAINERS = """
+import sys
+from rlvr import GRPOTrainer
+from rlvr.config_loading import load_config
+for number, backend in enumerate(["plain", "deepspeed", "deepspeed"]):
+    over = [f"run.name=run{number}", f"run.steps={1 + number}", f"distributed.backend={backend}"]
+    with GRPOTrainer(config=load_config(sys.argv[1], over)) as trainer:
+        trainer.train()
+"""
+
+
+@pytest.mark.slow
+def test_one_process_may_have_several_trainers(tmp_path):
+    config = configured(tmp_path, evaluation={"at_start": False, "at_end": False})
+    finished = ended(start(2, "-c", TRAINERS, str(config)))
+    assert [status for status, _ in finished] == [0, 0], finished
+    assert [len(rows(tmp_path / f"run{number}")) for number in range(3)] == [1, 2, 3]
+
+
 def test_sigterm_saves_on_all_ranks(tmp_path):
     config = configured(tmp_path, run={"steps": 2000}, evaluation={"at_start": False})
     processes = start(2, "-m", "rlvr.train", "--config", str(config))

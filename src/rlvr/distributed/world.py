@@ -1,7 +1,11 @@
 """The ranks of a run: who am I, and words between all of us, by name and with a deadline.
 
 Control goes over the CPU (gloo), whatever the devices. Before ranks exchange anything they meet at a
-name, so that a rank which is late, dead, failed or somewhere else in the program is named instead of hanging the others.
+name, so that a rank which is late, dead, failed or somewhere else in the program is named instead of hanging the others. A
+rank that is lost while the others are inside a collective is named by the watchdog.
+
+A process may have several Worlds, one after the other or at once, as it may have several trainers: each has keys of its own in
+the one store, and all use torch's one process group, which lasts as long as the process.
 
 Invariants: every rank makes the same calls in the same order; a call with one rank costs nothing; what a failed rank raised
 reaches the others as a TrainingError that says which rank it was.
@@ -9,31 +13,39 @@ reaches the others as a TrainingError that says which rank it was.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
+import itertools
 import math
 import os
-import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from rlvr.distributed.watchdog import BEAT, Watchdog, beat_key, failure_key
 from rlvr.errors import TrainingError, WaitTimeout
 from rlvr.waits import Wait
 
 T = TypeVar("T")
 
-BEAT = 1.0
-"""Seconds between two signs of life of a rank."""
 GIVEN_UP = 1800.0
 """Seconds that torch's own collectives wait, and that a rank other than 0 may let the others wait."""
 
 
 class World:
     """The processes that train together: `rank` of `size`, and `local_rank` on this machine."""
+
+    _worlds: ClassVar[Iterator[int]] = itertools.count()
+    """Numbers of the Worlds of this process with several ranks; the same on every rank."""
+    _shared_store: ClassVar[Any] = None
+    """The connection to the store that the launcher's address names: one for the process, since rank 0 may keep the store."""
+    _ends_badly: ClassVar[bool] = False
+    """Whether a World of this process failed: then ranks do not leave torch's process group together."""
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, silence: float = 30.0) -> None:
         self.rank, self.size, self.local_rank = rank, size, local_rank
@@ -42,7 +54,10 @@ class World:
         self._meetings = 0
         self._store: Any = None
         self._failed = False
-        self._closed = threading.Event()
+        self._closed = False
+        self._watchdog: Watchdog | None = None
+        self._at = "its start"
+        """What this rank exchanged last, or is exchanging."""
 
     @classmethod
     def from_environment(cls, silence: float = 30.0) -> World:
@@ -60,11 +75,14 @@ class World:
         return self.rank == 0
 
     def _join(self) -> None:
-        store, _, _ = next(iter(dist.rendezvous("env://", self.rank, self.size)))
-        self._store = dist.PrefixStore("rlvr", store)
-        self._beat(0)
-        threading.Thread(target=self._live, name="rlvr-heartbeat", daemon=True).start()
+        if World._shared_store is None:
+            World._shared_store, _, _ = next(iter(dist.rendezvous("env://", self.rank, self.size)))
+        store = World._shared_store
+        self._store = dist.PrefixStore(f"rlvr/{next(World._worlds)}", store)
+        self._watchdog = Watchdog(self.rank, self.size, self._store, self.silence, lambda: self._at)
         self.meet("the other ranks to start", 600.0)
+        if dist.is_initialized():
+            return
         cuda = torch.cuda.is_available()
         if cuda:
             torch.cuda.set_device(self.local_rank)
@@ -75,6 +93,7 @@ class World:
             world_size=self.size,
             timeout=datetime.timedelta(seconds=GIVEN_UP),
         )
+        atexit.register(_leave_process_group)
 
     # words between ranks
 
@@ -139,7 +158,13 @@ class World:
 
     def naming(self, what: str) -> _Named:
         """Inside, what torch raises when a rank is gone becomes a TrainingError that names it and `what`."""
+        self._at = what
         return _Named(self, what)
+
+    def notice(self) -> None:
+        """The main thread knows that something is wrong with a rank, and ends by itself."""
+        if self._watchdog is not None:
+            self._watchdog.notice()
 
     def _compare(self, what: str, rank: int) -> None:
         theirs = self._store.get(self._place(self._meetings, rank)).decode()
@@ -159,36 +184,39 @@ class World:
         """Tell the other ranks that this one ends with `error`; never raises."""
         if self.size == 1 or self._failed:
             return
-        self._failed = True
+        self._failed = World._ends_badly = True
+        self.notice()
         with contextlib.suppress(Exception):  # the store dies with the rank that keeps it
-            self._store.set(f"failed/{self.rank}", f"{type(error).__name__}: {error}"[:2000])
+            self._store.set(failure_key(self.rank), f"{type(error).__name__}: {error}"[:2000])
 
     def close(self) -> None:
         """Leave, after all ranks came to their end or the one that keeps the store is gone."""
-        if self._closed.is_set() or self.size == 1:
+        if self._closed or self.size == 1:
             return
+        together = False
         if not self._failed:
             with contextlib.suppress(TrainingError, WaitTimeout):  # whoever failed has said so
-                self.meet("the end of the run", self.silence)
-        self._closed.set()
-        if dist.is_initialized() and not self._failed:
-            dist.destroy_process_group()
+                self.meet("the end of the run", self.silence if self.leads else None)
+                together = True
+        self._closed = True
+        if self._watchdog is not None:
+            self._watchdog.close()
+        if together:
+            with contextlib.suppress(Exception):  # the store dies with the rank that keeps it
+                self._clear_store()
 
-    def _live(self) -> None:
-        number = 0
-        while not self._closed.wait(BEAT):
-            number += 1
-            try:
-                self._beat(number)
-            except Exception:  # rank 0, which may keep the store, is gone: the next meeting says so
-                return
-
-    def _beat(self, number: int) -> None:
-        self._store.set(f"beat/{self.rank}", str(number))
+    def _clear_store(self) -> None:
+        """Delete this World's keys; the last rank to leave does, when no other looks at them any more."""
+        if self._store.add("left", 1) < self.size:
+            return
+        meetings = range(max(1, self._meetings - 1), self._meetings + 1)  # those before are deleted
+        keys = [self._place(meeting, rank) for meeting in meetings for rank in range(self.size)]
+        for key in [*keys, *(beat_key(rank) for rank in range(self.size)), "left"]:
+            self._store.delete_key(key)
 
     def heard(self, rank: int) -> bytes:
         """The newest sign of life of `rank`."""
-        return self._store.get(f"beat/{rank}") if self._store.check([f"beat/{rank}"]) else b""
+        return self._store.get(beat_key(rank)) if self._store.check([beat_key(rank)]) else b""
 
     def raise_failure(self, rank: int, what: str) -> None:
         """TrainingError where `rank` said that it failed."""
@@ -197,7 +225,13 @@ class World:
 
     def failure(self, rank: int) -> str | None:
         """What `rank` said when it failed."""
-        return self._store.get(f"failed/{rank}").decode() if self._store.check([f"failed/{rank}"]) else None
+        return self._store.get(failure_key(rank)).decode() if self._store.check([failure_key(rank)]) else None
+
+
+def _leave_process_group() -> None:
+    """At the end of the process: leave torch's process group, where all ranks came to their end."""
+    if dist.is_initialized() and not World._ends_badly:
+        dist.destroy_process_group()
 
 
 @dataclass(frozen=True)
@@ -230,7 +264,7 @@ class Watch:
                 self.world.raise_failure(rank, what)
             beat = self.world.heard(rank)
             before, since = self._last.get(rank, (None, now))
-            if beat != before:
+            if beat != before or not beat:  # who has not begun is late, not silent
                 since = now
             self._last[rank] = (beat, since)
             if now - since > self.world.silence:
@@ -250,6 +284,8 @@ class _Named:
         return
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            self.world.notice()
         if isinstance(error, RuntimeError) and not isinstance(error, (TrainingError, WaitTimeout)):
             raise TrainingError(
                 f"{self._who()} was lost while rank {self.world.rank} was at {self.what}: {error}"
