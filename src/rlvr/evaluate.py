@@ -3,8 +3,8 @@
 Samples a model on held-out tasks and writes a JSON object: `results` (greedy, mean, pass@k, maj@k, with `--scorer` best@k, all
 with bootstrap intervals over tasks, interquartile mean), the same by source and by difficulty, answer entropy, truncation, and
 `by_task`, from which `--compare` takes the differences to an earlier result, with paired intervals, and which tasks each can
-solve. Tasks are gone through in blocks: memory does not grow with tasks x samples. Everything else is said as for training:
-`--config` of a run (its template, its verifier) and settings as key.path=value. Under torchrun every rank samples, and rank 0
+solve. Tasks are gone through in blocks: memory does not grow with tasks x samples. Where the model is of a run, the run's configuration
+holds: its verifier, template, tasks (data.eval), lengths and seed; else that of `--config`. What the command line says goes first. Under torchrun every rank samples, and rank 0
 writes.
 
 Exit codes: 0 done, 2 bad input, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP (nothing is written then).
@@ -33,6 +33,11 @@ from rlvr.evaluation import Collect, SameAnswer, Scorer, compare, contamination,
 from rlvr.monitor.whole_file import write_whole
 from rlvr.own_files import check_output
 from rlvr.records import Rollout, Task
+from rlvr.stage_plan import stage_plans
+from rlvr.tree import read_yaml
+
+WRITTEN = "config.yaml"
+"""Where in a run folder its configuration is."""
 
 if TYPE_CHECKING:
     from rlvr.distributed import World
@@ -122,6 +127,12 @@ def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse
     if before is not None:
         result["comparison"] = compare(before, done.tallies, config.evaluation.k)
     _write(result, options.output)
+    if options.output is not None:
+        for name, value in result["results"].items():
+            if not name.endswith(" interval") and value is not None:
+                low_high = result["results"].get(f"{name} interval")
+                span = "" if low_high is None else f"  ({low_high[0]:.4g} to {low_high[1]:.4g})"
+                print(f"{name:>16}  {value:.4g}{span}", file=sys.stderr)
     return 0
 
 
@@ -131,7 +142,10 @@ def _say(done: int, tasks: int, began: float) -> None:
 
 def _config(options: argparse.Namespace) -> Config:
     """The configuration that the options write. ConfigError where they contradict each other."""
-    given = load_config(options.config, options.overrides)
+    source = options.config
+    if source is None and options.model is not None and (folder := _run_folder(options.model)) is not None:
+        source = _of_run(folder, options.verifier)
+    given = load_config(source, options.overrides)
     asked: dict[str, Any] = {"at_start": False, "at_end": False}
     samples = options.samples if options.samples is not None else given.evaluation.samples or 8
     if samples < 0:
@@ -173,6 +187,32 @@ def _ks(written: str | None, samples: int, given: Config) -> list[int]:
         wrong = ks[0] if ks[0] < 1 else ks[-1]
         raise ConfigError(f"pass@{wrong} cannot be estimated from {samples} samples: raise --samples, or lower --k")
     return ks
+
+
+def _run_folder(model: str) -> Path | None:
+    """The run that a model is of: a run folder, a checkpoint in one, or the checkpoint's model."""
+    path = Path(model)
+    runs = [path, *(above.parent for above in path.parents[:2] if above.name == "checkpoints")]
+    return next((run for run in runs if (run / WRITTEN).is_file() and (run / "checkpoints").is_dir()), None)
+
+
+def _of_run(folder: Path, verifier: str | None) -> dict[str, Any]:
+    """What of a run's configuration an evaluation goes by: as its last stage had it, with another verifier where one is given.
+
+    Neither the engine nor the device: an evaluation often runs on another machine. The model is the checkpoint's, with its
+    adapter, so nothing is added to it.
+    """
+    tree = read_yaml((folder / WRITTEN).read_text(encoding="utf-8"))
+    if verifier is not None:
+        tree["verifier"] = verifier
+        tree["stages"] = [{k: v for k, v in stage.items() if k != "verifier"} for stage in tree.get("stages") or []]
+    last = stage_plans(load_config(tree))[-1].config.dump()
+    last["rollout"].pop("engine")
+    return {
+        **{name: last[name] for name in ("data", "rollout", "verifier", "verification", "evaluation", "rewards")},
+        "run": {"seed": last["run"]["seed"]},
+        "model": {"dtype": last["model"]["dtype"]},
+    }
 
 
 def _model_folder(path: str) -> Path | str:

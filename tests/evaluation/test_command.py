@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -163,6 +165,41 @@ def test_a_run_means_its_newest_checkpoint(run, folder):
     assert code == 0 and got is not None and got["model"].endswith("step-12/model")
     code, got, _ = run("--samples", "1", model="run/checkpoints/step-3")
     assert code == 0 and got is not None and got["model"].endswith("step-3/model")
+
+
+def test_the_pages_first_command_works_with_the_runs_own_configuration(folder, tmp_path, monkeypatch, capsys):
+    """As written in docs/evaluation.md: the verifier, template and lengths are the run's, the figures its own evaluation's."""
+    from rlvr.trainer import GRPOTrainer
+
+    page = (Path(__file__).parents[2] / "docs/evaluation.md").read_text()
+    written = shlex.split(page.split("```bash\n")[1].split("\n")[0])
+    assert written[:3] == ["python", "-m", "rlvr.evaluate"]
+    monkeypatch.chdir(tmp_path)
+    rows = (folder / "tasks.jsonl").read_text()
+    (tmp_path / "held_out.jsonl").write_text(rows)
+    config = {
+        "run": {"dir": "runs", "name": "quickstart", "seed": 3, "steps": 1},
+        "model": {"path": str(folder / "model"), "device": "cpu"},
+        "data": {"train": str(folder / "tasks.jsonl"), "eval": "held_out.jsonl", "template": {"text": "{prompt} "}},
+        "verifier": f"{folder / 'even.py'}:even",
+        "rollout": {"max_new_tokens": 6, "prompts_per_step": 2, "group_size": 2},
+        "evaluation": {"samples": 64, "k": [1, 8, 64]},
+        "logging": {"console": "off"},
+    }
+    with GRPOTrainer(config=config) as trainer:
+        trainer.train()
+        expected = trainer.evaluations[-1]
+    assert main(written[3:]) == 0
+    got = json.loads((tmp_path / "after.json").read_text())["results"]
+    said = capsys.readouterr().err
+    for name in ("greedy", "mean", "pass@8", "length_mean"):
+        assert got[name] == expected[f"eval/{name}"], name
+        assert f"{name}  {got[name]:.4g}" in said
+    Path("config.yaml").write_text("of: another program\n")
+    asked = ["--model", "runs/quickstart/checkpoints/step-1/model", "--samples", "2", "--no-greedy"]
+    assert main([*asked, "--max-new-tokens", "2", "--output", "less.json"]) == 0  # without --data; an option goes first
+    less = json.loads((tmp_path / "less.json").read_text())
+    assert len(less["by_task"]) == len(TASKS) and less["results"]["length_mean"] <= 2
 
 
 def test_compare_and_contamination(run, folder, tmp_path):
