@@ -66,3 +66,24 @@ def test_the_index_lists_every_page():
     index = ROOT / "docs/README.md"
     listed = {(index.parent / link).resolve() for link in LINK.findall(text_of(index))}
     assert listed >= {page for page in PAGES if page.is_relative_to(ROOT / "docs") and page != index}
+
+
+def test_the_home_page_says_what_the_library_is_and_names_pages_by_their_titles():
+    text = (ROOT / "docs/README.md").read_text(encoding="utf-8")
+    introduction, rest = text.split("## Install")
+    assert len(introduction.strip().split("\n\n")) == 3  # the title and two paragraphs
+    assert "```bash" in rest and "from rlvr import GRPOTrainer" in rest
+    assert "../README.md" in introduction  # which so becomes a page of the site
+    titles = re.findall(r"\[([^\]]+)\]\([^)]+\)", text)
+    assert [title for title in titles if title.endswith((".md", ".ipynb"))] == []
+    for block in re.findall(r"```(?:bash|python)\n(.*?)```", text, re.DOTALL):
+        for line in block.splitlines():
+            assert len(line) <= 110
+    compile(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], "home", "exec")
+
+
+def test_code_beside_trls_is_not_cut():
+    """Two blocks below each other, each narrow enough for the site."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/from-trl.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert sum("GRPOTrainer(" in block for block in blocks[:2]) == 2
+    assert max(len(line) for block in blocks[:2] for line in block.splitlines()) <= 90
