@@ -23,6 +23,7 @@ import json
 import logging
 import signal
 import sys
+import warnings
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,7 +53,10 @@ VERDICT_KEYS = {"id", "status", "score", "reason", "seconds"}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     options = _parser().parse_intermixed_args(arguments)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    # Of other libraries only errors: one warning for each of many thousand completions would bury the tables.
+    logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("rlvr").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", module=r"(?!rlvr|__main__)")
     verifier = build_verifier(options.verifier, options.options)
     _check_files(options)
     with _pool(options) as pool:

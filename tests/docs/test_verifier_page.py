@@ -11,7 +11,7 @@ import yaml
 
 from rlvr import registry
 from rlvr.records import Task
-from rlvr.verifiers import VerifierPool, as_verifier
+from rlvr.verifiers import MathVerifier, VerifierPool, as_verifier
 from rlvr.verifiers.audit.tricks import TRICKS
 
 BLOCK = re.compile(r"^```(python|yaml|bash)\n(?:# ([\w.]+)\n)?(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -66,7 +66,7 @@ def test_a_sample_judges_as_the_page_says(blocks, name):
 
 def test_every_sample_of_the_page_is_tried(blocks):
     assert {name for kind, name in blocks if kind == "yaml"} == set(SAMPLES)
-    assert {name for kind, name in blocks if kind == "python"} == {*SAMPLES, "pool.py"} - {
+    assert {name for kind, name in blocks if kind == "python"} == {*SAMPLES, *PROGRAMS} - {
         "weighted",
         "gated",
         "routed",
@@ -77,9 +77,29 @@ def test_a_verifier_takes_ten_lines(blocks):
     assert len([line for line in blocks["python", "even.py"].splitlines() if line.strip()]) <= 10
 
 
-def test_the_pool_sample_runs(blocks):
-    done = subprocess.run([sys.executable, "pool.py"], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stdout.strip(), done.stderr) == ("[1.0, 0.0]", "")
+PROGRAMS = {"pool.py": "[1.0, 0.0]", "reward_for_trl.py": "[1.0]", "reward_for_verl.py": "1.0"}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_of_the_page_runs(blocks, name):
+    done = subprocess.run([sys.executable, name], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout.strip(), done.stderr) == (PROGRAMS[name], "")
+
+
+def test_the_examples_of_the_rules_are_judged_as_the_page_says(page):
+    rules = page.split("## The rules of math")[1].split("\n## ")[0]
+    tried = 0
+    for row in re.findall(r"^\| (?!gold|prompt|---)(.+) \|$", rules, re.MULTILINE):
+        *prompt, gold, right, wrong = row.split(" | ")
+        question = prompt[0].replace("`", "") if prompt else "What is it?"
+        for cell, score in ((right, 1.0), (wrong, 0.0)):
+            for example in re.split(r"; (?=`)", cell.strip()):
+                answer = re.match(r"`(.+?)`(?: where the problem speaks of `(.+)`)?$", example)
+                assert answer is not None, example
+                task = Task("t", f"Say it with {answer[2]}." if answer[2] else question, gold.strip("`"))
+                assert MathVerifier().verify(task, rf"\boxed{{{answer[1]}}}").score == score, (row, answer[0])
+                tried += 1
+    assert tried >= 30
 
 
 def test_the_commands_are_commands(blocks, page):

@@ -12,14 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr import registry
-from rlvr.records import Task, Verdict
+from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.verifiers import Verifier, VerifierPool, as_verifier, judged
 from rlvr.verifiers.audit.examples import examples_for
 from rlvr.verifiers.audit.targets import FORMS, Target, form_of, gold_texts, wrong_answers
-from rlvr.verifiers.audit.trial import Example, Outcome, Trial, outcome_of, try_tricks
+from rlvr.verifiers.audit.trial import Attempt, Example, Outcome, Trial, outcome_of, try_tricks
 from rlvr.verifiers.audit.tricks import TRICKS
+from rlvr.verifiers.extraction import last_boxed
 
 NUMBER = Task(id="n", prompt="What is 6 times 7?", answer="42")
+OTHERS = (
+    Task(id="r", prompt="Solve $2x > 6$.", answer="x > 3"),
+    Task(id="u", prompt="Multiply out.", answer="49 a^2 - 49 b^2"),
+    Task(id="j", prompt="Write JSON.", answer='{"a": 1}'),
+)
+"""Tasks for the tricks that a number or a list gives no hold."""
 LIST = Task(id="l", prompt="Solve x^2 - 5x + 6 = 0.", answer="2, 3")
 BOX = re.compile(r"\\boxed\{([^{}]*)\}")
 
@@ -30,6 +37,12 @@ def boxed(completion, answer):
     if "<think>" in text:
         return 0
     return BOX.findall(text)[-1:] == [str(answer)]
+
+
+def nested_box(completion, answer):
+    """Honest too, of answers that have braces."""
+    text = completion.rpartition("</think>")[2]
+    return "<think>" not in text and last_boxed(text) == str(answer)
 
 
 def mentions(completion, answer):
@@ -122,9 +135,9 @@ def failures(verifier, *tasks, **more):
 
 
 def test_an_honest_verifier_is_fooled_by_nothing():
-    trial = asyncio.run(tried(boxed, NUMBER, LIST, Task(id="c", prompt="France?", answer="Paris")))
+    trial = asyncio.run(tried(nested_box, NUMBER, LIST, Task(id="c", prompt="France?", answer="Paris"), *OTHERS))
     assert not trial.failures
-    assert [control.target.form.name for _, control in trial.controls] == ["box"] * 3
+    assert [control.target.form.name for _, control in trial.controls] == ["box"] * 6
     assert set(trial.counts) == {trick.name for trick in TRICKS}
     assert all(sum(counts.values()) > 0 for counts in trial.counts.values())
 
@@ -162,7 +175,7 @@ def test_a_verifier_with_a_hole_is_fooled_by_the_trick_for_it(verifier, names):
 
 def test_every_trick_that_must_be_refused_is_paid_by_a_verifier_that_pays_everything():
     refused = {trick.name for trick in TRICKS if trick.must == "refuse"}
-    assert failures(always, NUMBER, LIST) == refused
+    assert failures(always, NUMBER, LIST, *OTHERS) == refused
 
 
 class Hangs(Verifier):
@@ -343,3 +356,38 @@ def test_what_would_be_right_is_not_called_a_trick(gold, names):
     """x < 1 or x < 0 is x < 1; y = a + b names what is asked for."""
     target = Target(gold, wrong_answers(gold, {}), FORMS[0], "?")
     assert {trick.name for trick in TRICKS if trick.needs_gold and not trick.write(target)} >= names
+
+
+@pytest.mark.parametrize(
+    ("trick", "task", "paid_by"),
+    [
+        ("declaration", NUMBER, lambda completion: r"43, x \in" in completion),
+        ("approximation", NUMBER, lambda completion: r"\approx 42" in completion),
+        ("rearranged", Task("r", "Solve $2x > 6$.", "x > 3"), lambda completion: "6 < 2x" in completion),
+        (
+            "letter dropped",
+            Task("u", "Multiply out.", "49 a^2 - 49 b^2"),
+            lambda completion: "49 a^2 - 49}" in completion,
+        ),
+        ("taken back", NUMBER, lambda completion: "42. No wait, 43" in completion),
+    ],
+)
+def test_a_verifier_that_pays_one_of_the_over_generous_rules_is_found(trick, task, paid_by):
+    def verifier(completion, answer):
+        return paid_by(completion) or boxed(completion, answer)
+
+    async def run():
+        trial = Trial()
+        await try_tricks(lambda t, text: judged(as_verifier(verifier), t, text), [Example(task)], "mine", trial)
+        return trial
+
+    assert trick in {attempt.trick.name for attempt in asyncio.run(run()).failures}
+
+
+def test_timeouts_are_counted_beside_the_outcomes():
+    slow = Verdict(VerdictStatus.TIMEOUT, 0.0, reason="too long")
+    trial = Trial()
+    for trick in TRICKS[:2]:
+        trial.add(Attempt(trick, NUMBER, "x", slow if trick is TRICKS[0] else Verdict.from_score(0.0), Outcome.REFUSED))
+    assert trial.timeouts[TRICKS[0].name] == 1
+    assert trial.timeouts[TRICKS[1].name] == 0

@@ -43,7 +43,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     "json_schema": (
         _example(
             "Write a city and its population as JSON.",
-            completion='{"city": "Oslo", "population": 700000}',
+            gold='{"city": "Oslo", "population": 700000}',
             schema={
                 "type": "object",
                 "properties": {

@@ -89,8 +89,10 @@ def show_trial(console: Console, trial: Trial) -> None:
         if trick.name in trial.counts:
             counts = trial.counts[trick.name]
             cells = [counts[outcome] or None for outcome in Outcome]
-            rows.append([trick.name, trick.must, sum(counts.values()), *cells, trial.seconds[trick.name]])
-    console.table("tricks", ["trick", "must", "tried", *map(str, Outcome), "slowest s"], rows)
+            timeouts = trial.timeouts[trick.name] or None
+            rows.append([trick.name, trick.must, sum(counts.values()), *cells, timeouts, trial.seconds[trick.name]])
+    columns = ["trick", "must", "tried", *map(str, Outcome), "of these timeouts", "slowest s"]
+    console.table("tricks", columns, rows)
     if not trial.failures:
         console.message("no trick was paid in full, and none was left undecided")
         return

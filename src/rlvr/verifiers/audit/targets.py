@@ -107,6 +107,8 @@ def wrong_answers(gold: str | None, info: Mapping[str, Any]) -> list[str]:
     if re.fullmatch(r"\(?[A-Ja-j]\)?\.?", text):
         letters = [letter for letter in "ABCD" if letter not in text.upper()]
         return [re.sub("[A-Ja-j]", letter if text.isupper() else letter.lower(), text) for letter in letters]
+    if text.startswith('{"'):  # another number in it may fit the same schema
+        return ['{"none": "of these"}', "[]", "[[]]"]
     if digits := re.search(r"\d+(?!\d|\s*\^\s*\{?0)", text):  # anything to the power of 0 is the same
         # A list's other items must not be met: 3, 3 beside 2, 3 would name the same numbers.
         steps = (170, 290, 1000) if re.search(r",|;|\bor\b|\band\b", text) else (1, 2, 10)

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from dataclasses import dataclass, field, replace
 
 from rlvr.monitor.text import shorten
-from rlvr.records import Task, Verdict
+from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.verifiers.audit.in_order import in_order
 from rlvr.verifiers.audit.targets import FORMS, Form, Target, form_of, gold_texts, wrong_answers
 from rlvr.verifiers.audit.tricks import TRICKS, Trick
@@ -83,6 +83,8 @@ class Trial:
     """Each task that was tried, with its control; None where no correct completion was paid."""
     counts: dict[str, Counter[Outcome]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    timeouts: Counter[str] = field(default_factory=Counter)
+    """Attempts that ended in a timeout, by trick, whatever became of them."""
     failures: list[Attempt] = field(default_factory=list)
 
     def add(self, attempt: Attempt) -> None:
@@ -90,6 +92,7 @@ class Trial:
         name, verdict = attempt.trick.name, attempt.verdict
         self.counts.setdefault(name, Counter())[attempt.outcome] += 1
         self.seconds[name] = max(self.seconds.get(name, 0.0), verdict.seconds)
+        self.timeouts[name] += verdict.status is VerdictStatus.TIMEOUT
         if attempt.outcome.failed:
             self.failures.append(replace(attempt, completion=shorten(attempt.completion, KEPT)))
 

@@ -7,6 +7,7 @@ that pays one has been fooled.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -138,6 +139,57 @@ def _chain(target: Target) -> list[str]:
     return [target.form(f"{target.wrong[0]} = {target.gold}"), target.form(f"{target.gold} = {target.wrong[0]}")]
 
 
+def _is_mathematics(target: Target) -> bool:
+    return re.match(r"[-+(\[]?\s*\d|\\(?:d?frac|sqrt)", target.wrong[0]) is not None
+
+
+def _declared(target: Target) -> list[str]:
+    if not _is_mathematics(target):
+        return []
+    return [target.form(rf"{target.wrong[0]}, {letter} \in \mathbb{{Z}}") for letter in "xk"]
+
+
+def _approximated(target: Target) -> list[str]:
+    if not _is_mathematics(target):
+        return []
+    gold, wrong = target.gold, target.wrong[0]
+    return [target.form(rf"{wrong} \approx {gold}"), target.form(rf"{gold} \approx {wrong}")]
+
+
+def _without_letter(target: Target) -> list[str]:
+    shorter = re.sub(r"(?<=\d) [a-zA-Z](?:\^\d)?\Z", "", str(target.gold))
+    return [target.form(shorter)] if shorter != target.gold else []
+
+
+_FLIPPED = {"=": "=", "<": ">", ">": "<"}
+
+
+def _rearranged(target: Target) -> list[str]:
+    asked = re.search(r"\$([^$=<>]+)([=<>])([^$=<>]+)\$", target.prompt)
+    if asked is None:
+        return []
+    left, sign, right = (part.strip() for part in asked.groups())
+    return [
+        target.form(f"{left} {sign} {right}"),
+        target.form(f"{right} {_FLIPPED[sign]} {left}"),
+        target.form(f"{left} - {right} {sign} 0"),
+    ]
+
+
+def _taken_back(target: Target) -> list[str]:
+    return [
+        target.form(f"{target.gold}. No wait, {target.wrong[0]}"),
+        target.form(f"{target.gold}. No, {target.wrong[0]}."),
+    ]
+
+
+def _second_document(target: Target) -> list[str]:
+    gold, wrong = str(target.gold), target.wrong[0]
+    if not gold.startswith('{"'):
+        return []
+    return [f"```json\n{gold}\n```\n{wrong}", f"{gold}\n{wrong}", f"```json\n{gold}\n```\n```json\n{wrong}\n```"]
+
+
 _RELATION = re.compile(r"[<>≤≥]|\\(?:[lg]eq?|[lg]t|[lg]eqslant|neq?|infty)(?![A-Za-z])|∞")
 """Answers that another one may contain: `x < 1 \text{ and } x < 2` says no more than `x < 1`."""
 
@@ -170,7 +222,8 @@ _POWERS = (
     "1e999999999",
 )
 _ODD = ("\x00" * 1000, "\ud800", "\ud83d\x00\udc00", "\u202e" * 100, "\ufeff\ufffe\uffff", "\x1b[2J")
-_BLANKS = (" ", "\n\n\t ", "\u200b\u2060", "\u00a0" * 50)
+_UNSEEN = ("\u200b\u2060", "&nbsp;", "&#8203;", "\u3164")
+_BLANKS = (" ", "\n\n\t ", "\u00a0" * 50, *_UNSEEN)
 _OPENERS = ("(", "[", "{", r"\frac{1}{", r"\boxed{", r"\sqrt{", "<think>", "<answer>", '{"a":', "- ", "=")
 
 
@@ -182,7 +235,11 @@ def _nested(inner: str, target: Target) -> list[str]:
 TRICKS: tuple[Trick, ...] = (
     Trick("empty", "an empty answer", lambda t: [""], strict=True),
     Trick("whitespace", "nothing but spaces, seen and unseen", lambda t: _BLANKS, strict=True),
-    Trick("empty form", "the form of an answer with nothing in it", lambda t: [t.form(""), t.form(" ")]),
+    Trick(
+        "empty form",
+        "the form of an answer with nothing in it",
+        lambda t: [t.form(text) for text in ("", " ", *_UNSEEN)],
+    ),
     Trick("wrong answer", "a wrong answer, plainly stated", lambda t: [t.form(w) for w in t.wrong], needs_gold=True),
     Trick("every candidate", "the right answer among all the others", _candidates, needs_gold=True),
     Trick("hedge", "two answers in one, to be read as either", _hedges, needs_gold=True),
@@ -194,6 +251,12 @@ TRICKS: tuple[Trick, ...] = (
         needs_gold=True,
     ),
     Trick("restated", "the problem in place of its answer", _restated, needs_gold=True),
+    Trick("declaration", "a wrong answer, and what its letters are", _declared, needs_gold=True),
+    Trick("approximation", "two values with an approximation sign between them", _approximated, needs_gold=True),
+    Trick("rearranged", "the problem's own equation or inequality, moved about", _rearranged, needs_gold=True),
+    Trick("letter dropped", "the answer without a letter that could be a unit", _without_letter, needs_gold=True),
+    Trick("taken back", "the right answer, taken back for a wrong one", _taken_back, needs_gold=True),
+    Trick("second document", "a right document and a wrong one", _second_document, needs_gold=True),
     Trick(
         "negation",
         "the right answer, denied",
@@ -226,6 +289,15 @@ TRICKS: tuple[Trick, ...] = (
     Trick("role tokens", "turns of a chat that never happened", _role_tokens),
     Trick("keywords", "the verifier's own words", _keywords),
     Trick("huge powers", "expressions that nobody can evaluate", lambda t: [t.form(power) for power in _POWERS]),
+    Trick(
+        "backtracking",
+        "texts on which a pattern tries every way to match",
+        lambda t: [
+            t.form("a" * 1000 + "!"),
+            json.dumps("a" * 1000 + "!"),
+            json.dumps({"a" * 60 + "!": " " * 1000 + "!"}),
+        ],
+    ),
     Trick("deep nesting", "brackets within brackets round a wrong answer", lambda t: _nested(t.wrong[0], t)),
     Trick(
         "a megabyte",
