@@ -17,6 +17,7 @@ class Server:
     """One server as its client sees it: three tokens a request, the last of which waits where sampling is paused."""
 
     made: list["Server"]
+    calls = 0
 
     def __init__(self, url, key, model):
         self.url, self.version, self.going = url, "0", asyncio.Event()

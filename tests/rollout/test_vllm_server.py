@@ -194,16 +194,22 @@ def test_a_killed_server_costs_no_rollout_and_no_wrong_token(policy, published):
     assert [c.token_ids.tolist() for c in again] == expected[:8]
 
 
-def test_a_hanging_server_is_found_and_replaced(policy, published):
+@pytest.mark.parametrize("hangs", ["the server", "its engine core"])
+def test_a_hanging_server_is_found_and_replaced(policy, published, hangs):
+    """The HTTP process of a server whose engine core hangs is well."""
     requests = some_requests(policy, 24, seed=7, longest=6, max_new_tokens=140, ignore_eos=True)
     expected = [c.token_ids.tolist() for c in ask(published, requests)]
     victim = published._members.all[0]
     before = victim.returns
-    for pid in group_of(victim.started.process.pid):
-        os.kill(pid, signal.SIGSTOP)  # before it is asked, so that it owes its answers however fast it is
+    server = victim.started.process.pid
+    processes = group_of(server)
+    for pid in processes:
+        if hangs == "the server" or pid != server:
+            os.kill(pid, signal.SIGSTOP)  # before it is asked, so that it owes its answers however fast it is
     completions = ask(published, requests)
     assert [c.token_ids.tolist() for c in completions] == expected
     assert victim.returns == before + 1
+    until(lambda: not any(map(alive, processes)), 60, "the hanging processes to be gone")
 
 
 @pytest.mark.slow

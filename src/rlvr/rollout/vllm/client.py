@@ -39,12 +39,25 @@ class Client:
         self._session = aiohttp.ClientSession(headers=headers, connector=connector)
         self._places = asyncio.Semaphore(AT_ONCE)
         self.answered = time.monotonic()
-        """When it last answered anything."""
+        """When its engine last answered anything."""
+        self.calls = 0
+        """Methods of the engine under way."""
 
     async def healthy(self, timeout: float) -> bool:
-        """Whether the server says that it is well."""
+        """Whether the server says that it is well: that it is up, not that it computes."""
         try:
             await self.ask("GET", "/health", timeout)
+        except (ServerTrouble, DataError):
+            return False
+        return True
+
+    async def responsive(self, timeout: float) -> bool:
+        """Whether the engine core answers, which it does between two steps, paused or not.
+
+        The health page is the HTTP process's, which is well while the core hangs.
+        """
+        try:
+            await self._call("rlvr_model", timeout, {"keys": []})
         except (ServerTrouble, DataError):
             return False
         return True
@@ -75,6 +88,13 @@ class Client:
 
     async def call(self, method: str, timeout: float, **arguments: Any) -> Any:
         """A method of the engine, by the names that the engine process has too."""
+        self.calls += 1
+        try:
+            return await self._call(method, timeout, arguments)
+        finally:
+            self.calls -= 1
+
+    async def _call(self, method: str, timeout: float, arguments: Mapping[str, Any]) -> Any:
         if method in RPC:
             body = {"method": method, "kwargs": arguments, "timeout": timeout}
             return (await self.ask("POST", "/collective_rpc", timeout, body) or {}).get("results")

@@ -168,18 +168,21 @@ class Members:
             member.client = await member.started.start(self._start_timeout)
             return
         async with asyncio.timeout(self._start_timeout):
-            while not await member.client.healthy(self._health_timeout):
+            while not await member.client.responsive(self._health_timeout):
                 await asyncio.sleep(self._every)
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self._every)
             lately = time.monotonic() - self._every  # who answered since then is well, and perhaps too busy to say so
-            silent = [m for m in self.all if m.state == State.READY and m.client.answered < lately]
-            well = await asyncio.gather(*(member.client.healthy(self._health_timeout) for member in silent))
+            # A call that is under way (a publish) may keep the engine core busy for long, and has a deadline of its own.
+            silent = [
+                m for m in self.all if m.state == State.READY and m.client.answered < lately and not m.client.calls
+            ]
+            well = await asyncio.gather(*(member.client.responsive(self._health_timeout) for member in silent))
             for member, is_well in zip(silent, well, strict=True):
-                if not is_well:
-                    await self.lose(member, f"its health check failed or took over {self._health_timeout:g} s")
+                if not is_well and member.client.answered < lately and not member.client.calls:
+                    await self.lose(member, f"its engine did not answer within {self._health_timeout:g} s")
 
     def _keep(self, coroutine: Awaitable[None]) -> None:
         task = asyncio.ensure_future(coroutine)

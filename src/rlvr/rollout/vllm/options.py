@@ -103,7 +103,8 @@ class VLLMServerOptions(Common):
     health_every: float = 5.0
     """Seconds between health checks."""
     health_timeout: float = 30.0
-    """Seconds that a health check may take."""
+    """Seconds that the engine of a server may take to answer a health check, which it does between two steps. One that takes
+    longer is started anew."""
 
     per_rank = False
     """Rank 0 asks the servers for all."""
