@@ -7,9 +7,12 @@ vLLM's trainer-side engines drive the update through a client with four methods,
 
 from __future__ import annotations
 
+import math
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -18,8 +21,10 @@ from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactor
 from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
+from rlvr.errors import WaitTimeout
 from rlvr.rollout.engine import Published
 from rlvr.rollout.vllm.transfer import Call, Weights
+from rlvr.waits import finished
 
 BUFFER_BYTES = 256 << 20
 """Size of the buffers that weights are packed into."""
@@ -74,8 +79,9 @@ class GPUTransfer:
     """See rlvr.rollout.vllm.transfer.Transfer. The meeting of both sides is held at the first publish, and again when the
     group of engines has changed: NCCL cannot lose or take in a member."""
 
-    def __init__(self, info: TrainerInitInfo) -> None:
-        self.info = info
+    def __init__(self, info: TrainerInitInfo, deadline: float = math.inf) -> None:
+        self.info, self.deadline = info, deadline
+        """`deadline`: seconds for one send, where it may wait for an engine that is gone, as in a collective of NCCL."""
         self.source = Source()
         self._engine: Any = None
 
@@ -83,14 +89,21 @@ class GPUTransfer:
         """See the protocol."""
         start = time.perf_counter()
         self.source.weights = weights
+        try:
+            _in_a_thread(lambda: self._send(call), "the weights to reach all vLLM servers", self.deadline)
+        except WaitTimeout:
+            self._engine = None  # its group lacks a member, and even to close it would wait for that one
+            raise
+        sent = sum(torch.Size(meta.shape).numel() * meta.dtype.itemsize for meta in self.source.metadata())
+        return Published(sent, time.perf_counter() - start)
+
+    def _send(self, call: Call) -> None:
         if self._engine is None:
             self._engine = WeightTransferTrainerFactory.trainer_init(
                 self.info, client=Control(call), source=self.source
             )
         self._engine.client = Control(call)
         self._engine.send_weights()
-        sent = sum(torch.Size(meta.shape).numel() * meta.dtype.itemsize for meta in self.source.metadata())
-        return Published(sent, time.perf_counter() - start)
 
     def close(self) -> None:
         """See the protocol."""
@@ -104,8 +117,8 @@ def ipc_transfer() -> GPUTransfer:
     return GPUTransfer(IPCTrainerInitInfo(rank=0, packed=True, packed_buffer_size_bytes=BUFFER_BYTES))
 
 
-def nccl_transfer(address: str, workers: int) -> GPUTransfer:
-    """To `workers` processes of servers, which reach the trainer at `address`."""
+def nccl_transfer(address: str, workers: int, deadline: float) -> GPUTransfer:
+    """To `workers` processes of servers, which reach the trainer at `address`, within `deadline` seconds each time."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
@@ -117,5 +130,25 @@ def nccl_transfer(address: str, workers: int) -> GPUTransfer:
             world_size=1 + workers,
             packed=True,
             packed_buffer_size_bytes=BUFFER_BYTES,
-        )
+        ),
+        deadline,
     )
+
+
+def _in_a_thread(work: Callable[[], None], what: str, seconds: float) -> None:
+    """Do `work`, which cannot be interrupted, on a thread of its own. WaitTimeout names `what` where it takes longer."""
+    device = torch.cuda.current_device() if torch.cuda.is_available() else None
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            if device is not None:  # each thread has its own
+                torch.cuda.set_device(device)
+            work()
+            done.set_result(None)
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="rlvr-publish", daemon=True).start()
+    finished(done, what, time.monotonic() + seconds)
+    done.result()

@@ -209,7 +209,7 @@ class VLLMServerEngine:
 
             sizes = self._all(members, "get_world_size", {})
             self._offsets = {member: 1 + sum(sizes[:place]) for place, member in enumerate(members)}
-            return nccl_transfer(self.options.address, sum(sizes))
+            return nccl_transfer(self.options.address, sum(sizes), self.options.publish_timeout)
         if name == "files":
             return FileTransfer(self._shared() / f"weights-{secrets.token_hex(4)}")
         return SharedMemoryTransfer()
