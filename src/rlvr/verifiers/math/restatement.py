@@ -17,6 +17,7 @@ from rlvr.verifiers.math.latex import balanced, clean, spelling
 from rlvr.verifiers.math.numeric import read_number
 from rlvr.verifiers.math.reading import PROMPT_LENGTH, formulas, read
 from rlvr.verifiers.math.sampling import Sampler
+from rlvr.verifiers.math.statements import is_label
 from rlvr.verifiers.math.tokens import Unreadable
 
 MAX_FORMULAS = 24
@@ -93,12 +94,25 @@ def _same_form(gold: Node, answer: Node) -> bool:
 
 
 def _unsolved(gold: Node, answer: Node) -> bool:
-    """Whether a relation in one unknown is not solved where the gold, solved or a value, is."""
-    if not isinstance(answer, Relation) or not set(answer.operators) <= _COMPARED or len(answer.operators) > 1:
+    """Whether a relation in one unknown is not solved where the gold, a value, a set or a solved relation, is."""
+    if any(_is_unsolved(part) for part in _parts(gold)):
         return False
-    if len(symbols(answer)) != 1 or _solved_for(answer) is not None:
+    return any(_is_unsolved(part) for part in _parts(answer))
+
+
+def _parts(node: Node) -> tuple[Node, ...]:
+    return node.items if isinstance(node, Listing) else (node,)
+
+
+def _is_unsolved(node: Node) -> bool:
+    """Whether a node is a relation in one unknown that does not stand alone (`2x < 6`, `-6 < 2x < 6`, `|x| < 3`)."""
+    if not isinstance(node, Relation) or not set(node.operators) <= _COMPARED or len(symbols(node)) != 1:
         return False
-    return _solved_for(gold) is not None
+    if "=" in node.operators and is_label(node.sides[0]):  # `\tan\theta = 3` names what was asked for
+        return False
+    if len(node.sides) == 3:
+        return not isinstance(node.sides[1], Symbol)
+    return len(node.sides) == 2 and _solved_for(node) is None
 
 
 def _solved_for(node: Node) -> Symbol | None:
