@@ -106,10 +106,10 @@ class Writer:
             try:
                 future.set_result(self._write(contents))
             except BaseException as error:  # whatever it is, the run goes on without this checkpoint
-                log.error("the checkpoint of step %d could not be written: %s", contents.step, error)
                 with contextlib.suppress(OSError):  # else it would keep a full disk full
                     checkpoint.remove_partial(self._aside(contents.step))
-                future.set_exception(error)
+                future.set_exception(error)  # first, so that nobody waits for a thread that fails to say why
+                log.error("the checkpoint of step %d could not be written: %s", contents.step, error)
 
         if self.config.background:
             threading.Thread(target=work, name="rlvr-checkpoint", daemon=True).start()
