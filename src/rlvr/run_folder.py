@@ -66,6 +66,13 @@ class _LogFile(logging.FileHandler):
 
     _failed = False
 
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line. The file is opened at the first one, which raises where its folder is gone or the disk is full."""
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is logging's
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
