@@ -1,9 +1,11 @@
 r"""MathVerifier against math-verify, in one process and one run, case by case in turn.
 
-    python scripts/benchmarks/math_verifier.py --suites DIR [--golds DIR] [--output scripts/benchmarks/math_verifier.json]
+    python scripts/benchmarks/math_verifier.py --suites DIR [--golds DIR] [--before FILE]
+        [--output scripts/benchmarks/math_verifier.json]
 
-DIR holds the suites (math_*.jsonl, see math_suites.py); --golds a folder of JSON lines with an `answer` each (GSM8K).
-math-verify gets golds and answers in \boxed{}, which is how it does best, and texts as they are.
+DIR holds the suites (math_*.jsonl, see math_suites.py); --golds a folder of JSON lines with an `answer` each (GSM8K). --before is
+the output of an earlier version of the library (`PYTHONPATH=EARLIER/src` on the same machine), whose suites are kept beside.
+Times are CPU times of the process, which other work on the machine does not change. math-verify gets golds and answers in \boxed{}, which is how it does best, and texts as they are.
 """
 
 from __future__ import annotations
@@ -70,6 +72,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--suites", type=Path, required=True)
     options.add_argument("--golds", type=Path)
+    options.add_argument("--before", type=Path)
     options.add_argument("--output", type=Path, default=Path(__file__).with_suffix(".json"))
     given = options.parse_args()
     logging.disable(logging.WARNING)
@@ -100,6 +103,10 @@ def main() -> None:
         "tricks": tricks(slowest),
         "hostile": hostile(),
     }
+    if given.before:
+        result["before"] = {
+            name: suite["ours"] for name, suite in json.loads(given.before.read_text())["suites"].items()
+        }
     result["slowest verdict in seconds"] = round(max(slowest), 3)
     given.output.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result, indent=2))
@@ -125,12 +132,12 @@ def theirs(case: Case) -> bool:
 
 
 def timed(judge: Callable[[Case], bool], case: Case) -> tuple[bool, float]:
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         accepted = judge(case)
     except Exception:  # math-verify raises on some of its inputs; what it does not accept it rejects
         accepted = False
-    return accepted, time.perf_counter() - start
+    return accepted, time.process_time() - start
 
 
 def compare(cases: list[Case], slowest: list[float]) -> dict[str, Any]:
@@ -145,6 +152,7 @@ def compare(cases: list[Case], slowest: list[float]) -> dict[str, Any]:
             "agreement on all": round(statistics.mean(row[name][0] == case.expected for case, row in rows), 4),
             "false rejections": sum(case.expected and not row[name][0] for case, row in counted),
             "false acceptances": sum(row[name][0] and not case.expected for case, row in counted),
+            "misjudged": [case.id for case, row in counted if row[name][0] != case.expected],
             **milliseconds([row[name][1] for _, row in rows]),
         }
         for name in judges
@@ -175,9 +183,9 @@ def quick_microseconds(pairs: list[tuple[str, str]]) -> dict[str, float]:
     for gold, answer in pairs:
         task = Task("t", "", gold)
         completion = f"We add the two numbers and simplify what is left. So the answer is $\\boxed{{{answer}}}$."
-        start = time.perf_counter()
+        start = time.process_time()
         verdict = verifier.quick(task, completion)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
         assert verdict is not None and verdict.score == (gold == answer)
     return {
         "median us": round(1e6 * statistics.median(seconds), 1),
