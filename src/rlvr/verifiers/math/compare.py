@@ -14,7 +14,7 @@ from rlvr.verifiers.math.answers import Judge
 from rlvr.verifiers.math.evaluate import Unknown
 from rlvr.verifiers.math.expression import Number, is_literal, symbols
 from rlvr.verifiers.math.latex import spelling
-from rlvr.verifiers.math.reading import read, units_of
+from rlvr.verifiers.math.letters import read, units_of
 from rlvr.verifiers.math.rules import Comparison, Rules
 from rlvr.verifiers.math.sampling import Sampler
 from rlvr.verifiers.math.tokens import Unreadable

@@ -18,8 +18,8 @@ from typing import Any
 
 from rlvr.verifiers import extraction
 from rlvr.verifiers.math.latex import balanced, clean
+from rlvr.verifiers.math.letters import read
 from rlvr.verifiers.math.numeric import Number, read_number
-from rlvr.verifiers.math.reading import read
 from rlvr.verifiers.math.tokens import Unreadable
 
 FLOAT_DIGITS = 12

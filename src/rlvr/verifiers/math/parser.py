@@ -27,6 +27,7 @@ from rlvr.verifiers.math.expression import (
     depth,
 )
 from rlvr.verifiers.math.tokens import END, Token, Unreadable, tokenize
+from rlvr.verifiers.math.vocabulary import CONDITIONS, CURRENCIES
 
 MAX_DEPTH = 40
 """Levels of brackets, fractions, roots and powers in each other."""
@@ -62,33 +63,6 @@ _CLOSERS = {
     "group": "group",
     "bars": "bars",
 }
-_CURRENCIES = {
-    "$": "dollar",
-    "€": "euro",
-    "euro": "euro",
-    "£": "sterling",
-    "pounds": "sterling",
-    "¥": "yen",
-    "₹": "rupee",
-}
-_CONDITIONS = frozenset(
-    {
-        "where",
-        "for",
-        "for all",
-        "for any",
-        "for every",
-        "for each",
-        "for some",
-        "if",
-        "when",
-        "with",
-        "as long as",
-        "provided",
-        "such that",
-    }
-)
-"""Words before a condition on what was said."""
 _INTEGERS = re.compile(r"(?:for|where|with) (?:(?:any|every|all|each|some) )?integers?(?: values of)?", re.IGNORECASE)
 """Words before the letters that they declare to be integers."""
 _SAYS = re.compile(
@@ -99,7 +73,7 @@ _CHOICE = re.compile(r"\([A-Z]\)")
 
 
 def parse(text: str, bare_units: bool = True) -> Node:
-    """The tree of a whole answer: one item, or a Listing of several; raises Unreadable. reading.read decides about units."""
+    """The tree of a whole answer: one item, or a Listing of several; raises Unreadable. letters.read decides about units."""
     tokens = tokenize(text, bare_units)
     try:
         return _whole(tokens)
@@ -126,7 +100,7 @@ def _whole(tokens: list[Token], opening_bar: int = -1) -> Node:
 
 
 def _opens_condition(words: str) -> bool:
-    return words.lower() in _CONDITIONS or _INTEGERS.fullmatch(words) is not None
+    return words.lower() in CONDITIONS or _INTEGERS.fullmatch(words) is not None
 
 
 class _Parser(Commands):
@@ -264,7 +238,7 @@ class _Parser(Commands):
         ):
             return None
         if token.kind == "currency" and power <= 12:
-            return Quantity(left, _CURRENCIES[self.next().text])
+            return Quantity(left, CURRENCIES[self.next().text])
         if token.kind == "words" and power <= 12:
             return Quantity(left, self._unit())
         if (
@@ -416,7 +390,7 @@ class _Parser(Commands):
         token = self.peek()
         if token.kind == "currency":
             self.next()
-            return Quantity(self.expression(PRODUCT), _CURRENCIES[token.text])
+            return Quantity(self.expression(PRODUCT), CURRENCIES[token.text])
         if token.kind == "operator" and token.text in ("+", "-", "pm", "mp"):
             self.next()
             arg = self.expression(_SIGN)

@@ -14,8 +14,8 @@ from fractions import Fraction
 
 from rlvr.verifiers.math.expression import Apply, Bracket, Listing, Node, Number, Relation, Symbol, children, symbols
 from rlvr.verifiers.math.latex import balanced, clean, spelling
+from rlvr.verifiers.math.letters import PROMPT_LENGTH, formulas, read
 from rlvr.verifiers.math.numeric import read_number
-from rlvr.verifiers.math.reading import PROMPT_LENGTH, formulas, read
 from rlvr.verifiers.math.sampling import Sampler
 from rlvr.verifiers.math.statements import is_label
 from rlvr.verifiers.math.tokens import Unreadable

@@ -28,8 +28,8 @@ from rlvr.verifiers.math.compare import Rules, compare
 from rlvr.verifiers.math.deadline import OutOfTime
 from rlvr.verifiers.math.gold import Gold, is_readable, read_golds
 from rlvr.verifiers.math.latex import balanced, clean, spelling
+from rlvr.verifiers.math.letters import variables_of
 from rlvr.verifiers.math.numeric import Number, NumberRules, Percent, Units, read_number
-from rlvr.verifiers.math.reading import variables_of
 from rlvr.verifiers.math.restatement import restates
 
 SYMBOLIC_SECONDS = 0.6

@@ -160,6 +160,34 @@ IGNORED = frozenset(
     ]
 )
 
+CURRENCIES = {
+    "$": "dollar",
+    "€": "euro",
+    "euro": "euro",
+    "£": "sterling",
+    "pounds": "sterling",
+    "¥": "yen",
+    "₹": "rupee",
+}
+CONDITIONS = frozenset(
+    {
+        "where",
+        "for",
+        "for all",
+        "for any",
+        "for every",
+        "for each",
+        "for some",
+        "if",
+        "when",
+        "with",
+        "as long as",
+        "provided",
+        "such that",
+    }
+)
+"""Words before a condition on what was said."""
+
 UNICODE = str.maketrans(
     {
         "ℤ": "\\mathbb{Z}", "ℕ": "\\mathbb{N}", "ℚ": "\\mathbb{Q}", "ℂ": "\\mathbb{C}", "ℝ": "\\mathbb{R}", "→": "\\to ", "⇒": "\\to ",
