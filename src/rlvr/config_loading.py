@@ -15,6 +15,9 @@ from rlvr.config import Config
 from rlvr.errors import ConfigError, nearest
 from rlvr.tree import as_tree, merge, read_yaml
 
+TASK_FILES = {"train": "tasks.jsonl", "eval": "eval_tasks.jsonl"}
+"""The files of a run folder that hold the tasks which a trainer was given as objects."""
+
 
 def load_config(source: str | Path | Mapping[str, Any] | None = None, overrides: Sequence[str] = ()) -> Config:
     """The configuration in a YAML file (or a mapping), with `key.path=value` overrides.
@@ -33,10 +36,25 @@ def load_config(source: str | Path | Mapping[str, Any] | None = None, overrides:
             raise ConfigError(f"{path} is not YAML: {error}") from error
         if not isinstance(tree, dict):
             raise ConfigError(f"{path}: a config is a mapping of sections, not {type(tree).__name__}")
+        tree = with_tasks_of(path.parent, tree)
     tree.pop("recipe", None)  # what a published recipe says of itself: rlvr.recipes.papers
     for override in overrides:
         tree = merge(tree, as_tree(override))
     return make_config(tree)
+
+
+def with_tasks_of(folder: Path, tree: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of the run in `folder`, with the tasks that lie there: the folder may have been moved or copied since."""
+    run, data = tree.get("run"), tree.get("data")
+    if not isinstance(run, dict) or not isinstance(data, dict):
+        return tree
+    written = Path(str(run.get("dir", "")), str(run.get("name", "")))
+    moved = {
+        split: {**data[split], "path": str(folder / file)}
+        for split, file in TASK_FILES.items()
+        if isinstance(data.get(split), dict) and data[split].get("path") == str(written / file)
+    }
+    return {**tree, "data": {**data, **moved}}
 
 
 def make_config(tree: Mapping[str, Any], where: str = "") -> Config:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlvr.config import Config
-from rlvr.config_loading import load_config
+from rlvr.config_loading import load_config, with_tasks_of
 from rlvr.data import Draw, History, Prompts, load_tasks
 from rlvr.data.prompts import refuse_long
 from rlvr.errors import ConfigError, command
@@ -202,7 +202,7 @@ def _of_run(folder: Path, verifier: str | None) -> dict[str, Any]:
     Neither the engine nor the device: an evaluation often runs on another machine. The model is the checkpoint's, with its
     adapter, so nothing is added to it.
     """
-    tree = read_yaml((folder / WRITTEN).read_text(encoding="utf-8"), str(folder / WRITTEN))
+    tree = with_tasks_of(folder, read_yaml((folder / WRITTEN).read_text(encoding="utf-8"), str(folder / WRITTEN)))
     if verifier is not None:
         tree["verifier"] = verifier
         tree["stages"] = [{k: v for k, v in stage.items() if k != "verifier"} for stage in tree.get("stages") or []]

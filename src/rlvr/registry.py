@@ -1,11 +1,15 @@
 """Names -> pieces: one mechanism for verifiers, rewards, selectors, advantages, losses, samplers, plans, engines ...
 
-A piece is a class or a function. In the configuration it is written as a name, as `FILE.py:Name`, or as a mapping
-`{name: ..., option: value}`. Its options are its own signature: the parameters of a class, the keyword-only parameters of
+A piece is a class or a function. In the configuration it is written as a name, as `FILE.py:Name` or `module:Name`, or as a
+mapping `{name: ..., option: value}`. Its options are its own signature: the parameters of a class, the keyword-only parameters of
 a function. They are checked and converted by their annotations before anything runs.
 
 Names are found, in this order: what was registered in this process, the library's own rooms (imported on first use), and
 entry points of installed packages (group `rlvr.verifiers`, `rlvr.losses` ...: the kind in the plural).
+
+A file is loaded once, under a name of its own, with its folder at the end of the module search path. A script that trains
+without `if __name__ == "__main__":` is loaded as far as its first GRPOTrainer, so that its pieces are found and it does not
+train again.
 """
 
 from __future__ import annotations
@@ -15,10 +19,12 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import operator
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlvr.calling import FIELDS
@@ -57,19 +63,26 @@ ROOMS = {
 
 _pieces: dict[str, dict[str, Any]] = {kind: {} for kind in ROOMS}
 
+_loading: list[Path] = []
+"""Files that are being loaded for their pieces, the innermost last."""
+
+
+class _TrainerReached(BaseException):
+    """A script that is loaded for its pieces makes a trainer. It is no Exception, so that the script does not catch it."""
+
 
 def register(kind: str, name: str) -> Callable[[T], T]:
     """Decorator: make a class or function known as `name` among the pieces of `kind`.
 
-    Registering another object under a taken name raises ConfigError; registering it again from a re-run notebook cell
-    (same module and qualified name) replaces it.
+    Registering another object under a taken name raises ConfigError; registering it again from a re-run notebook cell, or
+    from a file that is loaded under a second name, replaces it.
     """
     if kind not in ROOMS:
         raise ConfigError(f"there is no kind of piece {kind!r}{nearest(kind, ROOMS)}")
 
     def keep(piece: T) -> T:
         old = _pieces[kind].get(name)
-        if old is not None and _identity(old) != _identity(piece):
+        if old is not None and _source(old) != _source(piece):
             raise ConfigError(f"the {kind} {name!r} is taken by {'.'.join(_identity(old))}: choose another name")
         _pieces[kind][name] = piece
         return piece
@@ -79,6 +92,43 @@ def register(kind: str, name: str) -> Callable[[T], T]:
 
 def _identity(piece: Any) -> tuple[str, str]:
     return getattr(piece, "__module__", ""), getattr(piece, "__qualname__", repr(piece))
+
+
+def _source(piece: Any) -> tuple[str, str]:
+    """The file of a piece, or its module where that has no file, and its qualified name."""
+    module, name = _identity(piece)
+    loaded = sys.modules.get(module)
+    file = None if loaded is None else vars(loaded).get("__file__")
+    return (module if file is None else str(Path(file).resolve())), name
+
+
+def registered_outside() -> Iterator[tuple[str, str, Any]]:
+    """(kind, name, piece) of everything that was registered in this process and is not the library's own."""
+    for kind, pieces in _pieces.items():
+        for name, piece in pieces.items():
+            if not _identity(piece)[0].startswith("rlvr."):
+                yield kind, name, piece
+
+
+def own_name(kind: str, piece: Any) -> str | None:
+    """The name by which the library itself registers `piece`; None where it does not."""
+    importlib.import_module(ROOMS[kind])
+    if not _identity(piece)[0].startswith("rlvr."):
+        return None
+    return next((name for name, known in _pieces[kind].items() if known is piece), None)
+
+
+def is_in_words(written: Any) -> bool:
+    """Tell whether a value of a configuration only describes what was given in Python (`<a lambda>`)."""
+    return isinstance(written, str) and written.startswith("<") and written.endswith(">")
+
+
+def refuse_words(what: str, written: Any) -> None:
+    """ConfigError where `written`, the value of `what`, describes what was given in Python and cannot be found again."""
+    if is_in_words(written):
+        raise ConfigError(
+            f"{what}: the run was given {written[1:-1]}, in Python, and a file cannot say where that is: give another {what}"
+        )
 
 
 def names(kind: str) -> list[str]:
@@ -97,8 +147,9 @@ def find(kind: str, name: str) -> Any:
     """The class or function that `name` stands for; ConfigError with the nearest name when there is none."""
     if not isinstance(name, str):
         raise ConfigError(f"a {kind} is written as a name, not {name!r}")
-    if ":" in name and name.split(":")[0].endswith(".py"):
-        return _from_file(kind, name)
+    refuse_words(kind, name)
+    if ":" in name:
+        return _from_file(kind, name) if name.split(":")[0].endswith(".py") else _from_module(kind, name)
     if name not in _pieces[kind]:
         importlib.import_module(ROOMS[kind])
     if name not in _pieces[kind]:
@@ -120,25 +171,84 @@ def _from_package(kind: str, entry: importlib.metadata.EntryPoint) -> Any:
 
 def _from_file(kind: str, name: str) -> Any:
     file, _, attribute = name.rpartition(":")
+    return _attribute(kind, name, _file_module(f"{kind} {name!r}", file), attribute)
+
+
+def _from_module(kind: str, name: str) -> Any:
+    module_name, _, attribute = name.rpartition(":")
+    return _attribute(kind, name, _named_module(f"{kind} {name!r}", module_name), attribute)
+
+
+def _attribute(kind: str, name: str, module: ModuleType, attribute: str) -> Any:
+    try:
+        found = operator.attrgetter(attribute)(module)
+    except AttributeError:
+        found = None
+    if not callable(found):
+        public = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
+        place = vars(module).get("__file__") or module.__name__
+        raise ConfigError(
+            f"{kind} {name!r}: {place} has no class or function {attribute!r}{nearest(attribute, public)}"
+        )
+    return found
+
+
+def import_pieces(files: Sequence[str]) -> None:
+    """Import files (`FILE.py`) and modules, which register their pieces. ConfigError names the one that cannot be."""
+    for file in files:
+        refuse_words("imports", file)
+        if file.endswith(".py"):
+            _file_module(f"imports: {file!r}", file)
+        else:
+            _named_module(f"imports: {file!r}", file)
+
+
+def _named_module(what: str, module_name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{what}: {module_name} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _file_module(what: str, file: str) -> ModuleType:
     path = Path(file).expanduser().resolve()
     if not path.is_file():
-        raise ConfigError(f"{kind} {name!r}: there is no file {path}")
+        raise ConfigError(f"{what}: there is no file {path}")
     module_name = f"rlvr_file_{path.stem}_{abs(hash(str(path))):x}"
-    module = sys.modules.get(module_name)
-    if module is None:
-        spec = importlib.util.spec_from_file_location(module_name, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[module_name] = module
-        try:
-            spec.loader.exec_module(module)
-        except (Exception, SystemExit) as error:  # a script that ends by sys.exit is no end of ours
-            del sys.modules[module_name]
-            raise ConfigError(f"{kind} {name!r}: {path} cannot be imported: {type(error).__name__}: {error}") from error
-    if not callable(getattr(module, attribute, None)):
-        public = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
-        raise ConfigError(f"{kind} {name!r}: {path} has no class or function {attribute!r}{nearest(attribute, public)}")
-    return getattr(module, attribute)
+    try:
+        return sys.modules.get(module_name) or load_file(module_name, path)
+    except (Exception, SystemExit) as error:  # a script that ends by sys.exit is no end of ours
+        raise ConfigError(f"{what}: {path} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def load_file(module_name: str, path: Path) -> ModuleType:
+    """The file `path` as the module `module_name`, up to where it makes a trainer. Raises what the file raises."""
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    if (
+        str(path.parent) not in sys.path
+    ):  # at the end, so that nothing is hidden: Python itself puts a script's folder first
+        sys.path.append(str(path.parent))
+    _loading.append(path)
+    try:
+        spec.loader.exec_module(module)
+    except _TrainerReached:
+        pass  # what is defined above is there
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+    finally:
+        _loading.pop()
+    return module
+
+
+def leave_loaded_script() -> None:
+    """End the loading of a script, where one is being loaded for its pieces: it has come to where it would train."""
+    if _loading:
+        raise _TrainerReached(str(_loading[-1]))
 
 
 def split(spec: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The run folder: config.yaml, metrics.jsonl, evaluations.jsonl and evaluations/, health.jsonl, rollouts/, checkpoints/ and
+"""The run folder: config.yaml, tasks.jsonl and eval_tasks.jsonl of a run that was given tasks as objects, metrics.jsonl, evaluations.jsonl and evaluations/, health.jsonl, rollouts/, checkpoints/ and
 log.txt, and what may be resumed.
 
 Invariants: nothing is removed that a run did not write: a folder without the configuration of a run is not touched, a run that
@@ -23,6 +23,7 @@ from rlvr.config import Config
 from rlvr.distributed import checkpoint
 from rlvr.errors import CheckpointError, ConfigError
 from rlvr.evaluation import Tally, write_tallies
+from rlvr.given_objects import GivenObjects
 from rlvr.monitor.console import Console
 from rlvr.monitor.log_screen import ConsoleHandler
 from rlvr.monitor.trackers import MetricsFile
@@ -51,7 +52,7 @@ FREE_ON_RESUME = (
 
 
 WRITTEN = ("config.yaml", "metrics.jsonl", "evaluations.jsonl", "health.jsonl", "log.txt", "report.html", "base")
-"""What a run writes into its folder."""
+"""What every run writes into its folder; one that was given tasks as objects also writes `GivenObjects.files`."""
 NUMBERED = {
     "evaluations": r"step-\d+\.json",
     "rollouts": r"step-\d+\.jsonl",
@@ -89,6 +90,8 @@ class RunFolder:
     def __init__(self, config: Config, path: Path | None = None) -> None:
         self.config = config
         self.path = path or config.folder
+        self.given = GivenObjects(config)
+        """What the run was given as objects, which its config.yaml names."""
         self.metrics = MetricsFile(self.path / "metrics.jsonl")
         self.evaluations = MetricsFile(self.path / "evaluations.jsonl")
         self.health = MetricsFile(self.path / "health.jsonl")
@@ -202,7 +205,7 @@ class RunFolder:
             for path in (self.path / folder).glob("step-*")
             if re.fullmatch(pattern, path.name)
         )
-        files = (self.path / name for name in WRITTEN)
+        files = (self.path / name for name in (*WRITTEN, *self.given.files))
         for path in (*files, *numbered_files):
             if os.path.lexists(path):
                 raise ConfigError(
@@ -214,7 +217,8 @@ class RunFolder:
         path = self.path / "config.yaml"
         if path.exists() and not is_verbatim(path):
             log.warning("%s was edited by hand; it is kept as %s", path, set_aside(path))
-        write_whole(path, yaml.safe_dump(self.config.dump(), sort_keys=False, allow_unicode=True))
+        self.given.write_tasks()
+        write_whole(path, yaml.safe_dump(self.given.tree, sort_keys=False, allow_unicode=True))
 
     def find(self, resume: str) -> Path | None:
         """The checkpoint that `resume` (auto, a run or a checkpoint) means; None where `auto` finds nothing."""
@@ -243,10 +247,14 @@ class RunFolder:
             )
         return found
 
-    def check(self, saved: dict[str, Any]) -> None:
-        """CheckpointError names each key of the configuration that differs from that of a checkpoint and may not."""
+    def check(self, saved: dict[str, Any], recorded: dict[str, Any]) -> None:
+        """CheckpointError names each key of the configuration that differs from that of a checkpoint and may not.
+
+        `saved` is the checkpoint's without, `recorded` with what was given as objects: a run that was begun in Python goes on in
+        Python with its objects, and by the command with the configuration that names them.
+        """
         changes = list(differences(saved, self.config.dump()))
-        if changes:
+        if changes and list(differences(recorded, self.given.tree)):
             lines = "\n".join(f"  {line}" for line in changes)
             raise CheckpointError(f"the checkpoint was made with another configuration:\n{lines}")
 

@@ -241,6 +241,7 @@ class Saver:
             "evaluated_on": self._evaluated_on(),
             "logged": len(trainer.metrics),
             "config": trainer.config.dump(),
+            "recorded": trainer.folder.given.tree,
         }
 
     def _evaluated_on(self) -> list[str]:
@@ -258,7 +259,7 @@ class Saver:
 
     def _take(self, saved: Saved, keep_cut: bool) -> None:
         trainer, state = self.trainer, saved.state
-        trainer.folder.check(state["config"])
+        trainer.folder.check(state["config"], state.get("recorded", state["config"]))
         self._check_data(state)
         for line in differing(saved.seal, trainer.world.size):
             log.warning("%s: %s", saved.path, line)

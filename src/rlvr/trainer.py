@@ -33,6 +33,7 @@ from rlvr.dry_run import plan_lines
 from rlvr.errors import ConfigError, DataError, EvaluationError, TrainingError, UserCodeError
 from rlvr.evaluation import Tally, evaluate
 from rlvr.evaluation.held_out import check_held_out
+from rlvr.given_objects import GivenObjects, kept_in_folder
 from rlvr.learner import Learner
 from rlvr.monitor.batch import sample_rows, staleness_metrics
 from rlvr.monitor.console import Console
@@ -99,6 +100,7 @@ class GRPOTrainer:
         tokenizer: Any = None,
         trackers: Sequence[Tracker] = (),
     ) -> None:
+        registry.leave_loaded_script()
         self.config = config if isinstance(config, Config) else load_config(config)
         if isinstance(model, (str, Path)):
             named = self.config.model.model_copy(update={"path": str(model), "scratch": None})
@@ -161,6 +163,7 @@ class GRPOTrainer:
         self._given = {"train": tasks, "eval": eval_tasks}
         try:
             self.stages = [self._make_stage(number, plan) for number, plan in enumerate(self.plans)]
+            self.folder.given = self._given_objects(model, verifier)
             self.enter(0)
         except BaseException as error:
             self.world.fail(error)
@@ -445,6 +448,19 @@ class GRPOTrainer:
         if key not in self._tasks:
             self._tasks[key] = load_tasks(spec, split=split, fields=config.data.fields)
         return self._tasks[key]
+
+    def _given_objects(self, model: Any, verifier: Any) -> GivenObjects:
+        """What the run folder is to say of the objects that the trainer was given."""
+        data = self.config.data
+        tasks = {
+            split: self._load(written if self._given[split] is None else self._given[split], split, self.config)
+            for split, written in {"train": data.train, "eval": data.eval}.items()
+            if kept_in_folder(self.config, split, self._given[split])
+        }
+        verifiers = {
+            task.verifier for of_split in self._tasks.values() for task in of_split if task.verifier is not None
+        }
+        return GivenObjects(self.config, model, verifier, self._given, tasks, verifiers)
 
     def _make_stage(self, number: int, plan: StagePlan) -> Stage:
         """The stage of a plan, with its tasks checked, so that bad ones are refused before time is spent."""

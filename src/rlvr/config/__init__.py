@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, model_validator
 
+from rlvr import registry
 from rlvr.config.algorithm import AlgorithmConfig, KLConfig, KLScaleConfig, over_preset
 from rlvr.config.model import LoraConfig, ModelConfig, ScratchConfig
 from rlvr.config.pieces import TERM_KEYS, OfKind, Section, bare_auxiliary, bare_term, coefficient, piece_of, term_name
@@ -70,6 +71,8 @@ def _known_monitors(written: str | dict[str, str]) -> str | dict[str, str]:
 class Config(Section):
     """A whole run."""
 
+    imports: list[str] = []
+    """Files (`FILE.py`) and modules that are imported first, so that the pieces which they register are known by name."""
     run: RunConfig = RunConfig()
     """The run as a whole."""
     model: ModelConfig = ModelConfig()
@@ -110,10 +113,14 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _under_preset(cls, values: Any) -> Any:
-        """Put the preset under what was written in `algorithm`, and `model` and `models.policy` together."""
+        """Import what registers pieces; put the preset under what was written in `algorithm`, and `model` and `models.policy`
+        together."""
         if not isinstance(values, dict):
             return values
         values = dict(values)
+        imports = values.get("imports")
+        if isinstance(imports, list) and all(isinstance(file, str) for file in imports):  # else refused as a field
+            registry.import_pieces(imports)
         algorithm = values.get("algorithm")
         if algorithm is None or isinstance(algorithm, dict):
             values["algorithm"] = over_preset(algorithm or {})

@@ -58,7 +58,7 @@ def piece_of(kind: str, *words: str) -> Any:
     """The annotation of a config field that holds a piece of `kind`, checked against the registry, or one of `words`."""
 
     def check(spec: Piece) -> Piece:
-        if spec in words:
+        if spec in words or registry.is_in_words(spec):  # the latter is refused where it is used
             return spec
         try:
             if kind == "auxiliary":

@@ -54,7 +54,7 @@ def to_task(
     info = {**extra, **_object(columns, "info", place)}
     prompt = _prompt(columns["prompt"], place)
     answer = columns.get("answer")
-    origin = _text(columns, "source", place) or source
+    origin = _text(columns, "source", place) or source or None
     check_json({"prompt": prompt, "answer": answer, **{f"info.{name}": value for name, value in info.items()}}, place)
     return Task(
         id=_id(columns, place) or task_id(prompt, answer, info, origin),

@@ -3,7 +3,8 @@
 - a string, looked for in this order: a registered source (`arithmetic`, `FILE.py:function`), a file (`.jsonl`, `.json`,
   `.parquet`, relative to the working directory), a folder with a file per split (`FOLDER` or `FOLDER:SPLIT`), a data
   set of the Hugging Face hub (`ORG/NAME`, `ORG/NAME:SPLIT`, `ORG/NAME/CONFIG:SPLIT`, also `...:train[:100]`)
-- `{path: STRING, split:, config:, revision:, fields:, source:, limit:}`: one of these with options
+- `{path: STRING, split:, config:, revision:, fields:, source:, limit:}`: one of these with options; `source: ''` gives
+  tasks that name no source none
 - `{name: SOURCE, option: value}`: a registered source, a function that returns an iterable of tasks
 - a `datasets.Dataset` (of a `DatasetDict`, the split)
 - a list of tasks (Task, row, or a string that is a prompt) or of several of the above, which are concatenated. A string
@@ -88,6 +89,7 @@ def load_tasks(
 def _open(spec: Any, split: str, fields: Mapping[str, Any] | None) -> Iterator[PlacedTask]:
     """The tasks of `spec` with their places, read as they are asked for."""
     if isinstance(spec, str):
+        registry.refuse_words("data set", spec)
         if _is_registered(spec):
             return _registered(spec, fields)
         return _data_set(_DataSet(spec, split, fields=fields))
@@ -170,7 +172,7 @@ def _data_set(spec: _DataSet) -> Iterator[PlacedTask]:
         rows = _hub_rows(source, spec.config or hub["config"], hub["split"] or split, spec.revision)
     else:
         raise _no_file(spec.path)
-    tasks = _adapted(rows, spec.fields, spec.source or source)
+    tasks = _adapted(rows, spec.fields, source if spec.source is None else spec.source)
     return itertools.islice(_filled(spec.path, tasks), _checked_limit(spec.limit))
 
 

@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from rlvr import registry
 from rlvr.config import ModelConfig
 from rlvr.errors import ConfigError
 from rlvr.policy.adapters import add_adapter, is_adapter
@@ -175,6 +176,7 @@ def _from_pretrained(
     config: ModelConfig, dtype: torch.dtype, empty: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     path = str(config.path)
+    registry.refuse_words("model.path", path)
     folder = Path(path).expanduser()
     local = folder.exists() or path.startswith((".", "/", "~"))
     if local and not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():

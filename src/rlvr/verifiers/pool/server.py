@@ -16,7 +16,6 @@ import contextlib
 import ctypes
 import functools
 import gc
-import importlib.util
 import json
 import os
 import pickle
@@ -28,6 +27,7 @@ from pathlib import Path
 
 from rlvr.errors import user_traceback
 from rlvr.records import cut
+from rlvr.registry import load_file
 from rlvr.verifiers.base import Verifier
 from rlvr.verifiers.pool.wire import END, FORK, REPLY, REQUEST, WORK, Load, receive, send
 from rlvr.verifiers.pool.worker import work
@@ -80,11 +80,7 @@ def load(sent: Load) -> Verifier:
     """The verifier, ready to be called."""
     for name, path in sent.files:
         if name not in sys.modules:
-            spec = importlib.util.spec_from_file_location(name, path)
-            assert spec is not None
-            assert spec.loader is not None
-            module = sys.modules[name] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
+            load_file(name, Path(path))
     verifier: Verifier = pickle.loads(sent.verifier)
     verifier.prepare()
     return verifier
