@@ -7,6 +7,8 @@ import fcntl
 import logging
 import os
 import platform
+import re
+import stat
 from datetime import datetime
 from pathlib import Path
 
@@ -23,8 +25,8 @@ _held: dict[Path, RunLock] = {}
 def holder_of(lock: Path) -> str | None:
     """The process that holds the lock file, in words; None where none does."""
     try:
-        file = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+        file = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # none, or a link, which is not a lock
         return None
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -62,11 +64,20 @@ class RunLock:
 
     def _open(self) -> int:
         """The file, locked and with our name; its descriptor."""
-        file = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        path = self._folder / LOCK
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            if path.is_symlink() or path.is_dir():
+                raise ConfigError(self._foreign()) from error
+            raise
         taken = _locked(file)
         if taken is False:
             os.close(file)
             raise ConfigError(self._in_use())
+        if not _is_lock(file):
+            os.close(file)
+            raise ConfigError(self._foreign())
         if taken is None:
             log.warning("%s cannot be locked: make sure that no other run writes to it", self._folder)
         os.ftruncate(file, 0)
@@ -78,6 +89,12 @@ class RunLock:
         holder = holder_of(self._folder / LOCK) or "another process"
         return (
             f"{self._folder} is in use by {holder}: wait until that run has ended, end it, or choose another run.name"
+        )
+
+    def _foreign(self) -> str:
+        return (
+            f"{self._folder / LOCK} is not a lock that rlvr wrote: nothing there is touched, choose another run.name, or "
+            "rename that file"
         )
 
     def check(self) -> None:
@@ -117,6 +134,14 @@ def _locked(descriptor: int) -> bool | None:
     except OSError:
         return None
     return True
+
+
+def _is_lock(file: int) -> bool:
+    """Tell whether an open file is empty or holds what a `RunLock` writes: anything else is the user's."""
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        return False
+    head = os.pread(file, 1000, 0)
+    return not head or re.fullmatch(rb"process \d+ on [^\n]*\n?", head) is not None
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

@@ -552,12 +552,18 @@ class GRPOTrainer:
             self.console.message(f"stopped after step {self.step}; train again or --resume auto to go on", "warning")
 
     def save(self) -> Path:
-        """Write a checkpoint of the run as it is after the last whole step."""
+        """Write a checkpoint of the run as it is after the last whole step; before `train`, of a fresh run, whose folder is
+        taken as `train` does."""
+        self._begin(None)
         return self.saver.save()
 
     def load(self, path: Path) -> None:
-        """Take back the state of a checkpoint. CheckpointError names what does not fit."""
-        self.saver.load(path)
+        """Take back the state of a checkpoint; before `train`, the run folder is taken as `train(resume=path)` does.
+        CheckpointError names what does not fit."""
+        if self._begun:
+            self.saver.load(path)
+        else:
+            self._begin(str(path))
 
     def close(self) -> None:
         """End trackers, workers, engine and threads. The trainer cannot train afterwards."""

@@ -9,7 +9,8 @@ from resume_helpers import Run, make_tree, merged
 
 from rlvr import GRPOTrainer
 from rlvr.config_loading import load_config
-from rlvr.errors import ConfigError
+from rlvr.errors import CheckpointError, ConfigError
+from rlvr.run_lock import holder_of
 
 SHORT = {
     "stages": [],
@@ -132,6 +133,65 @@ def test_a_folder_with_a_file_that_a_run_would_write_is_refused_by_its_name(tmp_
                 trained(config(tmp_path, **over), resume)
     assert [p for p in (tmp_path / "runs").rglob("*") if p.is_file()] == [path]
     assert path.read_text() == "run: {steps: 3}  # mine\n"
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "folder"])
+def test_a_file_of_the_user_s_that_is_called_as_the_lock_is_refused_and_kept(tmp_path, kind):
+    """A link too: what it leads to is not emptied, neither at the start nor at the end."""
+    lock, thesis = tmp_path / "runs" / "run" / "run.lock", tmp_path / "thesis.txt"
+    lock.parent.mkdir(parents=True)
+    thesis.write_text("process of writing a thesis\n")
+    if kind == "file":
+        lock.write_text("process of writing a thesis\n")
+    elif kind == "link":
+        lock.symlink_to(thesis)
+    else:
+        lock.mkdir()
+    with pytest.raises(ConfigError, match=r"run/run\.lock is not a lock that rlvr wrote.*choose another run\.name"):
+        trained(config(tmp_path))
+    assert thesis.read_text() == "process of writing a thesis\n"
+    assert lock.is_dir() if kind == "folder" else lock.read_text() == thesis.read_text()
+    assert [path.name for path in lock.parent.iterdir()] == ["run.lock"]
+
+
+def test_saving_before_training_takes_the_folder_as_training_does(tmp_path):
+    """A run that is there is neither written to nor thinned out, and a folder of the user's is not touched."""
+    checkpoints = {"every": 1, "keep": 2}
+    trained(config(tmp_path, run={"steps": 3}, checkpoint=checkpoints))
+    folder = tmp_path / "runs" / "run"
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "run.lock"}
+    fresh = config(tmp_path, checkpoint=checkpoints)
+    with GRPOTrainer(config=fresh) as trainer, pytest.raises(ConfigError, match="already holds a run"):
+        trainer.save()
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "run.lock"} == before
+    mine = tmp_path / "runs" / "mine"
+    mine.mkdir()
+    (mine / "config.yaml").write_text("a: 1  # mine\n")
+    (mine / "metrics.jsonl").write_text('{"step": 9}\n')
+    with GRPOTrainer(config=config(tmp_path, run={"name": "mine"})) as trainer:
+        for write in (trainer.save, lambda: trainer.load(folder / "checkpoints" / "step-3")):
+            with pytest.raises(ConfigError, match=r"mine holds config\.yaml"):
+                write()
+    assert sorted(path.name for path in mine.iterdir()) == ["config.yaml", "metrics.jsonl"]
+    assert (mine / "config.yaml").read_text() == "a: 1  # mine\n"
+    with GRPOTrainer(config=config(tmp_path, run={"name": "new", "steps": 1})) as trainer:
+        assert trainer.save().name == "step-0"
+        assert holder_of(trainer.folder.path / "run.lock") is not None
+        trainer.train()
+        assert trainer.step == 1
+
+
+def test_training_goes_on_from_a_checkpoint_that_was_loaded(tmp_path):
+    trained(config(tmp_path, run={"steps": 3}, checkpoint={"every": 1, "keep": 3}))
+    checkpoints = tmp_path / "runs" / "run" / "checkpoints"
+    with GRPOTrainer(config=config(tmp_path)) as trainer:
+        trainer.load(checkpoints / "step-2")
+        assert trainer.step == 2
+        trainer.train()
+        assert [row["step"] for row in trainer.metrics] == [1, 2, 3, 4]
+        trainer.load(checkpoints / "step-4")
+        with pytest.raises(CheckpointError, match="nowhere"):
+            trainer.load(tmp_path / "nowhere")
 
 
 def test_a_run_that_is_under_way_is_never_moved_aside(tmp_path):
