@@ -185,6 +185,11 @@ class RunFolder:
         for lock in place.rglob(f"*/{LOCK}"):
             if (holder := holder_of(lock)) is not None:
                 raise ConfigError(f"{place} cannot be moved aside: {lock.parent} is in use by {holder}")
+        if (needed := self._needed_inside(place)) is not None:
+            raise ConfigError(
+                f"run.overwrite: {needed} is in the run folder that would be moved aside, and the new run needs it: copy it to "
+                "another place, or choose another run.name"
+            )
         held = self._lock is not None
         moved = set_aside(place)
         if self._lock is not None:
@@ -194,6 +199,20 @@ class RunFolder:
         if held:
             self.lock()
         return moved
+
+    def _needed_inside(self, place: Path) -> str | None:
+        """A path in the configuration that leads into the run folder; None where there is none."""
+        tree = self.config.dump()
+        read = [tree[section] for section in tree.keys() - {"run", "logging"}]
+        for text in _texts(read):
+            for name in (text, text.rpartition(":")[0]):  # FILE.py:Name, FOLDER:split
+                path = os.path.expanduser(name)
+                if not name or not os.path.lexists(path):
+                    continue
+                lexical = Path(os.path.abspath(path)).is_relative_to(os.path.abspath(self.path))
+                if lexical or Path(path).resolve().is_relative_to(place):
+                    return name
+        return None
 
     def refuse_foreign(self) -> None:
         """ConfigError where the folder has a file that a run would write, and no configuration of a run beside it."""
@@ -301,6 +320,15 @@ class RunFolder:
         for path in (self.path / "rollouts").glob(".step-*.jsonl.partial"):
             if re.fullmatch(r"\.step-\d+\.jsonl\.partial", path.name) and path.is_file() and not path.is_symlink():
                 path.unlink()
+
+
+def _texts(tree: Any) -> Iterator[str]:
+    """All texts in a configuration."""
+    if isinstance(tree, str):
+        yield tree
+    elif isinstance(tree, (dict, list)):
+        for item in tree.values() if isinstance(tree, dict) else tree:
+            yield from _texts(item)
 
 
 def differences(saved: Any, now: Any, path: str = "") -> Iterator[str]:

@@ -54,6 +54,8 @@ class Saver:
         self._fingerprints: list[str] | None = None
         self.first_step: int | None = None
         """The first step of this process, where it went on from a checkpoint."""
+        self._kept_rollouts = 0
+        """Bytes of recorded rollouts that stay whatever logging.rollouts_gb says."""
         self._due = 0.0
         """When the next checkpoint by the clock is due, in time.monotonic seconds."""
 
@@ -91,7 +93,7 @@ class Saver:
         count = self._kept() + 1  # and the one that is being written
         rollouts = recorded_bytes(trainer.config, trainer.plans)[1]
         files = (file for name in ("checkpoints", "rollouts") for file in (folder / name).rglob("*"))
-        there = sum(file.stat().st_size for file in files if file.is_file())
+        there = sum(file.stat().st_size for file in files if file.is_file()) - self._kept_rollouts
         free = shutil.disk_usage(folder).free
         finished = trainer.step >= sum(plan.allowed for plan in trainer.plans)
         if not finished and free + there < count * one + rollouts:
@@ -240,6 +242,7 @@ class Saver:
             "owes_evaluation": trainer.owes_evaluation,
             "evaluated_on": self._evaluated_on(),
             "logged": len(trainer.metrics),
+            "rollouts_kept": trainer.rollout_log.kept_until,
             "config": trainer.config.dump(),
             "recorded": trainer.folder.given.tree,
         }
@@ -277,6 +280,7 @@ class Saver:
                 trainer.console.message(f"what came after step {state['step']} is now in {cut}")
             if here:
                 self._complete_lines(saved.seal.metrics, made[-1] if made else {})
+                self._keep_rollouts(state)
             rows = list(trainer.folder.metrics.rows()), list(trainer.folder.evaluations.rows())
             if here and len(rows[0]) < state["logged"]:
                 lost = state["logged"] - len(rows[0])
@@ -284,6 +288,19 @@ class Saver:
         trainer.metrics, trainer.evaluations, trainer.owes_evaluation = trainer.world.broadcast(
             (*rows, trainer.owes_evaluation), "the metrics so far"
         )
+
+    def _keep_rollouts(self, state: dict[str, Any]) -> None:
+        """Keep the rollouts that were recorded under a larger logging.rollouts_gb than now, or by a version without one."""
+        trainer, limit = self.trainer, self.trainer.config.logging.rollouts_gb
+        before = state["config"]["logging"].get("rollouts_gb")
+        lowered = limit is not None and (before is None or limit < before)
+        kept = trainer.rollout_log.keep_until(state["step"] if lowered else state.get("rollouts_kept", 0))
+        self._kept_rollouts = kept
+        if lowered and kept:
+            trainer.console.message(
+                f"the rollouts recorded so far ({size_text(kept)}) stay: logging.rollouts_gb={limit:g} is less than before, and "
+                "holds for those of later steps"
+            )
 
     def _complete_lines(self, last: dict[str, Any], evaluation: dict[str, Any]) -> None:
         """Write the line of the checkpoint's step, or its evaluation into it, where a kill came before that.

@@ -246,3 +246,41 @@ def test_names_of_folders_below_the_run_folders_are_taken(name):
 def test_a_run_dir_that_is_no_path_is_refused(folder):
     with pytest.raises(ConfigError, match=r"run\.dir: .*give the path of a folder"):
         load_config({"run": {"dir": folder}})
+
+
+@pytest.mark.parametrize("kind", ["verifier", "tasks", "model"])
+def test_a_run_with_files_that_the_new_one_needs_is_not_moved_aside(tmp_path, kind):
+    tree = config(tmp_path, run={"steps": 1}, checkpoint={"every": 1})
+    folder = trained(tree).folder.path
+    if kind == "verifier":
+        (folder / "mine.py").write_text("def good(completion, answer):\n    return 1.0\n")
+        over, named = {"verifier": f"{folder}/mine.py:good"}, "mine.py"
+    elif kind == "tasks":
+        os.symlink(tree["data"]["train"], folder / "tasks.jsonl")
+        over, named = {"data": {"train": {"path": str(folder / "tasks.jsonl")}}}, "tasks.jsonl"
+    else:
+        (tmp_path / "best").symlink_to(folder / "checkpoints" / "step-1" / "model")
+        over, named = {"model": {"path": str(tmp_path / "best"), "scratch": None}}, "best"
+    before = found(folder)
+    with pytest.raises(ConfigError, match=rf"run\.overwrite: .*{named} is in the run folder that would be moved"):
+        trained(merged(config(tmp_path, run={"steps": 1, "overwrite": True}), over))
+    assert [path.name for path in folder.parent.iterdir()] == ["run"]
+    assert {text for text in before if not text.startswith(b"process ")} <= found(folder)
+
+
+def test_a_lower_bound_on_rollouts_removes_none_of_those_recorded_before(tmp_path, capsys):
+    """Neither in the resume that lowers it nor in the one after; nor those of a version that had no bound."""
+    checkpoints = {"every": 1, "keep": 1}
+
+    def steps(run, up_to, gigabytes, resume="auto"):
+        over = {"run": {"name": run, "steps": up_to}, "logging": {"rollouts_gb": gigabytes, "console": "plain"}}
+        trainer = trained(config(tmp_path, checkpoint=checkpoints, **over), resume)
+        return [int(path.stem[5:]) for path in sorted((trainer.folder.path / "rollouts").glob("*.jsonl"))]
+
+    assert steps("run", 3, 2.0, None) == [1, 2, 3]
+    assert "less than before" not in capsys.readouterr().out
+    assert steps("run", 5, 1e-9) == [1, 2, 3, 5]
+    assert "stay: logging.rollouts_gb=1e-09 is less than before" in " ".join(capsys.readouterr().out.split())
+    assert steps("run", 6, 1e-9) == [1, 2, 3, 6]
+    assert "less than before" not in capsys.readouterr().out
+    assert steps("other", 4, 1e-9, None) == [4]

@@ -198,7 +198,8 @@ class LoggingConfig(Section):
     """Steps between files of rollouts in the run folder; 0: none."""
     rollouts_gb: float | None = Field(default=2.0, gt=0)
     """Gigabytes that these files may take together; where they take more, the oldest are removed, but for those of the first
-    steps (a quarter of the bytes). Null: all are kept."""
+    steps (a quarter of the bytes). Where a resume lowers it, what was recorded before stays and does not count. Null: all are
+    kept."""
     wandb: bool | WandbConfig = False
     """Track the run with wandb."""
     tensorboard: bool | TensorBoardConfig = False

@@ -60,6 +60,8 @@ class RolloutLog:
         self.directory = Path(directory) / "rollouts"
         self.every = every
         self.limit = limit
+        self.kept_until = 0
+        """The files of steps up to this one are never removed, and do not count: they were recorded under a larger limit."""
         self._sizes: dict[int, int] | None = None
         """Bytes of the files by step; None until the first one is written."""
         self._thread = ThreadPoolExecutor(1, "rlvr-rollouts")
@@ -89,6 +91,12 @@ class RolloutLog:
         except OSError as error:
             log.warning("the rollouts of step %d could not be written: %s", step, error)
             return None
+
+    def keep_until(self, step: int) -> int:
+        """Never remove the files of steps up to this one; their bytes."""
+        self.kept_until, self._sizes = step, None
+        files = numbered(self.directory, ".jsonl")
+        return sum(path.stat().st_size for number, path in files.items() if number <= step)
 
     def later(
         self,
@@ -132,7 +140,8 @@ class RolloutLog:
         """Remove the files of steps in the middle, oldest first, until the rest fits the limit."""
         if self._sizes is None:
             files = numbered(self.directory, ".jsonl")
-            self._sizes = {step: path.stat().st_size for step, path in files.items() if step <= newest}
+            within = {step: path for step, path in files.items() if self.kept_until < step <= newest}
+            self._sizes = {step: path.stat().st_size for step, path in within.items()}
         self._sizes[newest] = self._path(newest).stat().st_size
         total = sum(self._sizes.values())
         first = 0.0
