@@ -8,7 +8,7 @@ known scalings go through their own forward pass.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -164,23 +164,29 @@ class Policy:
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
         """Inside, gradient checkpointing and the adapter's dropout are on; everything else stays in evaluation mode."""
+        outer = self._training
         self._training = training_modules(self.model, self.adapter_dropout)
-        self._set_training(True)
         try:
-            yield
+            with _flagged(self._training, True):
+                yield
         finally:
-            self._set_training(False)
-            self._training = []
+            self._training = outer
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Evaluation mode (no dropout) inside, the mode from before after it."""
-        self._set_training(False)
-        try:
+        """Evaluation mode (no dropout) inside, the mode from before after it. May be nested."""
+        with _flagged(self._training, False):
             yield
-        finally:
-            self._set_training(True)
 
-    def _set_training(self, on: bool) -> None:
-        for module in self._training:
-            module.training = on  # not train(), which goes down to the children
+
+@contextlib.contextmanager
+def _flagged(modules: Sequence[torch.nn.Module], on: bool) -> Iterator[None]:
+    """Inside, the flag `training` of `modules` is `on`; after it, each is as it was."""
+    before = [module.training for module in modules]
+    for module in modules:
+        module.training = on  # not train(), which goes down to the children
+    try:
+        yield
+    finally:
+        for module, flag in zip(modules, before, strict=True):
+            module.training = flag
