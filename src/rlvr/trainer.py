@@ -296,7 +296,8 @@ class GRPOTrainer:
                 **collected.metrics(),
             }
         )
-        if metrics.get("entropy") is None:  # nothing was sampled, or its log-probs are unknown
+        # log-probs of recorded responses are those of the policy that was recorded, and controllers steer the one that trains
+        if not stage.samples or metrics.get("entropy") is None:
             metrics["entropy"] = metrics.get("entropy/trained")
         metrics = self.world.broadcast(metrics, "the metrics")  # what moves with them must move alike on all ranks
         stage.observe(metrics)

@@ -49,7 +49,8 @@ class Episode:
 
 def timeless(rows, *less: str) -> list[dict]:
     """Metrics without what the clock says, and without what only a run that samples has."""
-    return small_run.timeless(rows, "publish/", "rollout/ready", *less)
+    kept = small_run.timeless(rows, "publish/", "rollout/ready", *less)
+    return [{key: value for key, value in row.items() if key != "entropy"} for row in kept]
 
 
 def files(run: Path) -> list[Path]:

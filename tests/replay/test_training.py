@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from replay_helpers import files, timeless
 
@@ -57,6 +58,21 @@ def test_the_updates_of_the_recorded_run_come_again_bit_for_bit(run, again, piec
     assert timeless(first.metrics, *ahead) == timeless(second.metrics, *ahead)
     for one, other in zip(files(first.folder.path), files(second.folder.path), strict=True):
         assert lines(one) == lines(other)
+
+
+def test_entropy_is_that_of_the_policy_that_trains(run, again):
+    """Not of the one that was recorded, which no update changes: controllers follow it."""
+    first = run({"run": {"steps": 5}}, "first")
+    sampled = [row["entropy"] for row in first.metrics]
+    target = float(np.mean(sampled))
+    follows = {"metric": "entropy", "target": target, "initial": 0.1, "delta": -0.01}
+    over = {"run": {"steps": 5}, "optim": {"lr": 0.05}, "algorithm": {"entropy": follows}}
+    rows = again(first, over).metrics
+    now = [row["entropy/trained"] for row in rows]
+    assert [row["entropy"] for row in rows] == now
+    assert [value > target for value in now] != [value > target for value in sampled], "the two cannot be told apart"
+    moved = np.cumsum([0.1, *(-0.01 if value > target else 0.01 for value in now)])
+    assert [row["schedule/entropy.coef"] for row in rows] == pytest.approx(moved[:-1])
 
 
 def test_everything_that_was_collected_is_recorded(run, pieces):

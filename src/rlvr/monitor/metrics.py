@@ -111,7 +111,8 @@ _ALL = [
         "entropy",
         "nats",
         "Entropy of the next-token distribution: minus the mean log-prob of all tokens sampled in this step, groups without an "
-        "advantage included, under the weights that sampled. Where no such log-prob is known (an sft stage): entropy/trained.",
+        "advantage included, under the weights that sampled. Where the policy does not sample (an sft stage, recorded "
+        "rollouts) or no such log-prob is known: entropy/trained.",
         "falls slowly; near 0 is collapse",
     ),
     Metric(

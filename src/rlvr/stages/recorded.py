@@ -1,7 +1,7 @@
 """The supply of a stage that trains on recorded rollouts: in the place of `rlvr.rollout.Supply`, with its methods.
 
 Invariants: with the configuration, seed and start weights of the recorded run the updates are those of that run, bit for bit
-on a CPU; a reward or verifier that differs from the recorded run's is never passed over in silence.
+on a CPU, unless an option follows the metric `entropy`, which is that of the policy that trains; a reward or verifier that differs from the recorded run's is never passed over in silence.
 """
 
 from __future__ import annotations
