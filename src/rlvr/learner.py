@@ -10,7 +10,8 @@ The batch is cut by whole groups into optimizer steps, and each of those into mi
 - A correction weighs tokens by proximal over behaviour probability, the same in every optimizer step of the batch; it never
   counts in a denominator.
 - Passes without gradient are made in evaluation mode. An adapter's dropout is in the pass that has gradients alone, and
-  changes the gradient but no value: log-probs and entropy come from a pass without it, one more in each optimizer step.
+  changes the gradient but no value: statistics of one number per token come from a pass without it, one more in each
+  optimizer step.
 - Rollouts that can have no gradient cost no forward and no backward, but count in every denominator.
 - A loss or gradient that is not finite skips its optimizer step and is counted.
 - Every rank holds the whole batch and computes its share of each optimizer step; the same is said of the step on every rank.
@@ -32,7 +33,7 @@ from rlvr.losses import Component, Denominators, LossTerm, Objective, SequenceLo
 from rlvr.losses.ahead import Ahead, look_ahead, needs_ahead
 from rlvr.losses.correction import LARGEST_GAP, Correction, gaps, ratios
 from rlvr.monitor.averages import Averages, is_maximum
-from rlvr.needs import BEHAVIOUR, CURRENT, PROXIMAL, REFERENCE, Need
+from rlvr.needs import BEHAVIOUR, CURRENT, PROXIMAL, REFERENCE, SEVERAL_PER_TOKEN, Need
 from rlvr.policy import MicroBatch, Snapshot, forward, micro_batches
 from rlvr.policy.microbatch import deal
 from rlvr.policy.packing import Cost
@@ -85,7 +86,7 @@ class Learner:
         over = work.objective.denominators(work.batch.select(part))
         averages, losses, finite = Averages(), {component.name: 0.0 for component in components}, True
         if self.policy.adapter_dropout:
-            work.without_dropout = self._statistics(work, index, [Need("logprobs"), Need("entropy")])
+            work.without_dropout = self._statistics(work, index, _comparable(work.objective))
         ahead = self._look_ahead(work, part, first)
         self.backend.zero()
         for rows in self._passes(work, self._share(work.batch, index)):
@@ -349,6 +350,12 @@ class _Work:
                 UPDATED, [np.full(len(r), np.nan, dtype=np.float32) for r in batch.rollouts]
             ),
         )
+
+
+def _comparable(objective: Objective) -> list[Need]:
+    """The statistics of the policy as it is that losses and metrics read, of one number per token."""
+    read = {need.statistic for need in objective.needs if need.model == CURRENT} - SEVERAL_PER_TOKEN
+    return [Need(name) for name in sorted(read | {"logprobs", "entropy"})]
 
 
 def _term(

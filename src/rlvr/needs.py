@@ -31,6 +31,9 @@ logprobs: of the tokens themselves. pair_logprobs: of other token ids at the sam
 max_logit are of the logits after that division, over the whole vocabulary of the LM head. sum_squared_probs is 1 for a certain
 token and 1 / V for a uniform distribution. top_k: log-probs of the k most likely tokens, [T, k], best first."""
 
+SEVERAL_PER_TOKEN: frozenset[Statistic] = frozenset({"pair_logprobs", "top_k"})
+"""The statistics that are more than one number per token."""
+
 
 @dataclass(frozen=True)
 class Need:
