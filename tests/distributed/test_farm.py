@@ -40,6 +40,7 @@ class Nothing:
     """An engine that only closes."""
 
     shares_weights = True
+    context = 64
 
     def close(self):
         pass
