@@ -41,6 +41,10 @@ class TrainingError(RlvrError):
     """A run that cannot go on (for example too many non-finite steps in a row); what was done is saved."""
 
 
+class LostRankError(TrainingError):
+    """Another rank of the run failed, was stopped or is gone. No rank can go on: whoever catches other errors lets this one pass."""
+
+
 class EvaluationError(TrainingError):
     """An evaluation that failed. A run goes on without it."""
 

@@ -30,7 +30,7 @@ from rlvr.distributed.farm import open_engine, prove
 from rlvr.distributed.models import write_base
 from rlvr.distributed.prompt_lengths import encoded_lengths
 from rlvr.dry_run import plan_lines
-from rlvr.errors import ConfigError, DataError, EvaluationError, TrainingError, UserCodeError
+from rlvr.errors import ConfigError, DataError, EvaluationError, LostRankError, TrainingError, UserCodeError
 from rlvr.evaluation import Tally, evaluate
 from rlvr.evaluation.held_out import check_held_out
 from rlvr.given_objects import GivenObjects, kept_in_folder
@@ -356,7 +356,7 @@ class GRPOTrainer:
 
         Empty when the run was told to stop meanwhile. DataError when there are no tasks; EvaluationError, on all ranks, when
         sampling, verifying or scoring failed or took too long; UserCodeError when the verifier raised on every answer before the
-        first step.
+        first step; LostRankError when another rank is gone.
         """
         plan, verification = self.plans[self.stage_number], self.verifications[self.stage_number]
         chosen = load_tasks(tasks, split="eval") if tasks is not None else self.evaluation_tasks(plan.config)
@@ -383,7 +383,7 @@ class GRPOTrainer:
                 results, tallies = {**done.results, "time/evaluate": time.perf_counter() - start}, done.tallies
             except Interrupted:
                 pass
-            except UserCodeError:
+            except (UserCodeError, LostRankError):
                 raise
             except Exception as error:  # whatever a verifier, an engine or a scorer raises: the other ranks wait
                 failure = error

@@ -203,13 +203,19 @@ def test_the_ranks_wait_for_an_evaluation_and_go_on_when_it_fails(tmp_path):
 
 
 LOST = """
-import os, signal, sys
+import os, signal, sys, threading
 import torch.distributed as dist
 from rlvr.distributed import watchdog
 from rlvr.distributed.deepspeed import DeepSpeedBackend
+from rlvr.distributed.world import World
 watchdog.MARGIN = 4.0  # gloo needs three seconds where a process is gone
 who, where = sys.argv.pop(1), sys.argv.pop(1)
-sum_up, backward = dist.all_reduce, DeepSpeedBackend.backward
+sum_up, backward, meet = dist.all_reduce, DeepSpeedBackend.backward, World.meet
+
+def stopping_later(world, what, deadline=None):
+    if what == "the evaluation":  # which rank 0 makes alone: this rank has come to the meeting, and waits there
+        threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+    return meet(world, what, deadline)
 
 def stopping(function):
     def stop(*arguments, **options):
@@ -221,6 +227,8 @@ if os.environ["RANK"] == who and where == "the sum":
     dist.all_reduce = stopping(sum_up)
 if os.environ["RANK"] == who and where == "a pass":
     DeepSpeedBackend.backward = stopping(backward)
+if os.environ["RANK"] == who and where == "an evaluation":
+    World.meet = stopping_later
 from rlvr.train import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -247,6 +255,50 @@ def test_a_rank_that_is_stopped_inside_a_collective_is_named(tmp_path, who, wher
     assert f"error: rank {who}" in said and "has shown no sign of life" in said
     assert f"while rank {1 - who} was at" in said
     assert backend == "deepspeed" or "was at the sum of the gradients" in said
+
+
+def test_a_rank_that_is_stopped_while_rank_0_evaluates_is_named(tmp_path):
+    """What is raised inside the evaluation is no failure of the evaluation."""
+    config = configured(tmp_path, distributed={"silence": 5.0}, verification={"workers": 1, "time_limit": 300})
+    (tmp_path / "digits.py").write_text("import time\ndef digits(completion):\n    time.sleep(200)\n    return 0.0\n")
+    processes = start(2, "-c", LOST, "1", "an evaluation", "--config", str(config))
+    try:
+        [(status, said)] = ended(processes[:1], 120)
+    finally:
+        processes[1].kill()
+    assert status == 1, said
+    assert "error: rank 1 has shown no sign of life" in said
+    assert "the evaluation at step 0 failed" not in said
+
+
+SWALLOWED = """
+import os, signal, time
+from concurrent.futures import Future
+from rlvr.distributed import watchdog
+from rlvr.distributed.world import World
+from rlvr.waits import finished
+watchdog.MARGIN = 4.0
+world = World.from_environment(silence=4.0)
+if world.rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+try:
+    finished(Future(), "what never comes", time.monotonic() + 600)
+except Exception as error:
+    print("caught", type(error).__name__, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_lost_rank_ends_a_main_thread_that_caught_the_error_and_went_on():
+    processes = start(2, "-c", SWALLOWED)
+    try:
+        [(status, said)] = ended(processes[:1], 120)
+    finally:
+        processes[1].kill()
+    assert status == 1, said
+    caught, error = said.splitlines()[:2]
+    assert caught == "caught LostRankError"
+    assert error.startswith("error: rank 1 has shown no sign of life")
 
 
 INSIDE = """

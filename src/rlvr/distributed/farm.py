@@ -31,7 +31,7 @@ import numpy as np
 
 from rlvr import registry
 from rlvr.distributed.world import World
-from rlvr.errors import RlvrError, TrainingError
+from rlvr.errors import LostRankError, RlvrError, TrainingError
 from rlvr.policy import Policy
 from rlvr.records import StopReason
 from rlvr.rollout import Collector, probe
@@ -169,7 +169,7 @@ class Farm:
         return self.own.version
 
     async def generate(self, request: Request) -> Completion:
-        """Sample one completion, on the rank that has the prompt or the least to do. TrainingError where that rank is gone."""
+        """Sample one completion, on the rank that has the prompt or the least to do. LostRankError where that rank is gone."""
         rank = self._take(request.token_ids)
         try:
             if rank == self.world.rank:
@@ -289,8 +289,8 @@ class _Link:
         with contextlib.suppress(OSError):
             self.connection.close()
 
-    def _loss(self) -> TrainingError:
-        return TrainingError(
+    def _loss(self) -> LostRankError:
+        return LostRankError(
             f"rank {self.rank} is gone: the connection that it was to sample for was closed (its own output says why, if it "
             "could); go on with --resume auto"
         )

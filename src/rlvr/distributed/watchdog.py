@@ -3,7 +3,8 @@
 A collective of torch or DeepSpeed cannot be interrupted, and waits half an hour for a rank that is stopped. So a thread gives
 this rank's heartbeat and reads those of the others, and another counts how long each has been silent. Where one is lost,
 named waits of the main thread raise that at once; a main thread that has not noticed after MARGIN seconds cannot, and the
-process is ended, with the reason on standard error and in the log. What is on disk stays as it is.
+process is ended, with the reason on standard error and in the log. What is on disk stays as it is. To raise is not to notice:
+code in between may take the error for one of its own, so that the main thread has MARGIN again to reach `notice`.
 
 Silence is counted in the watchdog's own ticks: a process that was itself stopped, or short of processor time, blames nobody.
 Limit: both threads need Python's interpreter. A rank whose main thread holds it for longer than the permitted silence, in one call
@@ -19,7 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from rlvr.errors import TrainingError
+from rlvr.errors import LostRankError
 from rlvr.waits import Wait, stacks
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,9 @@ class Watchdog:
         self._failures: dict[int, str] = {}
         self._rounds = 0
         """Heartbeats given and read; it stands still where the store does not answer."""
-        self._trouble: TrainingError | None = None
+        self._trouble: LostRankError | None = None
+        self._raised = False
+        """Set when the main thread was given the trouble as an exception."""
         self._noticed = threading.Event()
         """Set when the main thread knows of a lost rank, and when the watchdog is closed."""
         self._beat(0)
@@ -79,10 +82,10 @@ class Watchdog:
 
     def _raise_once(self) -> None:
         """Raise what was found, in the main thread: no wait of its makes sense any more, but that for what is being saved."""
-        if self._trouble is None or self._noticed.is_set():
+        if self._trouble is None or self._raised or self._noticed.is_set():
             return
         if threading.current_thread() is threading.main_thread():
-            self._noticed.set()
+            self._raised = True
             raise self._trouble
 
     # the heartbeat's thread, which the store may hold up
@@ -121,11 +124,11 @@ class Watchdog:
             if self._trouble is not None and self._ends_alone(silent, stuck):
                 return
 
-    def _lost(self, silent: dict[int, float], stuck: float) -> TrainingError | None:
+    def _lost(self, silent: dict[int, float], stuck: float) -> LostRankError | None:
         """What is wrong with the other ranks."""
         where = f"while rank {self.rank} was at {self.place()} or in what follows it"
         for rank, text in sorted(self._failures.items()):
-            return TrainingError(f"rank {rank} failed {where}: {text}")
+            return LostRankError(f"rank {rank} failed {where}: {text}")
         if stuck > self.silence:
             who, seconds = "rank 0 or the launcher, which keeps the ranks' store,", stuck
         else:
@@ -133,7 +136,7 @@ class Watchdog:
             if not gone:
                 return None
             who, seconds = " and ".join(f"rank {rank}" for rank in gone), max(silent[rank] for rank in gone)
-        return TrainingError(
+        return LostRankError(
             f"{who} has shown no sign of life for {seconds:.0f} s, {where}: its process was killed or stopped, or its machine is "
             "gone; go on with --resume auto"
         )
@@ -142,10 +145,15 @@ class Watchdog:
         """Whether the main thread notices, and ends the process by itself; False where the lost rank came back. Does not
         return where it does neither."""
         before = dict(self._heard), self._rounds
-        for _ in range(int(MARGIN / BEAT)):
+        raised, left = self._raised, MARGIN
+        while left > 0:
             if self._noticed.wait(BEAT):
                 return True
-            if not self._failures and self._came_back(silent, stuck, *before):
+            left -= BEAT
+            if self._raised:
+                if not raised:
+                    raised, left = True, MARGIN
+            elif not self._failures and self._came_back(silent, stuck, *before):
                 self._trouble = None
                 return False
         self._end()

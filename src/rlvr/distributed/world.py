@@ -8,7 +8,7 @@ A process may have several Worlds, one after the other or at once, as it may hav
 the one store, and all use torch's one process group, which lasts as long as the process.
 
 Invariants: every rank makes the same calls in the same order; a call with one rank costs nothing; what a failed rank raised
-reaches the others as a TrainingError that says which rank it was.
+reaches the others as a LostRankError that says which rank it was.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from rlvr.distributed.watchdog import BEAT, Watchdog, beat_key, failure_key
-from rlvr.errors import TrainingError, WaitTimeout
+from rlvr.errors import LostRankError, TrainingError, WaitTimeout
 from rlvr.waits import Wait
 
 T = TypeVar("T")
@@ -128,8 +128,8 @@ class World:
     def meet(self, what: str, deadline: float | None = None) -> None:
         """Wait until every rank is here.
 
-        WaitTimeout names the ranks that are not here by the deadline (seconds); TrainingError one that failed, shows no
-        sign of life, or waits for something else. Without a deadline of its own a meeting waits for rank 0 as long as that
+        WaitTimeout names the ranks that are not here by the deadline (seconds); LostRankError one that failed or shows no
+        sign of life, TrainingError one that waits for something else. Without a deadline of its own a meeting waits for rank 0 as long as that
         lives: what rank 0 does alone (sampling, verifying, evaluating, reading and writing checkpoints) may take hours and
         has deadlines there, and it says when it fails.
         """
@@ -157,7 +157,7 @@ class World:
                 self._store.delete_key(self._place(self._meetings - 2, self.rank))
 
     def naming(self, what: str) -> _Named:
-        """Inside, what torch raises when a rank is gone becomes a TrainingError that names it and `what`."""
+        """Inside, what torch raises when a rank is gone becomes a LostRankError that names it and `what`."""
         self._at = what
         return _Named(self, what)
 
@@ -219,9 +219,9 @@ class World:
         return self._store.get(beat_key(rank)) if self._store.check([beat_key(rank)]) else b""
 
     def raise_failure(self, rank: int, what: str) -> None:
-        """TrainingError where `rank` said that it failed."""
+        """LostRankError where `rank` said that it failed."""
         if (said := self.failure(rank)) is not None:
-            raise TrainingError(f"rank {rank} failed while rank {self.rank} waited for {what}: {said}")
+            raise LostRankError(f"rank {rank} failed while rank {self.rank} waited for {what}: {said}")
 
     def failure(self, rank: int) -> str | None:
         """What `rank` said when it failed."""
@@ -254,7 +254,7 @@ class Watch:
         self._next = time.monotonic() + BEAT
 
     def look(self, what: str, failures: bool = True) -> None:
-        """TrainingError where a missing rank was silent for too long, or, with `failures`, said that it has failed."""
+        """LostRankError where a missing rank was silent for too long, or, with `failures`, said that it has failed."""
         now = time.monotonic()
         if now < self._next:
             return
@@ -268,14 +268,14 @@ class Watch:
                 since = now
             self._last[rank] = (beat, since)
             if now - since > self.world.silence:
-                raise TrainingError(
+                raise LostRankError(
                     f"rank {rank} has shown no sign of life for {now - since:.0f} s, while rank {self.world.rank} waited for "
                     f"{what}: its process was killed or stopped, or its machine is gone; go on with --resume auto"
                 )
 
 
 class _Named:
-    """Turns what torch raises when a peer is gone into a TrainingError that names it, as far as it can be known."""
+    """Turns what torch raises when a peer is gone into a LostRankError that names it, as far as it can be known."""
 
     def __init__(self, world: World, what: str) -> None:
         self.world, self.what = world, what
@@ -287,7 +287,7 @@ class _Named:
         if error is not None:
             self.world.notice()
         if isinstance(error, RuntimeError) and not isinstance(error, (TrainingError, WaitTimeout)):
-            raise TrainingError(
+            raise LostRankError(
                 f"{self._who()} was lost while rank {self.world.rank} was at {self.what}: {error}"
             ) from error
 
