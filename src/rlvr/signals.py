@@ -61,20 +61,36 @@ class StopRequest:
                 os.write(2, f"{self._reply}\n".encode())
 
 
+_descriptions: list[Callable[[], str]] = []
+"""Those of the `reporting` blocks that the main thread is in; the innermost, which is the last, is what SIGUSR1 writes."""
+
+
 @contextlib.contextmanager
 def reporting(describe: Callable[[], str]) -> Iterator[None]:
     """Inside, SIGUSR1 writes what `describe` gives to standard error; only in the main thread, and where there is SIGUSR1.
 
     A thread answers, so that the answer also comes while the main thread is inside a long kernel or a collective. Where
     somebody else (an event loop in the main thread) already has Python's one wakeup descriptor, the main thread answers.
+    A block inside another one replaces the description until it ends.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGUSR1"):
         yield
         return
+    _descriptions.append(describe)
+    try:
+        with _answering() if len(_descriptions) == 1 else contextlib.nullcontext():
+            yield
+    finally:
+        _descriptions.pop()
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+    """Inside, SIGUSR1 is answered."""
 
     def answer() -> None:
         try:
-            text = describe()
+            text = _descriptions[-1]()
         except Exception as error:  # it reads what other threads change
             text = f"the run cannot be described: {type(error).__name__}: {error}"
         with contextlib.suppress(OSError):  # not print, which may be what was interrupted

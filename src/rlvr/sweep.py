@@ -29,7 +29,7 @@ from rlvr.monitor.trackers import MetricsFile
 from rlvr.monitor.whole_file import write_whole
 from rlvr.own_files import check_output, is_run_config, is_verbatim
 from rlvr.report import write_report
-from rlvr.signals import StopRequest
+from rlvr.signals import StopRequest, reporting
 
 ENDS = ("reward/mean", "completion/length_mean", "entropy")
 """Metrics of the last step that the table shows beside the evaluation's results."""
@@ -57,7 +57,8 @@ def sweep(config: Config, resume: str | None = None) -> int:
     console, codes = Console("plain" if config.logging.console == "auto" else config.logging.console), {}
     _refuse_foreign(config)
     config.folder.mkdir(parents=True, exist_ok=True)
-    with StopRequest() as stop:
+    doing = f"seeds of {config.folder}, process {os.getpid()}: each is trained in a process of its own, which says more"
+    with StopRequest() as stop, reporting(lambda: doing):
         for number, seed in enumerate(config.run.seeds, start=1):
             console.message(f"seed {seed} ({number} of {len(config.run.seeds)}): {config.folder / f'seed-{seed}'}")
             codes[seed] = _train(of_seed(config, seed), resume, stop)

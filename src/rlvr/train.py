@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from rlvr import registry
 from rlvr.config import Config, bare_term
 from rlvr.config_loading import load_config
 from rlvr.errors import DataError, command
+from rlvr.signals import reporting
 from rlvr.stage_plan import stage_plans
 
 log = logging.getLogger(__name__)
@@ -80,15 +82,18 @@ def _dry_run(config: Config) -> int:
 
 
 def _train(config: Config, resume: str | None) -> int:
-    from rlvr.trainer import GRPOTrainer
+    phase = "starting"
+    with reporting(lambda: f"run {config.folder}, process {os.getpid()}\nphase: {phase}"):
+        from rlvr.trainer import GRPOTrainer
 
-    with GRPOTrainer(config=config) as trainer:
-        trainer.train(resume=resume)
-        if trainer.world.leads:
-            _report(trainer)
-        if trainer.stop.signal is not None:
-            return 128 + int(trainer.stop.signal)
-        _summary(trainer)
+        with GRPOTrainer(config=config) as trainer:
+            trainer.train(resume=resume)
+            phase = "closing"
+            if trainer.world.leads:
+                _report(trainer)
+            if trainer.stop.signal is not None:
+                return 128 + int(trainer.stop.signal)
+            _summary(trainer)
     return 0
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 
 import pytest
+import yaml
 from resume_helpers import Run, make_tree, merged
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
@@ -46,6 +49,35 @@ def test_a_closed_terminal_and_ctrl_c_save_the_last_step(tmp_path, number):
     assert (run.folder / "checkpoints" / f"step-{steps}" / "complete.json").is_file()
     said = "stopping as soon as this step can be left, with a checkpoint; Ctrl-C once more stops at once"
     assert (said in run.said()) == (number == signal.SIGINT)
+
+
+STARTS_AND_CLOSES = """
+import os, signal, sys
+from rlvr import trainer, train
+make, close = trainer.GRPOTrainer.__init__, trainer.GRPOTrainer.close
+
+def asked(function):
+    def ask(*arguments, **options):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return function(*arguments, **options)
+    return ask
+
+trainer.GRPOTrainer.__init__, trainer.GRPOTrainer.close = asked(make), asked(close)
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.alone
+def test_a_run_that_starts_or_closes_answers_sigusr1_and_goes_on(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(short(tmp_path, verifier="exact", run={"steps": 1})))
+    command = [sys.executable, "-c", STARTS_AND_CLOSES, "--config", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if line.startswith("phase: ")] == [
+        "phase: starting",
+        "phase: closing",
+    ]
 
 
 def test_a_hangup_that_is_ignored_stays_ignored():

@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -50,3 +51,23 @@ def test_the_status_is_written_while_the_main_thread_is_inside_a_call_that_no_si
     assert said == ([True] if taken else [False])
     assert taken or inside == [False]
     assert capfd.readouterr().err == "step 7\n"
+
+
+def test_the_innermost_description_is_the_answer(capfd):
+    with reporting(lambda: "starting"):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        _until_said(capfd, "starting\n")
+        with reporting(lambda: "step 7"):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            _until_said(capfd, "step 7\n")
+        os.kill(os.getpid(), signal.SIGUSR1)
+        _until_said(capfd, "starting\n")
+
+
+def _until_said(capfd, text):
+    """Wait until `text` was the last that was written to standard error."""
+    said, end = "", time.monotonic() + 30
+    while not said.endswith(text):
+        assert time.monotonic() < end, said
+        said += capfd.readouterr().err
+        time.sleep(0.01)
