@@ -70,7 +70,7 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
         except (RlvrError, OSError) as error:
             text = f"{error}{_advice(error)}"
             print(f"error: {text}", file=sys.stderr)
-            _tell_launcher(text)
+            tell_launcher(text)
             return 1 if isinstance(error, TrainingError | WaitTimeout | OSError) else 2
         except KeyboardInterrupt:
             print("stopped at once", file=sys.stderr)
@@ -101,7 +101,7 @@ def _advice(error: Exception) -> str:
     return ". The disk is full: free some space there and start again, a run with --resume auto" if full else ""
 
 
-def _tell_launcher(message: str) -> None:
+def tell_launcher(message: str) -> None:
     """Write the error file that torchrun shows at its end, in the layout of torch's own ErrorHandler.record_exception."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:

@@ -1,6 +1,7 @@
 """Training on several ranks: real processes, the same run as with one (N1, N7), and what becomes of a rank that is lost."""
 
 import importlib.util
+import json
 import os
 import signal
 import time
@@ -272,12 +273,13 @@ def test_a_rank_that_is_stopped_while_rank_0_evaluates_is_named(tmp_path):
 
 
 SWALLOWED = """
-import os, signal, time
+import logging, os, signal, time
 from concurrent.futures import Future
 from rlvr.distributed import watchdog
 from rlvr.distributed.world import World
 from rlvr.waits import finished
 watchdog.MARGIN = 4.0
+logging.basicConfig(format="logged: %(message)s")
 world = World.from_environment(silence=4.0)
 if world.rank == 1:
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -289,7 +291,9 @@ time.sleep(600)
 """
 
 
-def test_a_lost_rank_ends_a_main_thread_that_caught_the_error_and_went_on():
+def test_a_lost_rank_ends_a_main_thread_that_caught_the_error_and_went_on(tmp_path, monkeypatch):
+    """The watchdog's words: once on standard error, in the log, and in the file that torchrun shows at its end."""
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     processes = start(2, "-c", SWALLOWED)
     try:
         [(status, said)] = ended(processes[:1], 120)
@@ -299,6 +303,10 @@ def test_a_lost_rank_ends_a_main_thread_that_caught_the_error_and_went_on():
     caught, error = said.splitlines()[:2]
     assert caught == "caught LostRankError"
     assert error.startswith("error: rank 1 has shown no sign of life")
+    assert "error: error:" not in said
+    told = json.loads((tmp_path / "error.json").read_text())["message"]["message"]
+    assert f"error: {told}" == error
+    assert f"logged: {told}; the stacks of all threads:" in said
 
 
 INSIDE = """

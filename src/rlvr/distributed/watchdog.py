@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from rlvr.errors import LostRankError
+from rlvr.errors import LostRankError, tell_launcher
 from rlvr.waits import Wait, stacks
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ BEAT = 1.0
 MARGIN = 10.0
 """Seconds that the main thread has to end by itself: gloo raises at once where a rank's process is gone, naming takes three beats."""
 LOG_SECONDS = 5.0
-"""Seconds for the last words in the log, whose file may be on storage that went with the other rank."""
+"""Seconds for the last words in the launcher's file and the log, which may be on storage that went with the other rank."""
 
 
 def beat_key(rank: int) -> str:
@@ -167,12 +167,16 @@ class Watchdog:
 
     def _end(self) -> None:
         """End this process, whose main thread cannot."""
-        text = f"error: {self._trouble}"
+        text = str(self._trouble)
         with contextlib.suppress(OSError):
-            os.write(2, f"{text}\n".encode())
-        words = threading.Thread(
-            target=log.error, args=("%s; the stacks of all threads:\n%s", text, stacks()), daemon=True
-        )
+            os.write(2, f"error: {text}\n".encode())
+        words = threading.Thread(target=_last_words, args=(text,), daemon=True)
         words.start()
         words.join(LOG_SECONDS)
         os._exit(1)
+
+
+def _last_words(text: str) -> None:
+    """Say why the process ends where the launcher and the user look, in files that may be on storage that is gone."""
+    tell_launcher(text)
+    log.error("%s; the stacks of all threads:\n%s", text, stacks())
