@@ -8,10 +8,12 @@ import time
 
 import pytest
 import torch
+import torch.distributed as dist
 from launching import configured, ended, rows, sampled, start, trained
 from transformers import AutoModelForCausalLM
 
 from rlvr.config_loading import load_config
+from rlvr.distributed.watchdog import Watchdog
 from rlvr.distributed.world import World
 from rlvr.policy import load_policy
 
@@ -307,6 +309,14 @@ def test_a_lost_rank_ends_a_main_thread_that_caught_the_error_and_went_on(tmp_pa
     told = json.loads((tmp_path / "error.json").read_text())["message"]["message"]
     assert f"error: {told}" == error
     assert f"logged: {told}; the stacks of all threads:" in said
+
+
+@pytest.mark.parametrize(("rank", "who"), [(0, "the launcher"), (1, "rank 0 or the launcher")])
+def test_whoever_keeps_the_store_is_named_and_rank_0_does_not_blame_itself(rank, who):
+    found = Watchdog(rank, 2, dist.HashStore(), 5.0, lambda: "the sum")
+    found.close()
+    said = str(found._lost({1 - rank: 0.0}, 6.0))
+    assert said.startswith(f"{who}, which keeps the ranks' store, has shown no sign of life for 6 s")
 
 
 INSIDE = """

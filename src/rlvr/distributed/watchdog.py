@@ -130,7 +130,8 @@ class Watchdog:
         for rank, text in sorted(self._failures.items()):
             return LostRankError(f"rank {rank} failed {where}: {text}")
         if stuck > self.silence:
-            who, seconds = "rank 0 or the launcher, which keeps the ranks' store,", stuck
+            keeper = "the launcher" if self.rank == 0 else "rank 0 or the launcher"
+            who, seconds = f"{keeper}, which keeps the ranks' store,", stuck
         else:
             gone = [rank for rank in self._others if silent[rank] > self.silence]
             if not gone:
