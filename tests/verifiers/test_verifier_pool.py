@@ -479,3 +479,44 @@ def test_a_program_that_forgets_to_close_ends_quietly():
     assert done.returncode == 0
     assert done.stderr == ""
     assert gone(int(done.stdout))
+
+
+HELD_UP = """
+import asyncio, os, signal, subprocess, sys, threading, time
+from rlvr.records import Task, Verdict
+from rlvr.verifiers import Needs, Verifier, VerifierPool
+
+class Works(Verifier):
+    time_limit = 2.0
+    def __init__(self, process):
+        self.needs = Needs(process=process)
+    def verify(self, task, completion):
+        if completion == "hang":
+            time.sleep(1000)
+        time.sleep(float(completion))
+        return Verdict.from_score(1.0, answer="x" * 1_000_000)
+
+class Waits(Works):
+    async def verify(self, task, completion):
+        await asyncio.sleep(float(completion))
+        return Verdict.from_score(1.0)
+
+task = Task("t", "p")
+if __name__ == "__main__":
+    with VerifierPool(workers=2) as pool:
+        for verifier in (Works(True), Works(False), Waits(False)):
+            pool.verify_many(verifier, [(task, "0")])
+            stop = f"sleep 0.2; kill -STOP {os.getpid()}; sleep 3; kill -CONT {os.getpid()}"
+            subprocess.Popen(["sh", "-c", stop])
+            (verdict,) = pool.verify_many(verifier, [(task, "0.5")])
+            print(verdict.status.value, verdict.score, verdict.reason)
+        print(pool.verify_many(Works(True), [(task, "hang")])[0].status.value)
+"""
+
+
+def test_an_answer_does_not_pay_for_a_trainer_that_was_held_up(tmp_path):
+    """The trainer is stopped for 3 s while answers with a limit of 2 s take 0.5 s; one that hangs is late still."""
+    file = tmp_path / "held_up.py"
+    file.write_text(HELD_UP)
+    run = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=120, check=True)
+    assert run.stdout.splitlines() == ["correct 1.0 "] * 3 + ["timeout"]

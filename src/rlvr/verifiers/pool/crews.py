@@ -21,6 +21,7 @@ from typing import Any
 from rlvr.records import Verdict, VerdictStatus
 from rlvr.verifiers.base import FunctionVerifier, Verifier, display_name
 from rlvr.verifiers.pool import process
+from rlvr.verifiers.pool.deadline import Deadline
 from rlvr.verifiers.pool.process import Background, Forker, Late, Server, Worker, WorkerError
 from rlvr.verifiers.pool.sandbox import readable, sandboxed
 from rlvr.verifiers.pool.sending import packed
@@ -295,7 +296,7 @@ class Crew:
         pid, stream = await server.fork()
         try:
             try:
-                async with asyncio.timeout(process.START_SECONDS):
+                async with Deadline(process.START_SECONDS):
                     await stream.send(pickle.dumps(self.load))
                     said = json.loads(await stream.receive())
             except TimeoutError:

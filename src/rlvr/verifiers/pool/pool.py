@@ -26,6 +26,7 @@ from rlvr.verifiers.base import FunctionVerifier, Verifier, as_verdict, display_
 from rlvr.verifiers.pool.cache import VerdictCache
 from rlvr.verifiers.pool.courier import Courier
 from rlvr.verifiers.pool.crews import Crew, Crews, LoadError
+from rlvr.verifiers.pool.deadline import Deadline
 from rlvr.verifiers.pool.threads import LoopThread, Threads, cores
 from rlvr.verifiers.pool.together import Found, Together
 from rlvr.verifiers.pool.wire import Job
@@ -255,7 +256,10 @@ class VerifierPool:
         """The verdicts of `work`, or undecided ones past the limit, without waiting for it to give up."""
         task = asyncio.ensure_future(work)
         try:
-            await asyncio.wait({task}, timeout=limit)
+            async with Deadline(limit):
+                await asyncio.wait({task})
+        except TimeoutError:
+            pass  # it may have finished all the same
         finally:
             finished = task.done()
             task.cancel()

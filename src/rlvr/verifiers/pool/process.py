@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlvr.records import Verdict
+from rlvr.verifiers.pool.deadline import Deadline
 from rlvr.verifiers.pool.printed import forwarded
 from rlvr.verifiers.pool.wire import END, FORK, REPLY, REQUEST, WORK, Stream, verdicts_from_json
 
@@ -76,7 +77,7 @@ class Forker:
     async def _ask(self, what: bytes, pid: int = 0, fds: Sequence[int] = ()) -> int:
         async with self._turn:
             try:
-                async with asyncio.timeout(self.patience):
+                async with Deadline(self.patience):
                     socket.send_fds(self.stream.sock, [REQUEST.pack(what, pid)], fds)
                     (answer,) = REPLY.unpack(await self.stream.read(REPLY.size))
                     self.patience = FORK_SECONDS
@@ -145,11 +146,11 @@ class Worker:
             self.stream.sock.send(REQUEST.pack(WORK, 0))
 
     async def run(self, job: bytes, limit: float, count: int) -> list[Verdict]:
-        """The `count` verdicts of one job. Late past `limit` seconds, WorkerError when the process is gone or talks
-        nonsense, ExhaustedError when it has used up a resource; after each it must be ended."""
+        """The `count` verdicts of one job. Late past `limit` seconds of this loop, WorkerError when the process is gone or
+        talks nonsense, ExhaustedError when it has used up a resource; after each it must be ended."""
         start = time.perf_counter()
         try:
-            async with asyncio.timeout(limit):
+            async with Deadline(limit):
                 await self.stream.send(job)
                 body = await self.stream.receive()
         except TimeoutError:
