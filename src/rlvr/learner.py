@@ -407,7 +407,9 @@ def _refuse_unknown(*needed: torch.Tensor | None) -> None:
 
 def _measured_without_gradient(work: _Work) -> np.ndarray:
     """Positions of the rollouts without a gradient that are measured: one of every group, then another, to a micro-batch."""
-    flat = np.asarray([i for i in np.flatnonzero(~work.trains) if work.known[i].any()], dtype=np.int64)
+    able = [int(i) for i in np.flatnonzero(~work.trains) if work.known[i].any()]
+    able.sort(key=lambda i: work.batch.rollouts[i].token_ids.tobytes())  # whatever the order in the batch (N4)
+    flat = np.asarray(able, dtype=np.int64)
     seen: dict[int, int] = {}
     turns = []
     for group in work.batch.group_index()[flat]:

@@ -69,8 +69,11 @@ class Shape:
     """The copies of weights that bfloat16 autocast makes during an update; 0 in float32."""
     activations: float
     """Kept for the backward pass, for each token."""
+    scores: float
+    """Kept for the backward pass, for each pair of a token and a position that it may look at: attention scores, which eager
+    attention keeps and fused kernels do not."""
     layer: float
-    """The same of one layer alone."""
+    """Activations of one layer alone, for each token."""
     recomputed: float
     """With gradient checkpointing, for each token: what the layer that is recomputed keeps, and its gradients."""
     keys_and_values: int
@@ -106,6 +109,8 @@ def shape_of(config: ModelConfig) -> Shape:
         trained=trained,
         cast=0 if compute == torch.float32 else 2 * trained,
         activations=share * kept,
+        scores=_score_bytes(config, text)
+        * (2 / layers if config.gradient_checkpointing else 1),  # that of one layer, and its gradient
         layer=share * plain / layers,
         recomputed=2 * share * plain / layers if config.gradient_checkpointing else 0.0,
         keys_and_values=2 * layers * heads * head * width,
@@ -113,6 +118,15 @@ def shape_of(config: ModelConfig) -> Shape:
         hidden=int(text.hidden_size),
         context=int(getattr(text, "max_position_embeddings", 0) or 1 << 30),
     )
+
+
+def _score_bytes(config: ModelConfig, text: Any) -> float:
+    """Bytes of attention scores that eager attention keeps over all layers, for each pair of positions: a float32 for each
+    head after the softmax and, with a soft-cap (Gemma 2), one after its tanh."""
+    cap = getattr(text, "attn_logit_softcapping", None)
+    if config.attention != "eager" and (config.attention is not None or cap is None):
+        return 0.0
+    return 4.0 * (1 if cap is None else 2) * int(text.num_attention_heads) * int(text.num_hidden_layers)
 
 
 def _without_storage(config: ModelConfig) -> Any:
@@ -200,7 +214,7 @@ def _update(shape: Shape, config: Config, sampled: bool) -> dict[str, float]:
         tokens = min(rows, optim.micro_batch_size) * length
     trained = tokens * (length - prompt) / length
     logits = min(4 * trained * shape.vocabulary, CHUNK) * LOGITS_COPIES
-    activations = tokens * (shape.activations + shape.recomputed) + 8 * trained * shape.hidden
+    activations = tokens * (shape.activations + shape.recomputed + length * shape.scores) + 8 * trained * shape.hidden
     return {"weights in bfloat16": shape.cast, "activations": activations, "logits": logits}
 
 

@@ -10,10 +10,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlvr.config import LoraConfig, ModelConfig, ScratchConfig
 from rlvr.distributed import PlainBackend
-from rlvr.distributed.models import base_files, merged_files, model_files
+from rlvr.distributed.models import merged_files, model_files, write_base
 from rlvr.errors import ConfigError
 from rlvr.policy import load_policy
-from rlvr.policy.adapters import is_adapter, merge_adapter, name_base
+from rlvr.policy.adapters import is_adapter, merge_adapter
 from rlvr.policy.scratch import build_model, build_tokenizer
 
 WORDS = ["think", "thin", "a|b", "\\boxed{", "<answer>", "two words", "x\ny", "(", "#1", "don't", "."]
@@ -284,8 +284,7 @@ def test_an_adapter_is_saved_loaded_continued_and_merged(make_policy, tmp_path, 
 
 def save_base(policy, folder):
     """As the trainer does at the start of a run."""
-    base_files(policy, True)(folder)
-    name_base(policy.model, folder)
+    write_base(policy, folder, True)
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])

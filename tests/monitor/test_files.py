@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import date
 
 import numpy as np
@@ -11,6 +12,7 @@ from rlvr.monitor.metrics import record
 from rlvr.monitor.recording import read_rollouts
 from rlvr.monitor.rollout_log import RolloutLog
 from rlvr.monitor.trackers import MetricsFile
+from rlvr.monitor.whole_file import write_whole
 from rlvr.records import Batch
 
 
@@ -134,3 +136,14 @@ def test_a_line_that_is_no_rollout_is_named(tmp_path, rollout, line):
     path.write_text(path.read_text() + line + "\n")
     with pytest.raises(DataError, match=r"step-000001\.jsonl, line 2: not a rollout"):
         read_rollouts(path)
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
+    """As root, a rename over /dev/full or /dev/stdout would take the device's place."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(pipe, "text")
+    assert os.read(reader, 10) == b"text"
+    os.close(reader)
+    assert pipe.is_fifo()

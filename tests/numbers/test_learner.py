@@ -196,10 +196,14 @@ def test_order_and_weightless_company_change_nothing(behind, make_batch, make_ro
     target = make_objective("tokens", ("k3", 0.2), 0.1)
     want, metrics = one_gradient(recording, policy, batch, target, reference)
     order = np.random.default_rng(3).permutation(len(batch))
-    shuffled, again = one_gradient(recording, policy, batch.select(order), target, reference, micro_batch_size=2)
-    assert gap(shuffled, want) < 1e-5
+    shuffled, again = one_gradient(recording, policy, batch.select(order), target, reference)
+    cut, in_pieces = one_gradient(recording, policy, batch.select(order), target, reference, micro_batch_size=2)
+    assert max(gap(shuffled, want), gap(cut, want)) < 1e-5
     for name, value in metrics.items():
         assert again[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+        # the mismatch of rollouts without a gradient is measured on one micro-batch of them, so it depends on its size
+        if not name.startswith("mismatch/"):
+            assert in_pieces[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
     # a long rollout that is undecided: more padding, no weight
     long = make_rollout(np.arange(80) % 50 + 10, prompt=2, group="far")
     more = Batch(
@@ -227,14 +231,15 @@ def test_another_group_scales_the_average_and_adds_its_own_share(policy, make_ba
 
 def test_on_the_first_step_the_ratio_is_one_and_the_mismatch_is_measured(policy, make_batch, recording):
     batch = make_batch(policy)
-    _, metrics = one_gradient(recording, policy, batch, make_objective(skip=False), micro_batch_size=2)
+    _, metrics = one_gradient(recording, policy, batch, make_objective(skip=False))
     assert metrics["ratio/mean"] == metrics["ratio/max"] == 1.0
     assert metrics["ratio/clipped_low"] == metrics["ratio/clipped_high"] == 0.0
     model, gaps = double(policy), []
     for rollout, weight in zip(batch.rollouts, batch.token_columns["weight/policy"], strict=True):
         with torch.no_grad():
             logprobs = token_statistics(model, rollout)[0].numpy()
-        gaps.extend((logprobs - rollout.behaviour_logprobs[1:])[weight[1:] > 0])
+        counts = weight > 0 if (weight > 0).any() else rollout.sampled  # without a gradient: all that was sampled
+        gaps.extend((logprobs - rollout.behaviour_logprobs[1:])[counts[1:]])
     gaps = np.abs(gaps)
     assert metrics["mismatch/mean"] == pytest.approx(gaps.mean(), rel=1e-5)
     assert metrics["mismatch/max"] == pytest.approx(gaps.max(), rel=1e-5)

@@ -257,7 +257,10 @@ def test_long_prompts_are_left_out_on_request(command, folder, tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, _, err = command(f"data.train={path}")
     assert code == 2
-    assert "task 'long': its prompt has 80 tokens, and 1 to 63 are possible (1 of 4 tasks are like that)" in err
+    assert (
+        "task 'long': its prompt has 80 tokens, and 1 to 63 are possible, in a context of 64 (the smaller one of the model's and the engine's) (1 of 4 tasks are like that)"
+        in err
+    )
     code, out, err = command(
         f"data.train={path}", "data.skip_long_prompts=true", over={"logging": {"console": "plain"}}
     )

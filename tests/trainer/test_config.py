@@ -94,7 +94,7 @@ def test_exclusive_options_are_refused():
         ("optim.lr=2.5e-4", "optim.lr", 2.5e-4),
         ("rollout.group_size=16", "rollout.group_size", 16),
         ("run.steps=null", "run.steps", None),
-        ("run.name=", "run.name", ""),
+        ("model.attention=", "model.attention", ""),
         ("run.name='a=b.c'", "run.name", "a=b.c"),
         ("rollout.stop=[a, b]", "rollout.stop", ["a", "b"]),
         ("logging.wandb=true", "logging.wandb", True),

@@ -8,7 +8,11 @@ from pathlib import Path
 
 def write_whole(path: Path, text: str) -> None:
     """Write `text` aside and put it in the place of `path`, whose folder is made. OSError, which names the file, where the
-    disk refuses: then nothing of it is left."""
+    disk refuses: then nothing of it is left. What is no file (/dev/stdout, a pipe) is written to, and stays what it is."""
+    if path.exists() and not path.is_file():
+        with path.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+        return
     aside = path.with_name(f".{path.name}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
