@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST = 0.03
-"""The share of the time that checkpoints by the clock may hold the steps up."""
+"""The share of the time since the start that checkpoints may have held the steps up after one by the clock."""
 
 
 class Saver:
@@ -58,6 +58,10 @@ class Saver:
         """Bytes of recorded rollouts that stay whatever logging.rollouts_gb says."""
         self._due = 0.0
         """When the next checkpoint by the clock is due, in time.monotonic seconds."""
+        self._began, self._held = 0.0, 0.0
+        """When this process began to train, and the seconds that checkpoints have held its steps up since."""
+        self._best_under_way: float | None = None
+        """The value of the metric of `checkpoint.best` in the checkpoint that was begun last."""
 
     # beginning and ending
 
@@ -83,6 +87,7 @@ class Saver:
         if world.leads:
             folder.open_log(self.trainer.console)
             self._check_space()
+        self._began = time.monotonic()
         self._schedule(0.0)
         return found
 
@@ -149,8 +154,10 @@ class Saver:
         return by_clock and time.monotonic() >= self._due
 
     def _schedule(self, seconds: float) -> None:
-        """Set when the next checkpoint by the clock is due, after one that held the steps up for `seconds`."""
-        self._due = time.monotonic() + max(60 * self.config.minutes, seconds / MOST)
+        """Set when the next checkpoint by the clock is due, after one that held the steps up for `seconds`: so late that
+        another one that costs as much keeps within the share. What the first one costs, nobody knows before."""
+        self._held += seconds
+        self._due = max(time.monotonic() + 60 * self.config.minutes, self._began + (self._held + seconds) / MOST)
 
     def after_evaluation(self) -> None:
         """The evaluation of a step, which was saved before it, has been made: save the step again where it is the best."""
@@ -164,9 +171,10 @@ class Saver:
         value = trainer.metrics[-1].get(keeps.metric)
         if value is None:
             return False
-        self.writer.wait()
+        begun = self._best_under_way if self.writer.busy else None  # no step waits for the write; asked before the disk
         found = checkpoint.best(trainer.folder.checkpoints, keeps.metric, keeps.mode)
-        return found is None or (value > found[1] if keeps.mode == "max" else value < found[1])
+        known = [score for score in (begun, found and found[1]) if score is not None]
+        return all(value > score if keeps.mode == "max" else value < score for score in known)
 
     def leave(self, failed: bool = False) -> None:
         """After the last step of a call of `train`: a checkpoint of it, on disk. TrainingError where it cannot be written.
@@ -195,6 +203,8 @@ class Saver:
         began = time.monotonic()
         trainer.rollout_log.flush()
         if self.writer.open(trainer.step):
+            if self.config.best is not None and trainer.metrics:
+                self._best_under_way = trainer.metrics[-1].get(self.config.best.metric)
             self.writer.write(self._contents())
             problem = self.writer.wait() if wait else None
         elif wait:

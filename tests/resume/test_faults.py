@@ -18,6 +18,7 @@ import torch
 from resume_helpers import Run, assert_same, make_tree, merged, rows, timeless
 
 from rlvr import GRPOTrainer, saved_state
+from rlvr.distributed.checkpoint import best
 from rlvr.errors import CheckpointError, ConfigError, TrainingError, WaitTimeout
 from rlvr.monitor.trackers import MetricsFile
 from rlvr.run_lock import RunLock
@@ -408,8 +409,9 @@ class Clock:
 
 
 def test_checkpoints_by_the_clock_come_when_due_and_hold_the_steps_up_for_3_percent_at_most(tmp_path, monkeypatch):
-    """A step takes 10 s and a checkpoint 3 s, which is 3 % of 100 s; due are 30 s."""
-    clock, saved = Clock(), []
+    """A step takes 10 s and a checkpoint 3 s, which is 3 % of 100 s; due are 30 s. All those so far count, but for the first,
+    whose cost is not known before."""
+    clock, saved, shares = Clock(), [], []
     monkeypatch.setattr(saved_state, "time", clock)
     tree = short(tmp_path, "run", run={"steps": 25}, checkpoint={"every": 0, "minutes": 0.5, "background": False})
     with GRPOTrainer(config=tree, verifier=lambda completion: len(completion) / 9) as trainer:
@@ -422,12 +424,14 @@ def test_checkpoints_by_the_clock_come_when_due_and_hold_the_steps_up_for_3_perc
         def slow(contents):
             clock.now += 3.0
             saved.append(contents.step)
+            shares.append(3.0 * len(saved) / (clock.now - 1000.0))
             write(contents)
 
         trainer.saver.after_step, trainer.saver.writer.write = later, slow
         trainer.train()
-    assert saved == [3, 13, 23, 25]
-    assert sorted(path.name for path in trainer.folder.checkpoints.iterdir()) == ["step-23", "step-25"]
+    assert saved == [3, 20, 25]
+    assert shares[1] <= 0.03 < shares[0]
+    assert sorted(path.name for path in trainer.folder.checkpoints.iterdir()) == ["step-20", "step-25"]
 
 
 # the best
@@ -446,6 +450,34 @@ def test_the_best_step_is_saved_and_kept(tmp_path):
     assert names == ["step-4", "step-8"]
     seal = json.loads((trainer.folder.checkpoints / "step-4" / "complete.json").read_text())
     assert seal["metrics"]["eval/greedy"] == 0.9
+
+
+def test_a_step_does_not_wait_for_a_checkpoint_to_tell_whether_it_is_the_best(tmp_path, monkeypatch):
+    """The score of the one that is being written counts as well as those on disk."""
+    tree = short(
+        tmp_path, "run", run={"steps": 4}, checkpoint={"every": 0, "minutes": 0, "best": {"metric": "grad_norm"}}
+    )
+    with GRPOTrainer(config=tree, verifier=lambda completion: len(completion) / 9) as trainer:
+        trainer.train(1)
+        saver, folder = trainer.saver, trainer.folder.checkpoints
+        written = threading.Event()
+        real = saver.writer._write
+        saver.writer._write = lambda contents: written.wait(60) and real(contents)
+        monkeypatch.setattr(saver.writer, "wait", lambda: pytest.fail("a step waited"))
+        on_disk = best(folder, "grad_norm", "max")[1]
+        answers = []
+        for value, save in ((on_disk - 1, False), (on_disk + 2, True), (on_disk + 1, False), (on_disk + 3, False)):
+            trainer.metrics[-1] = {**trainer.metrics[-1], "grad_norm": value}
+            answers.append(saver._is_best())
+            if save:
+                monkeypatch.setattr(
+                    saver.writer, "open", lambda step: (folder / f".step-{step}.partial").mkdir() or True
+                )
+                saver.save(wait=False)
+        assert answers == [False, True, False, True]
+        assert saver.writer.busy
+        monkeypatch.undo()
+        written.set()
 
 
 def test_an_unknown_metric_to_keep_the_best_of_is_refused_by_name(tmp_path):

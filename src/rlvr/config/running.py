@@ -96,8 +96,8 @@ class CheckpointConfig(Section):
     """When the run is saved."""
 
     minutes: float = Field(default=10.0, ge=0)
-    """Minutes between checkpoints by the clock of rank 0, more where a checkpoint would hold the steps up for over 3 % of the
-    time; 0: none by the clock. The end of a run is saved in any case."""
+    """Minutes between checkpoints by the clock of rank 0; from the second on more, where all so far would hold the steps up for
+    over 3 % of the time; 0: none by the clock. The end of a run is saved in any case."""
     every: int = Field(default=0, ge=0)
     """Steps between checkpoints, beside those by the clock; 0: only by the clock."""
     keep: int = Field(default=2, ge=1)
