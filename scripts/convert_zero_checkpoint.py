@@ -12,22 +12,28 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rlvr.errors import command
+from rlvr.own_files import check_new_folder
 
-def main() -> int:
+
+@command
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Hugging Face files from a checkpoint that DeepSpeed wrote.")
     parser.add_argument("folder", type=Path, help="the folder that DeepSpeed's save_checkpoint was given")
     parser.add_argument("--base", required=True, help="folder or hub name of the model that was trained")
-    parser.add_argument("--out", required=True, type=Path, help="where to write")
+    parser.add_argument("--out", required=True, type=Path, help="folder for the model, new or empty")
     parser.add_argument("--tag", help="which checkpoint of the folder; default: what its file `latest` says")
     parser.add_argument(
         "--dtype", default="float32", choices=["float32", "bfloat16"], help="type of the written weights"
     )
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    check_new_folder(options.out, "the model")
     try:
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
     except ImportError:

@@ -28,6 +28,7 @@ from rlvr.config import Config
 from rlvr.config_loading import load_config, with_tasks_of
 from rlvr.data import Draw, History, Prompts, load_tasks
 from rlvr.data.prompts import refuse_long
+from rlvr.distributed.checkpoint import latest
 from rlvr.errors import ConfigError, command
 from rlvr.evaluation import Collect, SameAnswer, Scorer, compare, contamination, describe, evaluate, read_result
 from rlvr.monitor.whole_file import write_whole
@@ -191,7 +192,9 @@ def _ks(written: str | None, samples: int, given: Config) -> list[int]:
 
 def _run_folder(model: str) -> Path | None:
     """The run that a model is of: a run folder, a checkpoint in one, or the checkpoint's model."""
-    path = Path(model)
+    if not Path(model).exists():
+        return None
+    path = Path(model).resolve()
     runs = [path, *(above.parent for above in path.parents[:2] if above.name == "checkpoints")]
     return next((run for run in runs if (run / WRITTEN).is_file() and (run / "checkpoints").is_dir()), None)
 
@@ -216,12 +219,12 @@ def _of_run(folder: Path, verifier: str | None) -> dict[str, Any]:
 
 
 def _model_folder(path: str) -> Path | str:
-    """The folder of the model: that of a checkpoint or of the newest checkpoint of a run, where `path` is one."""
+    """The folder of the model: that of a checkpoint or of the newest whole checkpoint of a run, where `path` is one."""
     folder = Path(path)
     if (folder / "model").is_dir():
         return folder / "model"
-    numbered = [p for p in folder.glob("checkpoints/step-*/model") if p.parent.name.removeprefix("step-").isdigit()]
-    return max(numbered, key=lambda p: int(p.parent.name.removeprefix("step-"))) if numbered else path
+    newest = latest(folder / "checkpoints")
+    return path if newest is None else newest / "model"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlvr.errors import ConfigError, command
+from rlvr.errors import command
+from rlvr.own_files import check_new_folder
 
 
 @command
@@ -21,8 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--base", help="folder or hub name of the base model; by default what the adapter says")
     options = parser.parse_args(arguments)
     out = Path(options.out)
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise ConfigError(f"{out} exists and is not empty: give a new folder for the merged model")
+    check_new_folder(out, "the merged model")
     from rlvr.policy.adapters import merge_adapter
 
     merge_adapter(options.adapter, options.base, options.out)

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,18 +85,20 @@ def remove_files(folder: Path, names: Iterable[str]) -> None:
             parent.rmdir()
 
 
-def remove_folder(folder: Path, own: Callable[[str], bool]) -> None:
-    """Remove a folder whose entries all have names of our `own`; else set it aside. Nothing where there is none."""
-    if not os.path.lexists(folder):
-        return
-    if folder.is_dir() and not folder.is_symlink() and all(own(path.name) for path in folder.iterdir()):
-        shutil.rmtree(folder)
-    else:
-        set_aside(folder)
+def check_new_folder(path: Path, what: str) -> None:
+    """ConfigError where `path` is there and no empty folder."""
+    if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
+        raise ConfigError(f"{path} exists and is not empty: give a new folder for {what}")
 
 
 def check_output(path: Path, is_ours: Callable[[str], bool], what: str) -> None:
-    """ConfigError where `path` is a file and `is_ours` does not know the head of its text: a file of the user's."""
+    """ConfigError where `path` is a file and `is_ours` does not know the head of its text: a file of the user's; also where
+    nothing can be written to it: a folder, or a path below a file."""
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder: give the path of a file")
+    above = next((parent for parent in path.parents if os.path.lexists(parent)), Path())
+    if not above.is_dir():
+        raise ConfigError(f"{path} cannot be written: {above} is not a folder")
     if not path.is_file():  # /dev/stdout and pipes are written to as they are
         return
     try:

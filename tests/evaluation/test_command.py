@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rlvr.evaluate import main
+from rlvr.distributed.checkpoint import Seal
+from rlvr.evaluate import _run_folder, main
 
 TASKS = [{"prompt": f"{k}+{k}=", "answer": str(k % 4), "id": f"t{k}", "level": 1 + k % 2} for k in range(6)]
 VERIFIER = """
@@ -35,6 +36,9 @@ def folder(tmp_path_factory):
     for name in ("model", "run/checkpoints/step-3/model", "run/checkpoints/step-12/model"):
         policy.model.save_pretrained(path / name)
         policy.tokenizer.save_pretrained(path / name)
+    for step in (3, 12):
+        (path / f"run/checkpoints/step-{step}/complete.json").write_text(Seal(step, 1, {}, {}, {}).text())
+    (path / "run/checkpoints/step-20/model").mkdir(parents=True)  # torn
     (path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in TASKS))
     (path / "even.py").write_text(VERIFIER)
     return path
@@ -160,11 +164,20 @@ def on_ranks(ranks: int, *arguments: str) -> list[tuple[int, str]]:
             process.wait()
 
 
-def test_a_run_means_its_newest_checkpoint(run, folder):
+def test_a_run_means_its_newest_whole_checkpoint(run, folder, tmp_path, monkeypatch):
+    for output in (tmp_path, tmp_path / "file" / "out.json"):
+        (tmp_path / "file").write_text("mine")
+        code, _, error = run("--output", str(output))
+        assert code == 2 and str(output) in error and "tasks, " not in error  # before anything is sampled
     code, got, _ = run("--samples", "1", model="run")
     assert code == 0 and got is not None and got["model"].endswith("step-12/model")
     code, got, _ = run("--samples", "1", model="run/checkpoints/step-3")
     assert code == 0 and got is not None and got["model"].endswith("step-3/model")
+    monkeypatch.chdir(folder / "run" / "checkpoints")
+    (folder / "run" / "config.yaml").write_text("run: {}\n")
+    (tmp_path / "link").symlink_to(folder / "run" / "checkpoints" / "step-3")
+    assert {_run_folder(name) for name in ("step-3", str(tmp_path / "link"), "step-3/model")} == {folder / "run"}
+    (folder / "run" / "config.yaml").unlink()
 
 
 def test_the_pages_first_command_works_with_the_runs_own_configuration(folder, tmp_path, monkeypatch, capsys):

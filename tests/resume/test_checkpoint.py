@@ -17,7 +17,17 @@ from transformers import AutoModelForCausalLM
 
 from rlvr.config import CheckpointConfig
 from rlvr.distributed import PlainBackend, World, checkpoint_writer
-from rlvr.distributed.checkpoint import SEAL, Seal, best, checkpoints, checksum_of, latest, load, why_unusable
+from rlvr.distributed.checkpoint import (
+    SEAL,
+    Seal,
+    best,
+    checkpoints,
+    checksum_of,
+    latest,
+    load,
+    remove_partial,
+    why_unusable,
+)
 from rlvr.distributed.checkpoint_writer import Contents, HostCopies, Writer
 from rlvr.distributed.models import model_files
 from rlvr.errors import CheckpointError
@@ -33,8 +43,8 @@ TENSORS = {
 def a_model(folder):
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    (folder / "deeper").mkdir()
-    (folder / "deeper" / "weights.bin").write_bytes(bytes(range(256)))
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "x.jinja").write_bytes(bytes(range(256)))
 
 
 def write(folder, step, keep=9, state=STATE, tensors=TENSORS, save_model=a_model, metrics=None, **options):
@@ -170,7 +180,7 @@ def cut(path):
 
 
 def flip(path):
-    file = path / "model" / "deeper" / "weights.bin"
+    file = path / "model" / "additional_chat_templates" / "x.jinja"
     data = bytearray(file.read_bytes())
     data[100] ^= 4
     file.write_bytes(data)
@@ -199,12 +209,12 @@ def no_model(path):
 TEARS = {
     unseal: "complete.json is missing",
     cut: "tensors-0.safetensors is damaged",
-    flip: "weights.bin is damaged",
+    flip: "x.jinja is damaged",
     lose: "state.json is missing",
     half_a_seal: "not finished",
     empty_seal: "not finished",
     odd_seal: "not finished",
-    no_model: "config.json is missing",
+    no_model: "x.jinja is missing",
 }
 
 
@@ -311,7 +321,27 @@ def test_other_formats_are_refused_in_words_and_not_taken_for_nothing(tmp_path):
     with pytest.raises(CheckpointError, match="step-5 cannot be used"):
         latest(tmp_path)
     good = write(tmp_path, 4)
+    with pytest.raises(CheckpointError, match=r"step-5 cannot be used: .*step-4 can be used, by its own name"):
+        latest(tmp_path)
+    later.rename(tmp_path / "later")
     assert latest(tmp_path) == good
+
+
+def test_of_a_folder_that_was_being_written_only_what_a_checkpoint_writes_is_removed(tmp_path):
+    partial = tmp_path / ".step-3.partial"
+    ours = ["tensors-0.safetensors", "state.json", "model/config.json", "model/tokenizer_config.json"]
+    ours += ["model/model-00001-of-00002.safetensors", "model/tokenizer.json", "merged/model.safetensors.index.json"]
+    for name in [*ours, "model/notes.txt", "model/data/mine.json"]:
+        (partial / name).parent.mkdir(parents=True, exist_ok=True)
+        (partial / name).write_text(name)
+    remove_partial(partial)
+    left = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(name.partition("/")[2] for name in left) == ["model/data/mine.json", "model/notes.txt"]
+    assert not partial.exists()
+    elsewhere = write(tmp_path / "elsewhere", 3)
+    partial.symlink_to(elsewhere)
+    remove_partial(partial)
+    assert why_unusable(elsewhere) is None
 
 
 # Dying while saving

@@ -76,6 +76,17 @@ def test_a_merged_model_goes_into_a_new_folder_only(tmp_path, capsys):
     assert (out / "model.safetensors").read_bytes() == b"mine"
 
 
+def test_a_converted_model_goes_into_a_new_folder_only(tmp_path):
+    out = tmp_path / "mine"
+    out.mkdir()
+    (out / "model.safetensors").write_bytes(b"mine")
+    script = [sys.executable, str(ROOT / "scripts" / "convert_zero_checkpoint.py"), str(tmp_path)]
+    done = subprocess.run([*script, "--base", "b", "--out", str(out)], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "exists and is not empty: give a new folder for the model" in done.stderr
+    assert (out / "model.safetensors").read_bytes() == b"mine"
+
+
 @pytest.mark.parametrize("name", ["seed-1.yaml", "seeds.json"])
 def test_a_sweep_writes_over_nothing_of_the_user_s(tmp_path, name):
     tree = merged(make_tree(tmp_path, "run"), {"run": {"seed": 0, "seeds": [1]}})

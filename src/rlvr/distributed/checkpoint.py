@@ -26,13 +26,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from rlvr.errors import CheckpointError
-from rlvr.own_files import remove_files, remove_folder, set_aside
+from rlvr.own_files import remove_files, set_aside
 
 log = logging.getLogger(__name__)
 SEAL, STATE = "complete.json", "state.json"
 FORMAT = 2
-PARTIAL = r"tensors-\d+\.safetensors(\.note|\.tmp|\.note\.tmp)?|state\.json|complete\.json|model|merged"
-"""Names in a folder that a checkpoint is being written into."""
+PARTIAL = (
+    r"tensors-\d+\.safetensors(\.note|\.tmp|\.note\.tmp)?|state\.json|complete\.json|"
+    r"(model|merged)/([a-z_]*model[\w.-]*\.(safetensors|model|json)|[a-z_]*(config|tokenizer|tokens|tokens_map|vocab)\.json|"
+    r"(tokenizer|spiece|sentencepiece\.bpe)\.model|merges\.txt|vocab\.txt|(additional_chat_templates/\w+|chat_template)\.jinja|"
+    r"README\.md|(configuration|modeling|tokenization)_\w+\.py)"
+)
+"""Names, relative, of files that a checkpoint is made of: ours, and those that transformers, peft and tokenizers write."""
 
 
 @dataclass
@@ -127,7 +132,7 @@ def step_of(path: Path) -> int:
 def latest(folder: Path) -> Path | None:
     """The newest whole checkpoint in `folder`; torn ones are passed over with a warning. None where there are none at all.
 
-    CheckpointError where none can be used, with the reason of each: to begin again would throw their steps away.
+    CheckpointError where one in another format is newer, and where none can be used, with the reason of each: to begin again would throw their steps away.
     """
     problems: list[tuple[Path, str]] = []
     for path in reversed(checkpoints(folder)):
@@ -136,9 +141,19 @@ def latest(folder: Path) -> Path | None:
                 log.warning("checkpoint %s is passed over: %s", torn, why)
             return path
         problems.append((path, problem))
+        if _of_another_format(path) is not None:
+            break  # whole in another version: to go on from an older one would do its steps again
     if problems:
-        raise CheckpointError("; ".join(f"{path} cannot be used: {problem}" for path, problem in problems))
+        reasons = "; ".join(f"{path} cannot be used: {problem}" for path, problem in problems)
+        older = _older_usable(folder, problems[-1][0])
+        raise CheckpointError(reasons if older is None else f"{reasons}. {older} can be used, by its own name")
     return None
+
+
+def _older_usable(folder: Path, than: Path) -> Path | None:
+    """The newest whole checkpoint before `than`."""
+    older = (path for path in reversed(checkpoints(folder)) if step_of(path) < step_of(than))
+    return next((path for path in older if why_unusable(path) is None), None)
 
 
 def why_unusable(path: Path) -> str | None:
@@ -232,8 +247,16 @@ def remove(path: Path) -> None:
 
 
 def remove_partial(path: Path) -> None:
-    """Remove a folder that a checkpoint was being written into; one that holds anything else is set aside."""
-    remove_folder(path, lambda name: re.fullmatch(PARTIAL, name) is not None)
+    """Remove what a checkpoint writes from a folder that one was being written into; the folder with all else is set aside."""
+    if path.is_dir() and not path.is_symlink():
+        names = (file.relative_to(path).as_posix() for file in path.rglob("*"))
+        remove_files(path, [name for name in names if re.fullmatch(PARTIAL, name)])
+    for folder in (path / "model", path / "merged", path):
+        if folder.is_dir() and not folder.is_symlink():
+            with contextlib.suppress(OSError):  # not empty
+                folder.rmdir()
+    if os.path.lexists(path):
+        set_aside(path)
 
 
 def replace(path: Path, new: Path) -> None:
