@@ -32,6 +32,7 @@ from typing import IO, Any
 from rlvr.data.adapters import to_task
 from rlvr.errors import ConfigError, DataError, command
 from rlvr.monitor.console import Console
+from rlvr.monitor.whole_file import naming
 from rlvr.own_files import check_output, first_keys
 from rlvr.records import Task, Verdict
 from rlvr.tree import as_tree, merge
@@ -124,7 +125,7 @@ def _audit(options: argparse.Namespace, verifier: Verifier, pool: VerifierPool) 
     console = Console()
     if options.output:
         findings = Findings()
-        with open(options.output, "w", encoding="ascii") as sink:
+        with naming(options.output), open(options.output, "w", encoding="ascii") as sink:
             stopped = _until_signal(score(Path(options.input), verifier, pool, options.verifier, findings, sink))
         show_findings(console, findings)
         if stopped:

@@ -98,7 +98,7 @@ def user_traceback(error: BaseException) -> str:
 def _advice(error: Exception) -> str:
     """Words to add to an error that the operating system put into words."""
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return ". The disk is full: free some space there and start again, a run with --resume auto" if full else ""
+    return ". The disk is full: free some space there and start again" if full else ""
 
 
 def tell_launcher(message: str) -> None:

@@ -213,7 +213,8 @@ class Saver:
         if problem is not None:
             last = next(reversed(checkpoint.checkpoints(trainer.folder.checkpoints)), None)
             raise TrainingError(
-                f"the checkpoint of step {trainer.step} could not be written: {problem}. The last one is {last or 'none'}"
+                f"the checkpoint of step {trainer.step} could not be written to {trainer.folder.checkpoints}: {problem}. The last one "
+                f"is {last or 'none'}"
             ) from problem
         return self._path
 

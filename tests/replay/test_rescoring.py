@@ -107,7 +107,7 @@ def test_what_cannot_be_scored_is_said(recorded, run, tmp_path, capsys, pieces):
         ((recorded, "--rescore", "optim.lr=3"), "only verifier, rewards"),
         ((recorded, "--rescore", "verifier.foo=3"), "no option 'foo'"),
         ((recorded, "--rescore", "rewards=[verdict, self_certainty]"), "needs a forward pass of the policy"),
-        ((recorded, "--steps", "9:"), "none of these steps .* there are 1 to 3"),
+        ((recorded, "--steps", "9:"), "none of these steps .* there are 1-3"),
         ((recorded, "--steps", "one"), "steps are written A:B"),
         ((recorded, "--output", recorded / "rollouts" / "x.jsonl"), "among the recorded rollouts"),
         ((recorded, "--rescore", "verifier=countdown"), "no task of the first step can be verified so: t"),

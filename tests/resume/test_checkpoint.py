@@ -473,7 +473,7 @@ def test_a_write_that_fails_is_said_and_the_next_one_is_made(tmp_path, caplog):
     writer.write(Contents(2, TENSORS, models=full))
     error = writer.wait()
     assert "No space left" in str(error)
-    assert "the checkpoint of step 2 could not be written: [Errno 28] No space left on device" in caplog.text
+    assert f"the checkpoint of step 2 could not be written to {tmp_path}: [Errno 28] No space left on" in caplog.text
     assert names(tmp_path) == ["step-1"]
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
     assert writer.open(3)

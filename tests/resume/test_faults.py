@@ -317,8 +317,12 @@ def test_a_full_disk_while_saving_costs_no_step_and_the_last_good_checkpoint_sta
         assert run.lines() == 4
         said = run.said()
     for step in (3, 4):
-        assert re.search(rf"the checkpoint of step {step} could not be written: .*File too large", said), said
-    assert re.search(r"error: the checkpoint of step 4 could not be written: .* The last one is \S+step-2", said)
+        assert re.search(
+            rf"the checkpoint of step {step} could not be written to \S+/checkpoints: .*File too large", said
+        ), said
+    assert re.search(
+        r"error: the checkpoint of step 4 could not be written to \S+/checkpoints: .* The last one is \S+step-2", said
+    )
     assert sorted(p.name for p in (run.folder / "checkpoints").iterdir()) == ["step-1", "step-2"]
     assert "could not be written" in (run.folder / "log.txt").read_text()
     with Run(tree) as run:

@@ -67,6 +67,27 @@ def test_only_an_earlier_output_is_replaced(run, tmp_path, capsys, write):
         assert output.stat().st_size > 0
 
 
+@pytest.mark.parametrize("write", [audited, replayed])
+def test_an_output_that_fills_the_disk_is_named(run, tmp_path, capsys, write, monkeypatch):
+    monkeypatch.setattr(
+        type(tmp_path), "with_name", lambda self, name: tmp_path / name
+    )  # of the inputs, beside the output
+    assert write(run, Path("/dev/full")) == 1
+    error = capsys.readouterr().err
+    assert "'/dev/full'. The disk is full: free some space there and start again" in error
+    assert "--resume" not in error
+
+
+def test_steps_that_were_not_recorded_are_refused_with_those_that_were(run, tmp_path, capsys):
+    gaps = tmp_path / "gaps"
+    (gaps / "rollouts").mkdir(parents=True)
+    for step in (1, 4, 5):
+        (gaps / "rollouts" / f"step-{step:06d}.jsonl").write_text("")
+    assert replay([str(gaps), "--steps", "3"]) == 2
+    assert "none of these steps" in (error := capsys.readouterr().err)
+    assert "there are 1, 4-5" in error
+
+
 def test_a_merged_model_goes_into_a_new_folder_only(tmp_path, capsys):
     out = tmp_path / "base"
     out.mkdir()

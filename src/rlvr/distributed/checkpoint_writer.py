@@ -91,10 +91,10 @@ class Writer:
                 checkpoint.remove_partial(self._aside(step))
                 self._aside(step).mkdir(parents=True)
             except OSError as error:
-                problem = str(error)
+                problem = error.strerror or str(error)  # without the path, which is said once
         problem = self.world.broadcast(problem, "the folder of the checkpoint")
         if problem is not None:
-            log.error("the checkpoint of step %d could not be written: %s", step, problem)
+            log.error("the checkpoint of step %d could not be written to %s: %s", step, self.folder, problem)
         return problem is None
 
     def write(self, contents: Contents) -> None:
@@ -109,7 +109,7 @@ class Writer:
                 with contextlib.suppress(OSError):  # else it would keep a full disk full
                     checkpoint.remove_partial(self._aside(contents.step))
                 future.set_exception(error)  # first, so that nobody waits for a thread that fails to say why
-                log.error("the checkpoint of step %d could not be written: %s", contents.step, error)
+                log.error("the checkpoint of step %d could not be written to %s: %s", contents.step, self.folder, error)
 
         if self.config.background:
             threading.Thread(target=work, name="rlvr-checkpoint", daemon=True).start()

@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+log = logging.getLogger(__name__)
 ROWS = 40
 """Operations in the table of those that took longest."""
 
@@ -34,11 +36,19 @@ class StepProfiler:
         everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)  # the engine has its own thread
         with profile(activities=activities, experimental_config=everywhere) as profiler:
             yield
+        try:
+            self._write(profiler, number, records[-1])
+        except (OSError, RuntimeError) as error:  # a full disk, which Python or torch's own writer finds
+            log.warning("the profile of step %d could not be written to %s: %s", number, self.folder, error)
+
+    def _write(self, profiler: Any, number: int, record: Mapping[str, Any]) -> None:
+        import torch
+
         self.folder.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(self.folder / f"step-{number}.json"))
         by = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
         table = profiler.key_averages().table(sort_by=by, row_limit=ROWS)
-        (self.folder / f"step-{number}.txt").write_text(f"{_phases(records[-1])}\n{table}\n", encoding="utf-8")
+        (self.folder / f"step-{number}.txt").write_text(f"{_phases(record)}\n{table}\n", encoding="utf-8")
 
 
 def _phases(record: Mapping[str, Any]) -> str:

@@ -58,6 +58,18 @@ def rollout_files(run: Path) -> dict[int, Path]:
     return dict(sorted((int(number), path) for number, path in names.items() if number.isdigit()))
 
 
+def ranges(steps: list[int]) -> str:
+    """Steps in words: `1-3, 7`."""
+    parts: list[list[int]] = []
+    for step in steps:
+        if parts and step == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], step]
+        else:
+            parts.append([step])
+    shown = ["-".join(map(str, part)) for part in parts]
+    return ", ".join(shown if len(shown) <= 6 else [*shown[:5], "...", shown[-1]])
+
+
 def recorded_config(run: str | Path) -> dict[str, Any]:
     """The tree in a run's config.yaml; empty where there is none that can be read."""
     try:

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from rlvr.monitor.whole_file import naming
 from rlvr.own_files import numbered
 from rlvr.records import BASELINE, UPDATED, Batch, Origin, Rollout
 from rlvr.waits import finished
@@ -127,7 +128,7 @@ class RolloutLog:
         path = self._path(step)
         aside = path.with_name(f".{path.name}.partial")
         try:
-            with aside.open("wb") as file:
+            with naming(path), aside.open("wb") as file:
                 file.writelines(_line(row) for row in rows)
             os.replace(aside, path)
         except OSError:

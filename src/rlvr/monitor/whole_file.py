@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+
+@contextlib.contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Inside, a disk that is full is said with the file `path`: a write that fails does not say of which file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            error.filename = error.filename or str(path)
+        raise
 
 
 def write_whole(path: Path, text: str) -> None:

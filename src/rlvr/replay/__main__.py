@@ -21,6 +21,7 @@ from typing import IO
 
 from rlvr.errors import ConfigError, command
 from rlvr.monitor.console import Console
+from rlvr.monitor.whole_file import naming
 from rlvr.own_files import check_output, first_keys
 from rlvr.replay.changes import Change
 from rlvr.replay.rescore import Replay, row_of
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     replay = Replay(options.run, options.rescore, *_steps(options.steps))
     with contextlib.ExitStack() as stack:
+        stack.enter_context(naming(options.output or ""))
         sink = stack.enter_context(_sink(options.output, Path(options.run))) if options.output else None
         asyncio.run(_replay(replay, Examples(options.examples), sink))
     return 0

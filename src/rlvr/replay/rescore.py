@@ -18,7 +18,7 @@ from rlvr import registry
 from rlvr.config import Config
 from rlvr.config_loading import load_config
 from rlvr.errors import ConfigError, DataError
-from rlvr.monitor.recording import Recorded, columns_of, read_recorded, recorded_config, recorded_steps
+from rlvr.monitor.recording import Recorded, columns_of, ranges, read_recorded, recorded_config, recorded_steps
 from rlvr.records import BASELINE, Batch, Task
 from rlvr.replay.changes import Change, change
 from rlvr.rewards import Setting, Term, at_step, bind, build_terms, score, walk
@@ -50,9 +50,7 @@ class Replay:
         steps = recorded_steps(run)
         self.files = {n: path for n, path in steps.items() if n >= first and (last is None or n <= last)}
         if not self.files:
-            raise ConfigError(
-                f"--steps: none of these steps of {run} was recorded; there are {min(steps)} to {max(steps)}"
-            )
+            raise ConfigError(f"--steps: none of these steps of {run} was recorded; there are {ranges(list(steps))}")
         roots = [next(iter(as_tree(override))) for override in overrides]
         for root in roots:
             if root not in SECTIONS:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from rlvr.errors import ConfigError, DataError
-from rlvr.monitor.recording import columns_of, read_recorded, recorded_config, recorded_steps
+from rlvr.monitor.recording import columns_of, ranges, read_recorded, recorded_config, recorded_steps
 from rlvr.policy import Policy
 from rlvr.records import Rollout
 from rlvr.registry import register, split
@@ -66,8 +66,8 @@ class Recording:
         missing = [step for step in range(first, last + 1) if step not in self._files]
         if missing:
             raise ConfigError(
-                f"rollout.engine: steps {_ranges(missing)} of {first}-{last} are not among the recorded rollouts of {run} (there "
-                f"are {_ranges(list(self._files))}): set run.steps to the steps that there are, or record with "
+                f"rollout.engine: steps {ranges(missing)} of {first}-{last} are not among the recorded rollouts of {run} (there "
+                f"are {ranges(list(self._files))}): set run.steps to the steps that there are, or record with "
                 "logging.rollouts=1"
             )
         if first <= last:
@@ -123,15 +123,3 @@ class Recording:
                 f"{path}: none of its {compared} completions is what the model's tokenizer makes of their tokens: they were "
                 "recorded with another tokenizer. Set model.path to the model that was recorded, or one with its tokenizer"
             )
-
-
-def _ranges(steps: list[int]) -> str:
-    """Steps in words: `1-3, 7`."""
-    parts: list[list[int]] = []
-    for step in steps:
-        if parts and step == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], step]
-        else:
-            parts.append([step])
-    shown = ["-".join(map(str, part)) for part in parts]
-    return ", ".join(shown if len(shown) <= 6 else [*shown[:5], "...", shown[-1]])
