@@ -11,6 +11,7 @@ to fit; a step waits for the copy to host memory and for the write before, not f
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 import time
@@ -66,7 +67,19 @@ class Saver:
     # beginning and ending
 
     def begin(self, resume: str | None) -> Path | None:
-        """Take the run folder, fresh or from the checkpoint that `resume` means, which is returned."""
+        """Take the run folder, fresh or from the checkpoint that `resume` means, which is returned. ConfigError where the folder
+        cannot be made, written to or moved."""
+        try:
+            return self._begin(resume)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise ConfigError(
+                f"the run folder {self.trainer.folder.path} cannot be used: {error.strerror}"
+                f"{'' if error.filename is None else f' ({error.filename})'}. Choose another run.dir or run.name"
+            ) from error
+
+    def _begin(self, resume: str | None) -> Path | None:
         folder, world = self.trainer.folder, self.trainer.world
         found = None
         if world.leads:

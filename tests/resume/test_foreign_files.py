@@ -284,3 +284,14 @@ def test_a_lower_bound_on_rollouts_removes_none_of_those_recorded_before(tmp_pat
     assert steps("run", 6, 1e-9) == [1, 2, 3, 6]
     assert "less than before" not in capsys.readouterr().out
     assert steps("other", 4, 1e-9, None) == [4]
+
+
+@pytest.mark.parametrize(
+    ("over", "why"), [({"name": "x" * 300}, "File name too long"), ({"dir": "file"}, "Not a directory")]
+)
+def test_a_run_folder_that_cannot_be_made_is_refused_in_one_line(tmp_path, over, why):
+    (tmp_path / "file").write_text("mine")
+    tree = config(tmp_path, run={**over, **({"dir": str(tmp_path / "file")} if "dir" in over else {})})
+    with pytest.raises(ConfigError, match=rf"the run folder .* cannot be used: {why}.*Choose another run\.dir"):
+        trained(tree)
+    assert (tmp_path / "file").read_text() == "mine"
