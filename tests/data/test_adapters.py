@@ -163,6 +163,52 @@ def test_images_are_refused_by_row(row):
         to_task(row, place="cats.jsonl, line 3")
 
 
+@pytest.mark.parametrize(
+    ("said", "row"),
+    [
+        ("images are", {"prompt": "?", "image_path": "cat.png"}),
+        ("images are", {"prompt": "?", "pixel_values": [[0.1, 0.2]]}),
+        ("images are", {"prompt": "?", "picture": {"bytes": None, "path": "cat.png"}}),
+        ("images are", {"prompt": "?", "picture": {"bytes": "iVBORw0", "path": None}}),
+        ("images are", {"prompt": "<image>Find x."}),
+        ("images are", {"prompt": [{"role": "user", "content": "What is this?\n<image>\nSay it."}]}),
+        ("images are", {"prompt": "What is this? <image>"}),
+        ("videos are", {"prompt": "?", "videos": ["clip.mp4"]}),
+        ("videos are", {"prompt": "?", "video": "https://a.b/c"}),
+        ("videos are", {"prompt": [{"role": "user", "content": [{"type": "video", "video": "clip.mp4"}]}]}),
+        ("audio is", {"prompt": "?", "audio": {"path": "a.wav", "array": [0.1], "sampling_rate": 16000}}),
+        ("audio is", {"prompt": "?", "sound": {"path": "a.wav", "array": [0.1], "sampling_rate": 16000}}),
+        ("audio is", {"prompt": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]}),
+    ],
+)
+def test_other_media_are_refused_by_row(said, row):
+    with pytest.raises(DataError, match=rf"^cats\.jsonl, line 3: {said} not supported yet, and "):
+        to_task(row, place="cats.jsonl, line 3")
+
+
+def test_text_about_media_is_text():
+    prompts = ["Does <image> need an end tag in SVG?", "<video>\n  <source>\n</video>\nWhat is wrong?"]
+    for prompt in prompts:
+        row = {
+            "prompt": prompt,
+            "video": "A cat jumps.",
+            "audio": 3,
+            "pixel_values": [],
+            "file": {"bytes": None, "path": None},
+        }
+        assert to_task(row).prompt == prompt
+
+
+def test_parts_of_text_are_joined_and_others_are_named():
+    parts = [{"type": "text", "text": "2+2", "image": None}, {"type": "text", "text": "= ?"}]
+    for name in ("prompt", "messages"):
+        assert to_task({name: [{"role": "user", "content": parts}]}).prompt == [{"role": "user", "content": "2+2\n= ?"}]
+    chat = [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": [{"type": "text", "text": "4"}]}]
+    assert to_task({"messages": chat}).demonstration == "4"
+    with pytest.raises(DataError, match=r"field 'prompt\[0\]' has a part that is no text: \"{'type': 'file'"):
+        to_task({"prompt": [{"role": "user", "content": [{"type": "file", "file": "a.pdf"}]}]})
+
+
 def test_columns_of_images_that_hold_none_are_no_images():
     text = [{"role": "user", "content": [{"type": "text", "text": "?", "image": None}]}]
     assert to_task({"prompt": text, "image": None, "images": [], "answer": "1"}).answer == "1"

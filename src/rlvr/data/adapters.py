@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlvr.data.code import as_code_row
-from rlvr.data.images import refuse_images
+from rlvr.data.images import holds_media, refuse_images
 from rlvr.errors import DataError, nearest
 from rlvr.records import Messages, Task
 
@@ -199,7 +199,27 @@ def _messages(value: Any, name: str, place: str) -> Messages:
                 f"{{role: ..., content: ...}}, not {str(message)[:80]!r}"
             )
     # Parquet fills keys that only some messages have with nulls; a chat template would see them as given.
-    return [{k: v for k, v in message.items() if v is not None or k == "content"} for message in value]
+    return [
+        {
+            k: _content(v, f"{name}[{number}]", place) if k == "content" else v
+            for k, v in message.items()
+            if k == "content" or v is not None
+        }
+        for number, message in enumerate(value)
+    ]
+
+
+def _content(value: Any, name: str, place: str) -> Any:
+    """The content of a chat message: parts of text as one text, because templates of text models concatenate contents."""
+    if not isinstance(value, (list, tuple)) or holds_media(value):  # media are refused when the row is whole
+        return value
+    for part in value:
+        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+            raise DataError(
+                f"{place}: field {name!r} has a part that is no text: {str(part)[:80]!r}; the content of a message is text, or a list "
+                "of {type: text, text: ...}"
+            )
+    return "\n".join(part["text"] for part in value)
 
 
 def _reply(value: Any, name: str, place: str) -> str:

@@ -1,45 +1,109 @@
-"""Rows with images, which are refused: a policy that reads text only would train on prompts that miss what they ask about."""
+"""Rows with images, video or audio, which are refused: a policy that reads text only would train on prompts that miss what
+they ask about.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlvr.errors import DataError
 
-COLUMNS = ("image", "images")
-"""Columns that hold a row's images in data sets of vision-language models."""
-PARTS = ("image", "image_url", "input_image")
-"""Types of the parts of a chat message that are images, as transformers' templates and OpenAI's interfaces name them."""
+COLUMNS = {
+    "image": "images",
+    "images": "images",
+    "image_path": "images",
+    "image_paths": "images",
+    "image_url": "images",
+    "image_urls": "images",
+    "pixel_values": "images",
+    "video": "videos",
+    "videos": "videos",
+    "video_path": "videos",
+    "video_url": "videos",
+    "audio": "audio",
+    "audios": "audio",
+    "audio_path": "audio",
+    "audio_url": "audio",
+}
+"""Columns that hold a row's media in data sets of multimodal models, and what they hold. A text there is a path or an address."""
+PARTS = {
+    "image": "images",
+    "image_url": "images",
+    "input_image": "images",
+    "video": "videos",
+    "video_url": "videos",
+    "input_video": "videos",
+    "audio": "audio",
+    "audio_url": "audio",
+    "input_audio": "audio",
+}
+"""Types of the parts of a chat message that are no text, as transformers' templates and OpenAI's interfaces name them."""
+_MARK = re.compile(r"^<(image|video|audio)>(?!.*</\1>)|(?<!\w)<(image|video|audio)>\Z", re.DOTALL | re.MULTILINE)
+"""The place of a medium in the text of a prompt, as the data sets of LLaVA and verl write it: at the begin of a line or at the
+end. In a sentence, or with an end tag, it is markup that a task asks about."""
+_MARKED = {"image": "images", "video": "videos", "audio": "audio"}
+_FILE = re.compile(r"^(data:|[a-z]+://)|\.\w{2,5}$", re.IGNORECASE)
+"""A text that is a path or an address. In a column called `video`, say, other text is a description, which is kept."""
 
 
 def refuse_images(columns: Mapping[str, Any], prompt: Any, place: str) -> None:
-    """DataError that names the first image of a row, in a column or in the prompt's chat messages."""
+    """DataError that names the first image, video or sound of a row, in a column or in the prompt."""
     for name, value in columns.items():
-        if (name in COLUMNS and _is_there(value)) or _is_image(value):
+        kind = (COLUMNS.get(name) if _is_there(value, name) else None) or _kind(value)
+        if kind is not None:
             raise DataError(
-                f"{place}: images are not supported yet, and the column {name!r} has one; where the prompts do not need it, "
-                "leave the column out: data.fields={info: [the columns to keep]}"
+                f"{place}: {_unsupported(kind)}, and the column {name!r} has one; where the prompts do not need it, leave the "
+                "column out: data.fields={info: [the columns to keep]}"
             )
+    if isinstance(prompt, str):
+        _refuse_mark(prompt, "prompt", place)
     messages = prompt if isinstance(prompt, Sequence) and not isinstance(prompt, str) else ()
     for number, message in enumerate(messages):
         content = message.get("content") if isinstance(message, Mapping) else None
-        parts = content if isinstance(content, Sequence) and not isinstance(content, str) else ()
-        if any(isinstance(part, Mapping) and part.get("type") in PARTS for part in parts):
-            raise DataError(f"{place}: images are not supported yet, and 'prompt[{number}]' has one")
+        where = f"prompt[{number}]"
+        if isinstance(content, str):
+            _refuse_mark(content, where, place)
+        elif isinstance(content, Sequence):
+            for part in content:
+                kind = PARTS.get(str(part.get("type"))) if isinstance(part, Mapping) else None
+                if kind is not None:
+                    raise DataError(f"{place}: {_unsupported(kind)}, and {where!r} has one")
 
 
-def _is_there(value: Any) -> bool:
-    """Tell a value from null, an empty text, and a list of only these."""
+def holds_media(parts: Sequence[Any]) -> bool:
+    """Tell whether some part of a message's content is an image, a video or a sound."""
+    return any(isinstance(part, Mapping) and part.get("type") in PARTS for part in parts)
+
+
+def _refuse_mark(text: str, where: str, place: str) -> None:
+    if (found := _MARK.search(text)) is not None:
+        name = found[1] or found[2]
+        raise DataError(f"{place}: {_unsupported(_MARKED[name])}, and {where!r} has a place for one: <{name}>")
+
+
+def _unsupported(kind: str) -> str:
+    return "audio is not supported yet" if kind == "audio" else f"{kind} are not supported yet"
+
+
+def _is_there(value: Any, column: str) -> bool:
+    """Tell a medium in a column of that name from null, an empty text, a number, a description, and a list of only these."""
     if isinstance(value, (list, tuple)):
-        return any(_is_there(one) for one in value)
-    return value is not None and value != ""
+        numbers = column == "pixel_values" and len(value) > 0
+        return numbers or any(_is_there(one, column) for one in value)
+    if isinstance(value, str):
+        return bool(value) and (column in ("image", "images") or _FILE.search(value.strip()) is not None)
+    return value is not None and not isinstance(value, (bool, int, float))
 
 
-def _is_image(value: Any) -> bool:
-    """Tell images as `datasets` gives them: PIL's objects, mappings with the bytes of a file, and lists of these."""
+def _kind(value: Any) -> str | None:
+    """The kind of media as `datasets` gives them, in whatever column: PIL's images, and mappings of a file; and lists of these."""
     if isinstance(value, (list, tuple)):
-        return any(_is_image(one) for one in value)
+        return next((kind for one in value if (kind := _kind(one)) is not None), None)
     if isinstance(value, Mapping):
-        return set(value) == {"bytes", "path"} and isinstance(value["bytes"], bytes)
-    return type(value).__module__.partition(".")[0] == "PIL"
+        if {"array", "sampling_rate"} <= set(value):
+            return "audio"
+        is_file = set(value) == {"bytes", "path"} and any(one is not None for one in value.values())
+        return "images" if is_file else None
+    return "images" if type(value).__module__.partition(".")[0] == "PIL" else None
