@@ -50,7 +50,22 @@ class EvaluationError(TrainingError):
 
 
 class UserCodeError(TrainingError):
-    """The user's verifier or reward function raised an exception that the run cannot go on after; the text holds its traceback."""
+    """The user's verifier or reward function raised an exception that the run cannot go on after.
+
+    The text is the `problem` in words, the `advice` of whoever knows what was saved, and the user's own `traceback`.
+    """
+
+    advice = ""
+    """One sentence, or none: an evaluation has nothing to save."""
+
+    def __init__(self, problem: str, traceback: str) -> None:
+        super().__init__(problem, traceback)
+        self.problem = problem
+        self.traceback = traceback
+
+    def __str__(self) -> str:
+        sentences = [self.problem, self.advice, "What it raised"]
+        return ". ".join(filter(None, sentences)) + f":\n{self.traceback}"
 
 
 class WaitTimeout(RlvrError):

@@ -36,6 +36,7 @@ from rlvr.own_files import check_output
 from rlvr.records import Rollout, Task
 from rlvr.stage_plan import stage_plans
 from rlvr.tree import read_yaml
+from rlvr.verifiers.raised_verdicts import RaisedVerdicts
 
 WRITTEN = "config.yaml"
 """Where in a run folder its configuration is."""
@@ -115,9 +116,11 @@ def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse
     began = time.perf_counter()
     with sampler(config, tasks, world) as means:
         if world.leads:
-            done = evaluate(
-                tasks, config, means.collect, means.same, lambda n: _say(n, len(tasks), began), means.scorer
-            )
+
+            def say(done: int, kind: str) -> None:
+                print(f"{done}/{len(tasks)} tasks, {kind}, {time.perf_counter() - began:.0f} s", file=sys.stderr)
+
+            done = evaluate(tasks, config, means.collect, means.same, say, means.scorer, _refuse_all)
         code = world.broadcast(128 + int(means.stop.signal) if means.stop.signal else 0, "the evaluation")
     if code or not world.leads:
         return code
@@ -128,6 +131,12 @@ def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse
     if before is not None:
         result["comparison"] = compare(before, done.tallies, config.evaluation.k)
     _write(result, options.output)
+    for name, count in done.raised.raised.items():
+        print(
+            f"warning: the verifier {name!r} failed on {count} of {done.raised.asked[name]} answers, which are left out. "
+            f"What it raised first:\n{done.raised.tracebacks[name]}",
+            file=sys.stderr,
+        )
     if options.output is not None:
         for name, value in result["results"].items():
             if not name.endswith(" interval") and value is not None:
@@ -137,8 +146,8 @@ def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse
     return 0
 
 
-def _say(done: int, tasks: int, began: float) -> None:
-    print(f"{done}/{tasks} tasks, {time.perf_counter() - began:.0f} s", file=sys.stderr)
+def _refuse_all(verdicts: RaisedVerdicts) -> None:
+    verdicts.refuse_all("of the evaluation")
 
 
 def _config(options: argparse.Namespace) -> Config:
@@ -254,7 +263,6 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
     from rlvr.seeding import seed_of
     from rlvr.signals import StopRequest
     from rlvr.stages.choosing import chooser
-    from rlvr.stages.raised import some_decided
     from rlvr.verifiers import VerifierPool
     from rlvr.verifiers.routing import Verification
 
@@ -295,10 +303,9 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
             )
             plan = evaluation_plan(config.rollout.plan)
             try:
-                rollouts = collector.collect(draws, plan, means, config.rollout.deadline)
+                return collector.collect(draws, plan, means, config.rollout.deadline)
             except Interrupted:
                 return []
-            return some_decided(rollouts, "the evaluation")
 
         with stop:
             yield Instruments(collect, verification.same_answer, chooser(config, policy, tasks), stop)

@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlvr.calling import FIELDS
-from rlvr.errors import ConfigError, nearest
+from rlvr.errors import ConfigError, RlvrError, nearest, user_traceback
 
 if TYPE_CHECKING:
     # Slow to import, and needed only where a piece is built from a configuration: `import rlvr.verifiers` is quick.
@@ -332,6 +332,10 @@ def build(kind: str, spec: str | Mapping[str, Any]) -> Any:
         return piece(**options)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{kind} {name!r}: {error}") from error
+    except RlvrError:
+        raise
+    except Exception as error:  # the user's code: its own lines, not ours
+        raise ConfigError(f"{kind} {name!r} cannot be made. What it raised:\n{user_traceback(error)}") from error
 
 
 register_verifier = functools.partial(register, "verifier")

@@ -202,6 +202,15 @@ class Saver:
         if not trainer.world.broadcast(saved, "whether the last step is saved"):
             self.save()
 
+    def advice(self) -> str:
+        """Say, in a sentence, how to go on after an error: which steps are saved."""
+        folder = self.trainer.folder.checkpoints
+        steps = [checkpoint.step_of(path) for path in checkpoint.checkpoints(folder) if checkpoint.is_sealed(path)]
+        if steps:
+            return f"Steps 1 to {max(steps)} are saved: correct it and go on with --resume auto"
+        done = "No step was saved" if self.trainer.step else "Nothing was trained"
+        return f"{done}: correct it and start again"
+
     @property
     def _path(self) -> Path:
         return self.trainer.folder.checkpoints / f"step-{self.trainer.step}"

@@ -65,8 +65,8 @@ from rlvr.signals import StopRequest, reporting
 from rlvr.stage_plan import StagePlan, stage_plans
 from rlvr.stages import Parts, Stage
 from rlvr.stages.choosing import chooser
-from rlvr.stages.raised import some_decided
 from rlvr.verifiers import VerifierPool
+from rlvr.verifiers.raised_verdicts import RaisedVerdicts
 from rlvr.verifiers.routing import Verification
 
 log = logging.getLogger(__name__)
@@ -227,6 +227,8 @@ class GRPOTrainer:
                 return
             if self.version == version and not isinstance(error, KeyboardInterrupt):
                 self._leave(failed=True)
+            if isinstance(error, UserCodeError):
+                error.advice = self.saver.advice()
             raise
 
     def _next_stage(self) -> Stage:
@@ -371,15 +373,20 @@ class GRPOTrainer:
         def collect(draws: Sequence[Draw], sampling: Sampling, samples: int) -> list[Rollout]:
             means = self._means(verification, prompts, sampling, samples, "evaluation")
             samples_with = evaluation_plan(plan.config.rollout.plan)
-            rollouts = self.collector.collect(draws, samples_with, means, plan.config.rollout.deadline)
-            return rollouts if self.step else some_decided(rollouts, "the evaluation at the start")
+            return self.collector.collect(draws, samples_with, means, plan.config.rollout.deadline)
+
+        def judge(verdicts: RaisedVerdicts) -> None:
+            if (
+                not self.step
+            ):  # later the run has shown that the verifier works, and goes on without this evaluation's figures
+                verdicts.refuse_all("of the evaluation at the start")
 
         self._hand_over()
         results, tallies, failure = {}, list[Tally](), None
         if self.world.leads:
             try:
                 scorer = chooser(plan.config, self.policy, chosen, self._backends.partitions)
-                done = evaluate(chosen, plan.config, collect, verification.same_answer, scorer=scorer)
+                done = evaluate(chosen, plan.config, collect, verification.same_answer, scorer=scorer, judge=judge)
                 results, tallies = {**done.results, "time/evaluate": time.perf_counter() - start}, done.tallies
             except Interrupted:
                 pass

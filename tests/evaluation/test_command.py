@@ -303,3 +303,52 @@ def test_answers_of_a_mixed_set_are_told_apart_by_each_tasks_own_verifier(folder
         for tallies in (read_result(file), read_result(tmp_path / "out.json")):
             entropy = {tally.source: tally.answer_entropy for tally in tallies}
             assert entropy["l"] == 0.0 < entropy["s"], (number, entropy)
+
+
+SOME = """
+def last(completion, answer):
+    if answer == "bad":
+        raise ValueError("gold cannot be read")
+    return 1.0
+"""
+
+
+def test_one_bad_task_ends_no_evaluation_and_a_broken_verifier_ends_it_before_the_samples(
+    folder, tmp_path, capsys, monkeypatch
+):
+    """The bad task is alone in its block; the result is written, and a warning has the user's lines."""
+    from rlvr.trainer import GRPOTrainer
+
+    monkeypatch.setattr(sys.modules["rlvr.evaluation.evaluate"], "BLOCK", 4)  # the package's `evaluate` is the function
+    (tmp_path / "some.py").write_text(SOME)
+    verifier = f"{tmp_path / 'some.py'}:last"
+    output = tmp_path / "result.json"
+
+    def evaluated(*answers):
+        rows = [{"id": f"t{n}", "prompt": f"{n}=?", "answer": answer} for n, answer in enumerate(answers)]
+        (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        given = ["--model", str(folder / "model"), "--data", str(tmp_path / "tasks.jsonl"), "--verifier", verifier]
+        return main([*given, "--samples", "2", "--max-new-tokens", "2", "--output", str(output)])
+
+    assert evaluated("x", "x", "x", "x", "bad") == 0
+    said = capsys.readouterr().err
+    assert json.loads(output.read_text())["results"]["undecided"] == pytest.approx(1 / 5)
+    assert "warning: the verifier 'last' failed on 3 of 15 answers" in said and "gold cannot be read" in said
+    config = {
+        "run": {"dir": str(tmp_path), "steps": 1},
+        "rollout": {"max_new_tokens": 2, "prompts_per_step": 1, "group_size": 2},
+        "evaluation": {"samples": 4, "k": [1], "at_start": True, "at_end": False},
+        "logging": {"console": "off", "rollouts": 0},
+    }
+    data = str(tmp_path / "tasks.jsonl")
+    with GRPOTrainer(
+        str(folder / "model"), [{"prompt": "1=?", "answer": "x"}], verifier, config, eval_tasks=data
+    ) as run:
+        run.train()
+        assert run.step == 1 and run.evaluations[0]["eval/undecided"] == pytest.approx(1 / 5)
+    output.unlink()
+    assert evaluated("bad", "bad", "bad") == 1
+    said = capsys.readouterr().err
+    assert "error: the verifier 'last' failed on every answer of the evaluation (3). What it raised:" in said
+    assert "samples" not in said and "train" not in said.split("What it raised")[0]
+    assert not output.exists()

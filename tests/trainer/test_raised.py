@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 
 import pytest
 import yaml
 
-from rlvr.errors import TrainingError
+from rlvr.errors import TrainingError, UserCodeError
 from rlvr.monitor.health import findings_of
+from rlvr.train import main
 from rlvr.trainer import GRPOTrainer
 from small_run import lines
 
 FAULTY = """
+import os
+
 from rlvr import Verdict, Verifier
 
 def counts(completion, answer):
@@ -35,6 +40,21 @@ def sometimes(completion):
     if completion[:1] in tuple("02468="):
         raise KeyError("even")
     return float(len(completion) > 3)
+
+def always(completion):
+    return 1.0
+
+def service(completion):
+    if os.environ.get("RLVR_TEST_SERVICE") == "down":
+        raise ConnectionError("service down")
+    return 1.0
+
+class Made(Verifier):
+    def __init__(self):
+        self.judge = lenght("a service")
+
+    def verify(self, task, completion):
+        return 1.0
 
 class Checks(Verifier):
     def verify(self, task, completion):
@@ -80,7 +100,7 @@ def users_lines(said: str, file) -> None:
 def test_a_verifier_that_always_raises_ends_the_run_with_its_traceback(make_tree, faulty, name):
     said = ends(GRPOTrainer(config=make_tree({"verifier": f"{faulty}:{name}"})))
     users_lines(said, faulty)
-    assert "failed on every answer of the first step (8)" in said
+    assert "failed on every answer that it was asked for (8). Nothing was trained: correct it and start again." in said
 
 
 def test_so_does_one_that_never_returns_a_number(make_tree, faulty):
@@ -101,7 +121,82 @@ def test_so_does_the_evaluation_at_the_start(make_tree, faulty):
     tree["data"]["eval"] = tree["data"]["train"]
     said = ends(GRPOTrainer(config=tree))
     users_lines(said, faulty)
-    assert "every answer of the evaluation at the start" in said
+    assert "every answer of the evaluation at the start (6). What it raised:" in said
+
+
+def test_training_again_with_the_same_broken_verifier_ends_again(make_tree, faulty):
+    with GRPOTrainer(config=make_tree({"verifier": f"{faulty}:counts"})) as trainer:
+        for _ in range(2):
+            with pytest.raises(UserCodeError, match="Nothing was trained"):
+                trainer.train()
+        assert trainer.step == 0
+
+
+def test_the_error_names_the_steps_that_are_saved(make_tree, faulty, monkeypatch):
+    """After an sft stage, and on a resume; an evaluation says nothing of training."""
+    demonstrated = {"stages": [{"kind": "sft", "steps": 2}, {"kind": "grpo", "steps": 2}], "run": {"steps": None}}
+    saved = "failed on every answer that it was asked for (8). Steps 1 to {} are saved: correct it and go on with --resume auto."
+    with GRPOTrainer(config=make_tree({"verifier": f"{faulty}:counts", **demonstrated})) as trainer:
+        with pytest.raises(UserCodeError, match=re.escape(saved.format(2))):
+            trainer.train()
+        assert (trainer.folder.checkpoints / "step-2").is_dir()
+        tasks = [{"prompt": "1=?", "answer": "1"}, {"prompt": "2=?", "answer": "2"}]
+        assert trainer.evaluate(tasks)["eval/undecided"] == 1  # later evaluations go on
+    service = make_tree({"verifier": f"{faulty}:service"}, "resumed")
+    with GRPOTrainer(config=service) as trainer:
+        trainer.train(1)
+    monkeypatch.setenv("RLVR_TEST_SERVICE", "down")
+    with GRPOTrainer(config=service) as trainer, pytest.raises(UserCodeError, match=re.escape(saved.format(1))):
+        trainer.train(resume="auto")
+    with GRPOTrainer(config=make_tree({"verifier": f"{faulty}:counts"}, "alone")) as trainer:
+        with pytest.raises(UserCodeError) as caught:
+            trainer.evaluate(tasks)
+        assert not re.search("train|resume|start again", str(caught.value).split("What it raised")[0])
+
+
+def test_one_of_several_verifiers_is_judged_by_itself(make_tree, faulty, tmp_path):
+    rows = [
+        {"prompt": f"{n}=?", "answer": "1", "verifier": f"{faulty}:{'counts' if n % 2 else 'always'}"} for n in range(6)
+    ]
+    data = tmp_path / "mixed.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with GRPOTrainer(
+        config=make_tree({"verifier": None, "data": {"train": str(data)}, "run": {"steps": 9}})
+    ) as trainer:
+        with pytest.raises(UserCodeError) as caught:
+            trainer.train()
+        assert 1 <= trainer.step < 5
+    users_lines(str(caught.value), faulty)
+    assert re.match(r"the verifier 'counts' failed on every answer that it was asked for \(\d+\)", str(caught.value))
+    assert f"Steps 1 to {trainer.step} are saved" in str(caught.value)
+
+
+@pytest.mark.parametrize("how", ["weighted", "routed"])
+def test_a_combination_names_its_broken_part(make_tree, faulty, how):
+    parts = {"good": f"{faulty}:always", "default": f"{faulty}:counts"}
+    said = ends(GRPOTrainer(config=make_tree({"verifier": {"name": "combine", "how": how, "parts": parts}})))
+    users_lines(said, faulty)
+    assert "part 'default':\nTraceback" in said
+
+
+def test_a_reward_of_weight_0_that_always_raises_is_a_warning(make_tree, faulty, caplog):
+    watched = {"name": f"{faulty}:counts", "weight": 0}
+    with GRPOTrainer(config=make_tree({"rewards": ["verdict", watched], "run": {"steps": 2}})) as trainer:
+        trainer.train()
+        assert [row["reward/raised"] for row in trainer.metrics] == [8, 8]
+        assert all(row["reward/mean"] is not None for row in trainer.metrics)
+    (said,) = [r.getMessage() for r in caplog.records if "the reward 'counts' failed" in r.getMessage()]
+    assert "failed on all 8 answers of a step" in said
+    users_lines(said, faulty)
+
+
+def test_a_verifier_that_cannot_be_made_is_refused_with_the_users_lines(make_tree, faulty, tmp_path, capsys):
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(make_tree({"verifier": f"{faulty}:Made"})))
+    assert main(["--config", str(file)]) == 2
+    said = capsys.readouterr().err.rstrip()
+    assert said.startswith(f"error: verifier '{faulty}:Made' cannot be made. What it raised:\nTraceback")
+    users_lines(said, faulty)
 
 
 def test_an_import_that_fails_in_the_worker_alone_ends_the_run_too(make_tree, tmp_path):
@@ -122,9 +217,10 @@ def test_one_that_raises_on_some_answers_is_said_once_and_counted(make_tree, fau
     with GRPOTrainer(config=make_tree(change)) as trainer:
         trainer.train()
         rows = trainer.metrics
-    said = [record.getMessage() for record in caplog.records if "failed on some answers" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "answers of a step, which" in record.getMessage()]
     assert sorted(text.split("'")[0] for text in said) == ["the reward ", "the verifier "]
     assert all(f'File "{faulty}"' in text and text.endswith("KeyError: 'even'") for text in said)
+    assert all(re.search(r"failed on (all 8|[1-7] of 8) answers of a step", text) for text in said)
     assert sum(row["verdict/raised"] for row in rows) == sum(row["reward/raised"] for row in rows) > 0
     kept = [row for path in trainer.folder.path.glob("rollouts/*.jsonl") for row in lines(path)]
     tracebacks = [v["traceback"] for row in kept for v in row["verdicts"].values() if "traceback" in v]

@@ -222,7 +222,7 @@ def remove_old(folder: Path, newest: Path, keep: int, also: Path | None, every: 
     With `every`, the `keep` are counted among those at its multiples; of others, `kept_between` stay, and only while they are
     newer. What has no seal of ours is neither counted nor removed: a folder of the user's, or one that is torn.
     """
-    sealed = [path for path in checkpoints(folder) if path != newest and _is_sealed(path)]
+    sealed = [path for path in checkpoints(folder) if path != newest and is_sealed(path)]
     sealed.append(newest)  # a damaged one may have a higher number
     regular = [path for path in sealed if every == 0 or step_of(path) % every == 0]
     last = step_of(regular[-1]) if regular else 0
@@ -263,11 +263,11 @@ def replace(path: Path, new: Path) -> None:
     """Put the checkpoint `new` in the place of `path`, where there may be one: that is removed, anything else set aside."""
     old = set_aside(path) if os.path.lexists(path) else None
     os.replace(new, path)
-    if old is not None and _is_sealed(old):
+    if old is not None and is_sealed(old):
         remove(old)
 
 
-def _is_sealed(path: Path) -> bool:
+def is_sealed(path: Path) -> bool:
     """Tell whether `path` is a folder that a checkpoint was written to, be it damaged since."""
     with contextlib.suppress(CheckpointError):
         return not path.is_symlink() and bool(_seal(path).files)

@@ -1,6 +1,6 @@
 """Held-out evaluation: greedy score, pass@k, maj@k and mean over tasks, from verified rollouts.
 
-Tasks are gone through in blocks, and of each only its `Tally` is kept, so that memory does not grow with tasks x samples.
+Tasks are gone through in blocks, first with greedy responses and then with samples, and of each only its `Tally` is kept, so that memory does not grow with tasks x samples.
 
 Invariants: an undecided verdict (our own trouble) is left out of a task's samples and counted; a task with none decided is
 left out of the means; results do not depend on the blocks.
@@ -9,8 +9,8 @@ left out of the means; results do not depend on the blocks.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from rlvr.evaluation.levels import by_difficulty
 from rlvr.evaluation.tally import Tally, summary, tally_of
 from rlvr.records import Rollout, Task
 from rlvr.rollout import Draw, Sampling
+from rlvr.verifiers.raised_verdicts import RaisedVerdicts
 
 Collect = Callable[[Sequence[Draw], Sampling, int], list[Rollout]]
 """(draws of tasks, sampling, samples per task) -> verified rollouts"""
@@ -43,6 +44,7 @@ class Evaluation:
 
     results: dict[str, float | None]
     tallies: list[Tally]
+    raised: RaisedVerdicts = field(default_factory=RaisedVerdicts)
 
 
 def evaluate(
@@ -50,10 +52,14 @@ def evaluate(
     config: Config,
     collect: Collect,
     same: SameAnswer = same_text,
-    said: Callable[[int], None] = lambda done: None,
+    said: Callable[[int, str], None] = lambda done, kind: None,
     scorer: Scorer | None = None,
+    judge: Callable[[RaisedVerdicts], None] = lambda verdicts: None,
 ) -> Evaluation:
-    """Evaluate on `tasks` as `config.evaluation` says; `said` is told how many tasks are done.
+    """Evaluate on `tasks` as `config.evaluation` says; `said` is told how many tasks are done, and of which kind of response.
+
+    `judge` sees the verdicts of all greedy responses, and then those of all responses, and may raise: an evaluation whose
+    verifier always raises ends before it samples, and one bad task ends none.
 
     `same` tells answers apart for maj@k and the answer entropy. It is asked with the task, because each task of a mixed set
     has the verifier that it names.
@@ -67,22 +73,32 @@ def evaluate(
     budget, stop = asked.max_new_tokens or config.rollout.max_new_tokens, tuple(config.rollout.stop)
     greedy = Sampling(budget, temperature=0.0, stop=stop)
     sampling = Sampling(budget, asked.temperature, asked.top_p, asked.top_k, asked.min_p, stop)
-    tallies: list[Tally] = []
-    size = max(1, BLOCK // max(asked.samples, 1))
-    for begin in range(0, len(tasks), size):
-        draws = [Draw(begin + place, task) for place, task in enumerate(tasks[begin : begin + size])]
-        block = [tally_of(draw.task, asked.difficulty) for draw in draws]
-        if asked.greedy:
-            for number, rollouts in _by_draw(collect(draws, greedy, 1)).items():
-                block[number - begin].add_greedy(rollouts)
-        if asked.samples:
-            for number, rollouts in _by_draw(collect(draws, sampling, asked.samples)).items():
-                liked = None if scorer is None else scorer(rollouts)
+    tallies = [tally_of(task, asked.difficulty) for task in tasks]
+    raised = RaisedVerdicts()
+    if asked.greedy:
+        for draws in _blocks(tasks, BLOCK):
+            rollouts = collect(draws, greedy, 1)
+            raised.add(rollouts)
+            for number, responses in _by_draw(rollouts).items():
+                tallies[number].add_greedy(responses)
+            said(draws[-1].number + 1, "greedy")
+        judge(raised)
+    if asked.samples:
+        for draws in _blocks(tasks, max(1, BLOCK // asked.samples)):
+            rollouts = collect(draws, sampling, asked.samples)
+            raised.add(rollouts)
+            for number, samples in _by_draw(rollouts).items():
+                liked = None if scorer is None else scorer(samples)
                 of_task = functools.partial(same, tasks[number])
-                block[number - begin].add_samples(rollouts, asked.k, of_task, liked)
-        tallies += block
-        said(len(tallies))
-    return Evaluation(_results(tallies, config), tallies)
+                tallies[number].add_samples(samples, asked.k, of_task, liked)
+            said(draws[-1].number + 1, "samples")
+        judge(raised)
+    return Evaluation(_results(tallies, config), tallies, raised)
+
+
+def _blocks(tasks: Sequence[Task], size: int) -> Iterator[list[Draw]]:
+    for begin in range(0, len(tasks), size):
+        yield [Draw(begin + place, task) for place, task in enumerate(tasks[begin : begin + size])]
 
 
 def _by_draw(rollouts: Sequence[Rollout]) -> dict[int, list[Rollout]]:

@@ -302,7 +302,7 @@ def _evaluate(batch: Batch, term: Term) -> np.ndarray:
     except RlvrError:
         raise
     except Exception as error:  # the user's code: its own lines, not ours
-        raise UserCodeError(f"the reward {term.name!r} raised an exception:\n{cut(user_traceback(error))}") from error
+        raise UserCodeError(f"the reward {term.name!r} failed on a batch", cut(user_traceback(error))) from error
     try:
         values = np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError) as error:

@@ -1,36 +1,24 @@
-"""What verifiers and reward functions raised: the end of a run in which all did, and a warning where some did.
+"""Exceptions of verifiers and reward functions in a stage: the end of a run where one always raises, else a warning.
 
-An exception costs one rollout its reward, since answers that nobody foresaw must not end a run. One that is raised for every
-answer is a mistake in the function, and training on would waste the run.
+Each verifier and each reward function is judged by itself, over all answers that it was asked for since the stage was made,
+once they are as many as those of the first step: rows may name a verifier of their own that sees few answers of a step.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rlvr.errors import UserCodeError
 from rlvr.records import Rollout
 from rlvr.rewards import Term, walk
 from rlvr.rewards.per_completion import PerCompletion
+from rlvr.verifiers.raised_verdicts import RaisedVerdicts
 
 log = logging.getLogger(__name__)
 
-
-def some_decided(rollouts: list[Rollout], where: str) -> list[Rollout]:
-    """`rollouts`; UserCodeError with the first traceback where the verifier raised on all. `where` says when, in words."""
-    verdicts = [(name, verdict) for rollout in rollouts for name, verdict in rollout.verdicts.items()]
-    if verdicts and all(verdict.traceback for _, verdict in verdicts):
-        name, first = verdicts[0]
-        raise _all_raised(f"the verifier {name!r}", where, len(verdicts), first.traceback)
-    return rollouts
-
-
-def _all_raised(who: str, where: str, answers: int, traceback: str) -> UserCodeError:
-    return UserCodeError(
-        f"{who} failed on every answer of {where} ({answers}), so there is nothing to learn from. Nothing was trained; "
-        f"correct it and start again. What it raised:\n{traceback}"
-    )
+SO_FAR = "that it was asked for"
+"""The answers that are judged, in the words of an error."""
 
 
 class Raised:
@@ -38,38 +26,66 @@ class Raised:
 
     def __init__(self, terms: Sequence[Term], speaks: bool) -> None:
         self._terms = [(t.name, t.function) for t in walk(terms) if isinstance(t.function, PerCompletion)]
+        self._paid = [(t.name, t.function) for t in _paid(terms) if isinstance(t.function, PerCompletion)]
         self._speaks = speaks
-        self._first = True
-        self._counted = 0
+        self._verdicts = RaisedVerdicts()
+        self._first_verdicts = 0
+        """Verdicts of the first step that had any,"""
+        self._first_rollouts = 0
+        """and its rollouts."""
+        self._counted = {name: (0, 0) for name, _ in self._terms}
+        """Reward function -> its calls, and those that raised, up to the last step."""
         self._said: set[tuple[str, str]] = set()
 
     def look(self, rollouts: list[Rollout]) -> dict[str, int]:
         """The metrics `verdict/raised` and `reward/raised` of a step.
 
-        UserCodeError where the verifier, or a reward function, raised on every answer of the first step that this process
-        scores. Otherwise one warning for each kind of exception.
+        UserCodeError where a verifier, or a reward function that pays, raised on every answer so far, as many as the first
+        step had. Otherwise one warning for each kind of exception. A function of weight 0 is only monitored, so it warns.
         """
-        if self._first:
-            self._first = False
-            some_decided(rollouts, "the first step")
-            for name, function in self._terms:
-                if function.raised == function.calls >= max(1, len(rollouts)):
-                    raise _all_raised(f"the reward {name!r}", "the first step", function.calls, function.traceback)
-        by_verifiers = 0
+        step = RaisedVerdicts()
+        step.add(rollouts)
+        self._verdicts.add(rollouts)
+        self._first_verdicts = self._first_verdicts or step.asked.total()
+        self._first_rollouts = self._first_rollouts or len(rollouts)
+        self._refuse_broken()
         for rollout in rollouts:
             for name, verdict in rollout.verdicts.items():
                 if verdict.traceback:
-                    by_verifiers += 1
-                    self._warn(f"the verifier {name!r}", verdict.traceback)
+                    self._warn(f"the verifier {name!r}", step.raised[name], step.asked[name], verdict.traceback)
+        by_rewards = 0
         for name, function in self._terms:
-            if function.raised:
-                self._warn(f"the reward {name!r}", function.traceback)
-        total = sum(function.raised for _, function in self._terms)
-        by_rewards, self._counted = total - self._counted, total
-        return {"verdict/raised": by_verifiers, "reward/raised": by_rewards}
+            calls, raised = self._counted[name]
+            self._counted[name] = (function.calls, function.raised)
+            if function.raised > raised:
+                by_rewards += function.raised - raised
+                self._warn(f"the reward {name!r}", function.raised - raised, function.calls - calls, function.traceback)
+        return {"verdict/raised": step.raised.total(), "reward/raised": by_rewards}
 
-    def _warn(self, who: str, traceback: str) -> None:
+    def _refuse_broken(self) -> None:
+        self._verdicts.refuse_all(SO_FAR)
+        self._verdicts.refuse_broken(max(1, self._first_verdicts), SO_FAR)
+        for name, function in self._paid:
+            if function.raised == function.calls >= max(1, self._first_rollouts):
+                problem = f"the reward {name!r} failed on every answer {SO_FAR} ({function.calls})"
+                raise UserCodeError(problem, function.traceback)
+
+    def _warn(self, who: str, raised: int, asked: int, traceback: str) -> None:
         kind = traceback.rpartition("\n")[2].partition(":")[0]
         if self._speaks and (who, kind) not in self._said:
             self._said.add((who, kind))
-            log.warning("%s failed on some answers, which are left out (said once for each kind):\n%s", who, traceback)
+            count = f"all {asked}" if raised == asked else f"{raised} of {asked}"
+            log.warning(
+                "%s failed on %s answers of a step, which are left out (said once for each kind):\n%s",
+                who,
+                count,
+                traceback,
+            )
+
+
+def _paid(terms: Sequence[Term]) -> Iterator[Term]:
+    """The terms that may pay, with those that they are made of. A scheduled weight is an object, which is not 0."""
+    for term in terms:
+        if term.weight != 0:
+            yield term
+            yield from _paid(term.parts())

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rlvr.errors import ConfigError
@@ -80,7 +80,10 @@ class CombineVerifier(Verifier):
         match self.how:
             case "routed":
                 label = self._route(task)
-                return Verdict.undecided(self._lost(task)) if label is None else await verify(self.verifiers[label])
+                if label is None:
+                    return Verdict.undecided(self._lost(task))
+                verdict = await verify(self.verifiers[label])
+                return replace(verdict, traceback=_traceback({label: verdict}))
             case "gated":
                 gate, *rest = self.verifiers
                 verdicts = {gate: await verify(self.verifiers[gate])}
@@ -195,8 +198,14 @@ def _joined(verdicts: Mapping[str, Verdict], status: VerdictStatus, score: float
         answer=next((verdict.answer for verdict in verdicts.values() if verdict.answer is not None), None),
         scores=scores,
         spans=[span for verdict in verdicts.values() for span in verdict.spans],
-        traceback="" if score is not None else next((v.traceback for v in verdicts.values() if v.traceback), ""),
+        traceback="" if score is not None else _traceback(verdicts),
     )
+
+
+def _traceback(verdicts: Mapping[str, Verdict]) -> str:
+    """The first traceback of parts, under the name of its part; nothing where none raised."""
+    raised = (f"part {label!r}:\n{verdict.traceback}" for label, verdict in verdicts.items() if verdict.traceback)
+    return next(raised, "")
 
 
 def _score(verdict: Verdict) -> float:
