@@ -238,12 +238,14 @@ class GRPOTrainer:
         return self.stages[self.stage_number]
 
     def _collect(self, stage: Stage) -> Collected:
-        """The step's rollouts, which rank 0 draws. Raises Interrupted when the run is to stop."""
+        """The step's rollouts, which rank 0 draws and values by the user's functions. Raises Interrupted when the run is to stop."""
         collected, what = None, f"the rollouts of step {self.step + 1}"
         with self.phases("rollout"):
             try:
                 if self.world.leads:
                     collected = stage.collect(self.stage_step)
+                    with self.phases("score"):
+                        stage.call_functions(collected)
             except Interrupted:
                 self.world.broadcast(None, what)
                 raise

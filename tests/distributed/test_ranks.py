@@ -121,6 +121,40 @@ def test_sampling_ahead_and_refilling_work_on_two_ranks(tmp_path):
     assert max(row["policy/staleness_max"] for row in rows(tmp_path / "run")) == 1
 
 
+CHANCE = """
+import os
+import random
+
+def chance(completion):
+    '''Another number each time, noted with the rank that asked.'''
+    with open(f"{os.path.dirname(__file__)}/asked-{os.environ['RANK']}", "a") as file:
+        print(completion, file=file)
+    return random.SystemRandom().random()
+
+def of_group(completions, **columns):
+    return [chance(completion) for completion in completions]
+"""
+
+
+def test_reward_functions_are_called_once_by_rank_0(tmp_path):
+    """So they may be random or paid for: all ranks train on the same values, those of the baselines too."""
+    (tmp_path / "chance.py").write_text(CHANCE)
+    count = 5 * (3 + 1)
+    config = configured(
+        tmp_path,
+        run={"steps": 2},
+        rewards=[f"{tmp_path / 'chance.py'}:chance", {"name": f"{tmp_path / 'chance.py'}:of_group", "weight": 0.5}],
+        rollout={"plan": {"name": "single_turn", "baseline": "greedy"}},
+        algorithm={"advantage": {"name": "group", "baseline": "greedy", "scale": "none"}},
+        evaluation={"at_start": False, "at_end": False},
+    )
+    finished = trained(2, config)
+    assert [status for status, _ in finished] == [0, 0], finished
+    assert len(rows(tmp_path / "run")) == 2
+    assert len((tmp_path / "asked-0").read_text().splitlines()) == 2 * 2 * count
+    assert not (tmp_path / "asked-1").exists()
+
+
 def until(condition, processes, deadline=120.0):
     """Wait until `condition()`; whatever ended before is shown."""
     since = time.monotonic()

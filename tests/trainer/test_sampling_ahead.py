@@ -169,3 +169,28 @@ def test_every_reward_function_is_called_once_per_rollout_under_dynamic_sampling
     assert columns.tolist() == [values["once_coin"] for values in kept]
     half = np.concatenate([batch.column("reward/once_of_group") for batch in batches])
     assert half.tolist() == [0.25, 1.25] * (len(half) // 2)
+
+
+def test_plain_functions_are_called_before_the_other_ranks_get_the_rollouts(make_trainer):
+    """Scoring, which every rank does, finds the values of all rollouts, of the baselines too."""
+    calls = []
+    register_reward("early_coin")(lambda completion: calls.append(completion) or float(len(calls)))
+    trainer = make_trainer(
+        {
+            "rewards": ["early_coin"],
+            "rollout": {"plan": {"name": "single_turn", "baseline": "greedy"}},
+            "algorithm": {"advantage": {"name": "group", "baseline": "greedy", "scale": "none"}},
+            "run": {"steps": 1},
+        }
+    )
+    stage = trainer.stages[0]
+    score, asked = stage.score, []
+
+    def spy(collected):
+        asked.append(len(calls))
+        assert all("early_coin" in rollout.term_values for rollout in collected.rollouts)
+        return score(collected)
+
+    stage.score = spy
+    trainer.train()
+    assert asked == [2 * (4 + 1)] and len(calls) == 10

@@ -1,7 +1,8 @@
 """A plain function as a term of the reward: of one completion, or in TRL's form of all completions of a group.
 
-Invariant: it is called once per rollout. Its value is kept with the rollout (`Rollout.term_values`), because dynamic sampling
-looks at the rewards of a group before the step is scored, and a function may be paid for by the call or be random.
+Invariant: it is called once per rollout, on rank 0. Its value is kept with the rollout (`Rollout.term_values`), because dynamic
+sampling looks at the rewards of a group before the step is scored, every rank scores the step, and a function may be paid for
+by the call or be random.
 """
 
 from __future__ import annotations

@@ -277,9 +277,24 @@ def score(batch: Batch, terms: Sequence[Term]) -> Batch:
     return batch
 
 
+def call_plain(batch: Batch, terms: Sequence[Term]) -> None:
+    """Call the terms that are plain functions, and those inside of other terms, for the rollouts that they apply to; the values
+    are kept with the rollouts, where `score` finds them."""
+    for term in terms:
+        part = batch if term.sources is None else batch.select(np.flatnonzero(_applies(term, batch)))
+        for one in walk([term]):
+            if isinstance(one.function, PerCompletion):
+                one.function(part)
+
+
+def _applies(term: Term, batch: Batch) -> np.ndarray:
+    """The rollouts whose tasks are of the term's sources, bool [B]."""
+    return np.asarray([r.task.source in (term.sources or ()) for r in batch.rollouts], dtype=bool)
+
+
 def _on_sources(batch: Batch, term: Term) -> np.ndarray:
     """What the term adds: 0 on tasks of other sources, where its columns are NaN."""
-    on = np.asarray([r.task.source in (term.sources or ()) for r in batch.rollouts], dtype=bool)
+    on = _applies(term, batch)
     part = batch.select(np.flatnonzero(on))
     before = set(part.columns)
     added = np.zeros(len(batch))

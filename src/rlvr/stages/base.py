@@ -105,6 +105,10 @@ class Stage(ABC):
     def give_back(self) -> None:
         """Take the draws of the step last collected for not trained, and end what is being collected."""
 
+    def call_functions(self, collected: Collected) -> None:  # noqa: B027
+        """Call the user's functions of one rollout or group for what was collected. On rank 0 alone, since they may be random or
+        paid for; the other ranks get the values with the rollouts."""
+
     @abstractmethod
     def score(self, collected: Collected) -> tuple[Batch, dict[str, Any]]:
         """The batch that trains, with its columns, and metrics of all that was collected."""

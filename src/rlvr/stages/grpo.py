@@ -92,6 +92,11 @@ class GRPOStage(Stage):
         self._step = step
         return self.supply.next(step)
 
+    def call_functions(self, collected: Collected) -> None:
+        """Value what was collected by the plain functions among the rewards, unless its rewards were recorded."""
+        if collected.columns is None:
+            self._call_plain([*collected.rollouts, *collected.dropped])
+
     def give_back(self) -> None:
         """The draws of the step last collected, and of those being collected, are the next to be drawn."""
         self.supply.give_back()
@@ -160,6 +165,11 @@ class GRPOStage(Stage):
                 for name, values in batch.columns.items():
                     collected.columns[name][on] = values
         return everything, compared
+
+    def _call_plain(self, rollouts: Sequence[Rollout]) -> None:
+        """As `_scored_all` shows rollouts to the functions: baselines apart from the groups that are compared with them."""
+        for of_baseline in (False, True):
+            self.scoring.call_plain([r.as_trained() for r in rollouts if (r.role == BASELINE) == of_baseline])
 
     def _scored(self, rollouts: list[Rollout], peek: bool = False, known: dict[str, np.ndarray] | None = None) -> Batch:
         when = (self._step, self.steps)

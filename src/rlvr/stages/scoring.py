@@ -23,7 +23,7 @@ from rlvr.policy import Policy
 from rlvr.policy.columns import add_statistics
 from rlvr.policy.continuations import continuation_logprobs, encoded
 from rlvr.records import Batch, Rollout, Task
-from rlvr.rewards import Setting, Term, at_step, bind, build_terms, controllers_of, score, walk
+from rlvr.rewards import Setting, Term, at_step, bind, build_terms, call_plain, controllers_of, score, walk
 from rlvr.rewards import scheduled as scheduled_terms
 from rlvr.rollout.characters import char_ends
 from rlvr.schedules import Controller, at, controllers, moving_options
@@ -75,6 +75,10 @@ class Scoring:
         self._add_what_is_needed(batch, policy)
         terms = [term.each(lambda one: self._given(one, batch, policy)) for term in at_step(self.terms, *when)]
         return score(batch, [term.each(_untouched) for term in terms] if peek else terms)
+
+    def call_plain(self, rollouts: Sequence[Rollout]) -> None:
+        """Call the plain functions among the terms for those of these rollouts that they have not valued yet."""
+        call_plain(Batch(list(rollouts)), self.terms)
 
     def _given(self, term: Term, batch: Batch, policy: Policy) -> Term:
         """The term with the log-probs of what it asks for."""
