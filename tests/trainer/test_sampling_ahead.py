@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 
 import numpy as np
@@ -194,3 +195,21 @@ def test_plain_functions_are_called_before_the_other_ranks_get_the_rollouts(make
     stage.score = spy
     trainer.train()
     assert asked == [2 * (4 + 1)] and len(calls) == 10
+
+
+def test_no_two_threads_are_inside_of_reward_functions(make_trainer):
+    """While a step is scored on the trainer's thread, draws of later steps are looked at on another."""
+    inside, most, threads = [], [], set()
+
+    def of_batch(batch):
+        inside.append(1)
+        threads.add(threading.current_thread().name)
+        most.append(len(inside))
+        time.sleep(0.03)
+        inside.pop()
+        return np.asarray([float(len(rollout.text) % 3) for rollout in batch.rollouts])
+
+    register_reward("slow_of_batch")(of_batch)
+    rollout = {"refill": {"attempts": 4}, "staleness": 2, "prompts_per_step": 4}
+    make_trainer({"run": {"steps": 4}, "rewards": ["slow_of_batch"], "rollout": rollout}).train()
+    assert len(threads) == 2 and max(most) == 1

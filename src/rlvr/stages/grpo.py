@@ -110,7 +110,9 @@ class GRPOStage(Stage):
         self.supply.load_state_dict(state)
 
     def teaches(self, rollouts: list[Rollout]) -> bool:
-        """Whether the rewards of any group among the rollouts of one draw differ."""
+        """Whether the rewards of any group among the rollouts of one draw differ. Values its baseline too, so that the thread
+        that trains has no function left to call."""
+        self._call_plain(rollouts)
         trained = [r.as_trained() for r in rollouts if r.role != BASELINE]
         return len(mixed_groups(self._scored(trained, peek=True))) > 0
 

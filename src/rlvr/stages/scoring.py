@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,9 @@ class Scoring:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.terms = build_terms(config.rewards)
+        self._lock = threading.Lock()
+        """Held while rewards are computed: with dynamic sampling and staleness the draws of later steps are looked at on another
+        thread while a step is scored, and reward functions need not be safe to call from two threads at once."""
         self.names = [registry.split(spec)[0] for spec in config.algorithm.select]
         self.selectors = [registry.build("selector", spec) for spec in config.algorithm.select]
         for selector, name in zip(self.selectors, self.names, strict=True):
@@ -74,11 +78,13 @@ class Scoring:
         )
         self._add_what_is_needed(batch, policy)
         terms = [term.each(lambda one: self._given(one, batch, policy)) for term in at_step(self.terms, *when)]
-        return score(batch, [term.each(_untouched) for term in terms] if peek else terms)
+        with self._lock:
+            return score(batch, [term.each(_untouched) for term in terms] if peek else terms)
 
     def call_plain(self, rollouts: Sequence[Rollout]) -> None:
         """Call the plain functions among the terms for those of these rollouts that they have not valued yet."""
-        call_plain(Batch(list(rollouts)), self.terms)
+        with self._lock:
+            call_plain(Batch(list(rollouts)), self.terms)
 
     def _given(self, term: Term, batch: Batch, policy: Policy) -> Term:
         """The term with the log-probs of what it asks for."""
