@@ -133,8 +133,8 @@ def least_value(scalar: Scalar) -> float:
         if scalar.idle:
             return min(0.0, scalar.minimum)
         if scalar.delta is None and scalar.value > 0:
-            # The proportional form multiplies by a factor near 1: a positive value never comes to 0.
-            return max(scalar.minimum, sys.float_info.min)
+            # The proportional form multiplies by at least 1 - 0.2 |gain|: above 0, a positive value never comes to 0.
+            return max(scalar.minimum, sys.float_info.min) if 0.2 * abs(scalar.gain) < 1 else scalar.minimum
         return min(scalar.minimum, scalar.value)
     if isinstance(scalar, Schedule):
         return min(scalar.start, scalar.end)

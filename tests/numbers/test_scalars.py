@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rlvr.config import OptimConfig
 from rlvr.policy.optimizers import learning_rate
-from rlvr.schedules import Controller, Scalar, Schedule, StepSchedule, at, controllers, scalar_value
+from rlvr.schedules import Controller, Scalar, Schedule, StepSchedule, at, controllers, least_value, scalar_value
 
 ROOT = 2**-0.5
 
@@ -232,3 +232,11 @@ def test_an_idle_controller_is_0_where_the_metric_is_and_goes_on_from_its_value(
 def test_ways_to_move_that_contradict_each_other(options):
     with pytest.raises(ValidationError, match="delta"):
         Controller(metric="entropy", target=0.2, initial=0.01, **options)
+
+
+def test_a_controller_whose_factor_may_be_0_is_bounded_by_its_minimum_alone():
+    for gain, least in ((-4.9, True), (4.9, True), (-5.0, False), (6.0, False)):
+        scalar = Controller(metric="entropy", target=1.0, initial=1.0, gain=gain)
+        assert (least_value(scalar) > 0) == least
+        scalar.observe({"entropy": 9.0 if gain < 0 else 0.01})
+        assert (scalar.current > 0) == least
