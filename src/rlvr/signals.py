@@ -1,7 +1,7 @@
 """Signals: Ctrl-C, SIGTERM and SIGHUP stop a run, SIGUSR1 has it say what it is doing.
 
 The first of the three asks the run to stop at the next safe point, a second Ctrl-C or SIGTERM stops it at once. SIGHUP, which a
-terminal that is closed sends, is left alone where it is ignored (nohup).
+terminal that is closed sends, is left alone where it is ignored (nohup), and is ignored once one was taken.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class StopRequest:
     """Inside the `with` block, SIGINT, SIGTERM and SIGHUP set `signal` instead of killing; only in the main thread.
 
     `bool(request)` says whether what runs inside should stop; a second signal raises KeyboardInterrupt where the program
-    is. `signal` stays readable after the block. `reply` is written to standard error at the first one.
+    is. After a SIGHUP the process ignores others to its end: no terminal is left that could go. `signal` stays readable after the block. `reply` is written to standard error at the first one.
     """
 
     def __init__(self, reply: str = "") -> None:
@@ -45,6 +45,8 @@ class StopRequest:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self.signal == signal.SIGHUP and signal.SIGHUP in self._before:
+            self._before[signal.SIGHUP] = signal.SIG_IGN  # the second may come while the run is being closed
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         self._before, self._inside = {}, False

@@ -92,6 +92,21 @@ def test_a_hangup_that_is_ignored_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
+def test_a_second_hangup_while_the_run_is_closed_is_ignored():
+    """A shell may send it after the loop was left."""
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.signal == signal.SIGHUP
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with StopRequest():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGHUP) == before
+
+
 # the lock and the folder
 
 
