@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from rlvr.config_loading import load_config
 from rlvr.distributed.watchdog import Watchdog
-from rlvr.distributed.world import World
+from rlvr.distributed.world import Watch, World
+from rlvr.errors import LostRankError
 from rlvr.policy import load_policy
 
 pytestmark = pytest.mark.alone
@@ -351,6 +352,25 @@ def test_whoever_keeps_the_store_is_named_and_rank_0_does_not_blame_itself(rank,
     found.close()
     said = str(found._lost({1 - rank: 0.0}, 6.0))
     assert said.startswith(f"{who}, which keeps the ranks' store, has shown no sign of life for 6 s")
+
+
+def test_a_process_that_was_itself_stopped_blames_nobody(monkeypatch):
+    """Its clock has gone on, and the other rank, stopped with it, gives its next heartbeat a little later."""
+    now, world = [0.0], World(0, 2, silence=5.0)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(world, "heard", lambda rank: b"7")
+    watch = Watch(world, {1})
+    for _ in range(2):
+        now[0] += 1.5
+        watch.look("the sum", failures=False)
+    now[0] += 600.0
+    watch.look("the sum", failures=False)
+    for _ in range(3):
+        now[0] += 1.5
+        watch.look("the sum", failures=False)
+    now[0] += 1.5
+    with pytest.raises(LostRankError, match="rank 1 has shown no sign of life for 6 s"):
+        watch.look("the sum", failures=False)
 
 
 INSIDE = """

@@ -246,11 +246,15 @@ class _Awaited:
 
 
 class Watch:
-    """Looks after the ranks of `world` in `missing`, which somebody waits for, once a beat."""
+    """Looks after the ranks of `world` in `missing`, which somebody waits for, once a beat.
+
+    Silence is counted in looks, not by the clock: a process that was itself stopped blames nobody.
+    """
 
     def __init__(self, world: World, missing: set[int]) -> None:
         self.world, self.missing = world, missing
-        self._last: dict[int, tuple[bytes, float]] = {}
+        self._last: dict[int, bytes] = {}
+        self._silent = dict.fromkeys(missing, 0.0)
         self._next = time.monotonic() + BEAT
 
     def look(self, what: str, failures: bool = True) -> None:
@@ -263,13 +267,12 @@ class Watch:
             if failures:
                 self.world.raise_failure(rank, what)
             beat = self.world.heard(rank)
-            before, since = self._last.get(rank, (None, now))
-            if beat != before or not beat:  # who has not begun is late, not silent
-                since = now
-            self._last[rank] = (beat, since)
-            if now - since > self.world.silence:
+            same = beat == self._last.get(rank) and beat != b""  # who has not begun is late, not silent
+            self._silent[rank] = self._silent[rank] + BEAT if same else 0.0
+            self._last[rank] = beat
+            if self._silent[rank] > self.world.silence:
                 raise LostRankError(
-                    f"rank {rank} has shown no sign of life for {now - since:.0f} s, while rank {self.world.rank} waited for "
+                    f"rank {rank} has shown no sign of life for {self._silent[rank]:.0f} s, while rank {self.world.rank} waited for "
                     f"{what}: its process was killed or stopped, or its machine is gone; go on with --resume auto"
                 )
 
