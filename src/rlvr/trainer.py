@@ -422,9 +422,11 @@ class GRPOTrainer:
             return self.evaluate()
         except EvaluationError as error:
             if self.world.leads:
+                this = "this one when the run is resumed here" if self.step else "the one at the start is left out"
                 log.warning(
-                    "%s. Training goes on: the next evaluation is made when it is due, this one when the run is resumed here",
+                    "%s. Training goes on: the next evaluation is made when it is due, %s",
                     error,
+                    this,
                     exc_info=error.__cause__,
                 )
             return {}
@@ -436,6 +438,8 @@ class GRPOTrainer:
             if self.world.leads and not self.owes_evaluation:
                 self.folder.metrics.truncate_after(self.step - 1)
                 self.folder.metrics.append(self.metrics[-1])
+                for tracker in self.trackers:
+                    tracker.log(self.step, self.metrics[-1])  # whole: a kill may have kept the step from them too
 
     def evaluation_tasks(self, config: Config) -> list[Task]:
         """The tasks that are evaluated on under a stage's configuration."""

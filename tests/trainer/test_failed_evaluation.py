@@ -40,6 +40,22 @@ def trainer_of(tree, failing, steps=()):
     return trainer
 
 
+class Kept:
+    """A tracker that keeps what it is given."""
+
+    def __init__(self):
+        self.logged = []
+
+    def start(self, run, directory):
+        pass
+
+    def log(self, step, metrics):
+        self.logged.append((step, metrics))
+
+    def finish(self):
+        pass
+
+
 @pytest.mark.parametrize(
     ("failing", "reason"),
     [("timeout", "WaitTimeout: waited .* for rollouts"), ("engine", "TrainingError: the engine has")],
@@ -75,7 +91,9 @@ def test_a_failed_evaluation_does_not_end_the_run(make_tree, caplog, failing, re
     assert changed(weights(whole), weights(cut)) == []
     # Resumed where it ended, it makes up for the last evaluation.
     with trainer_of(make_tree(over, "cut"), "") as again:
+        again.trackers = [tracker := Kept()]
         again.train(resume="auto")
+    assert tracker.logged == [(4, again.metrics[3])]
     written = lines(cut.folder.path / "metrics.jsonl")
     assert timeless(written[3:]) == timeless(whole.metrics[3:])
     assert [row["step"] for row in lines(cut.folder.path / "evaluations.jsonl")] == [4]
@@ -102,3 +120,12 @@ def test_a_kill_between_a_step_is_saved_and_its_line_is_written_costs_nothing(ma
     assert [timeless(lines(file)) for file in files] == before
     assert timeless(again.metrics) == before[0] and timeless(again.evaluations) == before[1]
     assert evaluated == ([4] if kept == "nothing" else [])  # one that was made is not made again
+
+
+def test_a_baseline_that_fails_is_not_promised(make_tree, caplog):
+    over = overlaid(OVER, {"run": {"steps": 1}, "evaluation": {"at_start": True}})
+    with caplog.at_level(logging.WARNING), trainer_of(make_tree(over, "run"), "engine", {0}) as trainer:
+        trainer.train()
+    assert "the evaluation at step 0 failed" in caplog.text
+    assert "when it is due, the one at the start is left out" in caplog.text
+    assert trainer.evaluations == []
