@@ -106,6 +106,15 @@ class Leaks(Verifier):
         return Verdict.from_score(int(completion) % 2 == 0)
 
 
+class NeedsMuch(Verifier):
+    """Needs 400 MB for any answer but a short one."""
+
+    needs: ClassVar[Needs] = Needs(process=True)
+
+    def verify(self, task, completion):
+        return Verdict.from_score(completion == "short" or bool(bytearray(400 * 2**20)))
+
+
 @dataclass
 class Cached(Verifier):
     """Counts its calls in a file; the same last character is the same answer."""

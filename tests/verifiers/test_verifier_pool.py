@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hostile_verifiers import AwaitsInProcess, InProcess, Leaks, Unpicklable
+from hostile_verifiers import AwaitsInProcess, InProcess, Leaks, NeedsMuch, Unpicklable
 
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.verifiers import FunctionVerifier, Verifier, VerifierPool, as_verifier, judged
@@ -69,6 +69,7 @@ def wait_until(condition):
     ],
 )
 def test_whatever_a_verifier_does_in_a_worker_is_one_verdict(pool, completion, status, score, reason):
+    assert run(pool, InProcess(), "good").score == 1  # where memory is enough for no answer, it is the verifier's fault
     verdict = run(pool, InProcess(), completion)
     assert (verdict.status, verdict.score) == (status, score), verdict
     assert reason in verdict.reason
@@ -95,6 +96,19 @@ def test_a_verifier_that_leaks_costs_its_worker_and_no_answer(leaky, caplog):
     (said,) = [record.getMessage() for record in caplog.records]
     assert "'Leaks' ran out of a resource" in said
     assert "verification.memory_mb=256" in said
+
+
+def test_a_verifier_that_never_has_enough_memory_scores_no_answer(caplog):
+    """It needs more than memory_mb for any answer: the reward says nothing of the answers, and the user is shown why."""
+    with VerifierPool(workers=1, memory_mb=256) as pool:
+        verdicts = pool.verify_many(NeedsMuch(), [(TASK, str(number)) for number in range(4)])
+        assert [verdict.score for verdict in verdicts] == [None] * 4
+        assert all("verification.memory_mb=256 may be too little" in verdict.reason for verdict in verdicts)
+        assert all("bytearray(400" in verdict.traceback for verdict in verdicts)
+        assert run(pool, NeedsMuch(), "short").score == 1
+        assert run(pool, NeedsMuch(), "1").score == 0  # now it is the answer that needs more than others
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "scores 0 if another answer did not, and is undecided otherwise" in said
 
 
 def test_a_disk_that_is_full_is_not_the_answers_fault(caplog):

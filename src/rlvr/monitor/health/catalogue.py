@@ -40,7 +40,7 @@ _ALL: tuple[Monitor, ...] = (
         reads=("verdict/error",),
         bad=lambda share: share >= 0.05,
         steps=3,
-        message="the check of {value:.0%} of the completions failed, and they are left out",
+        message="the check of {value:.0%} of the completions failed: they are left out, or score 0 where the answer is to blame",
         advice="the reasons below, or in rollouts/*.jsonl under `verdicts`; a service that is down, a gold answer that cannot "
         "be read, a verifier that raises",
         examples="error",
@@ -50,7 +50,8 @@ _ALL: tuple[Monitor, ...] = (
         reads=("verdict/timeout",),
         bad=lambda share: share >= 0.1,
         steps=3,
-        message="the check of {value:.0%} of the completions ran out of time",
+        message="the check of {value:.0%} of the completions ran out of time: they score 0, or are left out where the answer is "
+        "not to blame",
         advice="a higher verification.time_limit, more verification.workers; or the policy has found answers that are costly "
         "to check: look at the completions below",
         examples="timeout",

@@ -158,6 +158,8 @@ class Crew:
         self._template: asyncio.Task[Template] | None = None
         self._failure: LoadError | None = None
         self._failed_at = 0.0
+        self._has_decided = False
+        """Whether a worker has ever come to a score: one answer at least does not need too much."""
         self._warned = False
 
     async def run(self, job: Job, limit: float) -> list[Verdict]:
@@ -219,6 +221,7 @@ class Crew:
     async def _on(self, worker: Worker, body: bytes, limit: float, count: int) -> list[Verdict]:
         try:
             verdicts = await worker.run(body, limit, count)
+            self._has_decided = self._has_decided or any(verdict.decided for verdict in verdicts)
         except WorkerError as error:
             error.code = await asyncio.shield(self.dismiss(worker))
             raise
@@ -320,19 +323,24 @@ class Crew:
             self._warned = True
             log.warning(
                 "a worker process of the verifier %r ran out of a resource (%s); it is replaced and the answer is checked once "
-                "more. Its address space is limited by verification.memory_mb=%d; a verifier that keeps what it allocates or "
-                "opens gets a new process whenever that is used up (said once)",
+                "more. An answer that runs out of memory there, too, scores 0 if another answer did not, and is undecided "
+                "otherwise; without another resource it is undecided. The address space is limited by "
+                "verification.memory_mb=%d; a verifier that keeps what it allocates or opens gets a new process whenever "
+                "that is used up (said once)",
                 display_name(self.verifier),
                 error,
                 self.crews.memory_mb,
             )
 
     def _too_much(self, error: ExhaustedError, group: bool) -> Verdict:
-        """The verdict where a fresh worker ran out, too: the answer's fault where it was memory, since it alone used it."""
-        if error.memory and not group:
+        """The verdict where a fresh worker ran out, too: the answer's fault where it was memory, which it alone used, and
+        which was enough for another answer. Until then it may be the verifier that needs more for every answer."""
+        if error.memory and not group and self._has_decided:
             return Verdict(VerdictStatus.ERROR, 0.0, "the answer needs more memory than a worker has")
         reason = f"{display_name(self.verifier)} ran out of a resource in a fresh worker process: {error}"
-        return Verdict.undecided(reason, traceback=reason)
+        if error.memory:
+            reason += f"; verification.memory_mb={self.crews.memory_mb} may be too little for it"
+        return Verdict.undecided(reason, traceback=f"{error.traceback}\n{reason}" if error.traceback else reason)
 
     def _check_failure(self) -> None:
         if self._failure is not None and time.monotonic() < self._failed_at + RETRY_SECONDS:

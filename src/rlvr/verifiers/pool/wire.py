@@ -14,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlvr.records import Task, Verdict
+from rlvr.records import Task, Verdict, cut
 from rlvr.verifiers.base import Caller, Verifier, judged, judged_group
 
 LENGTH = struct.Struct("!I")
@@ -67,17 +67,18 @@ def verdicts_to_json(verdicts: Sequence[Verdict]) -> bytes:
     return json.dumps([verdict.to_json() for verdict in verdicts], default=float).encode()
 
 
-def exhausted_to_json(what: str, memory: bool) -> bytes:
+def exhausted_to_json(what: str, memory: bool, traceback: str = "") -> bytes:
     """The body of a reply instead of verdicts: a resource of the worker is used up."""
-    return json.dumps({"exhausted": what[:200], "memory": memory}).encode()
+    return json.dumps({"exhausted": what[:200], "memory": memory, "traceback": cut(traceback)}).encode()
 
 
 class ExhaustedError(Exception):
-    """A resource of a worker is used up, and it must be ended. `memory`: it is its memory."""
+    """A resource of a worker is used up, and it must be ended. `memory`: it is its memory. `traceback`: where it was asked for."""
 
-    def __init__(self, what: str, memory: bool) -> None:
+    def __init__(self, what: str, memory: bool, traceback: str = "") -> None:
         super().__init__(what)
         self.memory = memory
+        self.traceback = traceback
 
 
 def verdicts_from_json(body: bytes, count: int) -> list[Verdict]:
@@ -85,7 +86,7 @@ def verdicts_from_json(body: bytes, count: int) -> list[Verdict]:
     try:
         rows = json.loads(body)
         if isinstance(rows, dict):
-            raise ExhaustedError(str(rows["exhausted"]), bool(rows["memory"]))
+            raise ExhaustedError(str(rows["exhausted"]), bool(rows["memory"]), str(rows["traceback"]))
         verdicts = [Verdict.from_json(row) for row in rows]
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlvr.errors import user_traceback
 from rlvr.records import Verdict
 from rlvr.verifiers.base import Verifier
 from rlvr.verifiers.pool.wire import Job, Several, exhausted_to_json, receive, send, verdicts_to_json
@@ -50,7 +51,8 @@ def answer(body: bytes, verifier: Verifier, runner: asyncio.Runner) -> bytes:
     try:
         parts = runner.run(_replies([job] if isinstance(job, Job) else job.jobs, verifier))
     except (Exhausted, MemoryError) as error:
-        return exhausted_to_json(str(error) or "MemoryError", isinstance(error.__cause__ or error, MemoryError))
+        cause = error.__cause__ or error
+        return exhausted_to_json(str(error) or "MemoryError", isinstance(cause, MemoryError), user_traceback(cause))
     return parts[0] if isinstance(job, Job) else b"[" + b", ".join(part[1:-1] for part in parts) + b"]"
 
 
