@@ -101,9 +101,39 @@ class Leaks(Verifier):
             case "descriptors":
                 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
                 self.kept.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(100))
+            case "wrapped":
+                resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+                self.kept.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(90))
+                try:
+                    for opened in [os.open(os.devnull, os.O_RDONLY) for _ in range(100)]:
+                        os.close(opened)
+                except OSError as error:
+                    raise RuntimeError("the connection failed") from error
+            case "torch":
+                self.kept.append(bytearray(100 * 2**20))
+                if not _fits(100 * 2**20):
+                    raise RuntimeError(
+                        "DefaultCPUAllocator: can't allocate memory: you tried to allocate 104857600 bytes"
+                    )
+            case "swallowed":
+                if not _fits(64 * 2**20):
+                    return Verdict.from_score(0.0)
+                self.kept.append(bytearray(64 * 2**20))
+            case "swallowed at once":
+                if not _fits(160 * 2**20):
+                    self.kept.append(bytearray(40 * 2**20))
+                    return Verdict.from_score(0.0)
+                self.kept.append(bytearray(100 * 2**20))
             case "disk":
                 raise OSError(errno.ENOSPC, "No space left on device")
         return Verdict.from_score(int(completion) % 2 == 0)
+
+
+def _fits(count):
+    try:
+        return bool(bytearray(count))
+    except MemoryError:
+        return False
 
 
 class NeedsMuch(Verifier):

@@ -87,9 +87,21 @@ def test_what_a_verifier_says_is_cut_before_it_crosses(pool, completion):
         assert "characters are left out" in verdict.reason
 
 
-@pytest.mark.parametrize("leaky", [Leaks(), Leaks(asynchronous=True), Leaks("descriptors")])
+@pytest.mark.parametrize(
+    "leaky",
+    [
+        Leaks(),
+        Leaks(asynchronous=True),
+        Leaks("descriptors"),
+        Leaks("wrapped"),
+        Leaks("torch"),
+        Leaks("swallowed"),
+        Leaks("swallowed at once"),
+    ],
+)
 def test_a_verifier_that_leaks_costs_its_worker_and_no_answer(leaky, caplog):
-    """64 MB a call of 256, and 100 descriptors a call of 256: every answer has its right score, and the log says why."""
+    """64 MB a call of 256, and 100 descriptors a call of 256: every answer has its right score, and the log says why, also where
+    the verifier makes an error or a score of its own of it."""
     with VerifierPool(workers=1, memory_mb=256) as pool:
         verdicts = pool.verify_many(leaky, [(TASK, str(number)) for number in range(24)])
     assert [verdict.score for verdict in verdicts] == [1.0, 0.0] * 12

@@ -1,47 +1,55 @@
 """A worker process: verifies one job at a time for the pool, with a verifier that was loaded before it was forked.
 
 Invariants: its socket is private (what a verifier prints goes to stderr); it spends no more address space than `memory_mb`
-beyond what it was forked with; it never writes anything but one frame per job.
+beyond what it was forked with; it judges no answer when it is nearly full and was not at first; it never writes anything but one frame per job.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import inspect
-import os
 import pickle
 import resource
 import socket
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from rlvr.errors import user_traceback
 from rlvr.records import Verdict
 from rlvr.verifiers.base import Verifier
+from rlvr.verifiers.pool.usage import Usage
 from rlvr.verifiers.pool.wire import Job, Several, exhausted_to_json, receive, send, verdicts_to_json
 
 SPENT = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT}
 """Errors of a process that has no memory, descriptors, processes or disk left, which earlier answers may have spent."""
+NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
+"""Words of a RuntimeError for want of memory: those of torch's allocator of the CPU (c10/core/impl/alloc_cpu.cpp) and of C++."""
 
 
 class Exhausted(BaseException):
-    """A resource of this process is used up. No Exception, so that a verification does not take it for an error of its own."""
+    """A resource of this process is used up; `memory`: its memory. No Exception, so that a verification does not take it for
+    an error of its own."""
+
+    def __init__(self, what: str, memory: bool) -> None:
+        super().__init__(what)
+        self.memory = memory
 
 
 def work(sock: socket.socket, verifier: Verifier, memory_mb: int) -> None:
     """Serve jobs until the socket closes."""
-    _limit_memory(memory_mb * 2**20)
+    usage = Usage(memory_mb)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with asyncio.Runner() as runner:
         while (body := receive(sock)) is not None:
-            send(sock, answer(body, verifier, runner))
+            send(sock, answer(body, verifier, runner, usage))
+            usage.served()
 
 
-def answer(body: bytes, verifier: Verifier, runner: asyncio.Runner) -> bytes:
+def answer(body: bytes, verifier: Verifier, runner: asyncio.Runner, usage: Usage) -> bytes:
     """The reply to one job, or to several."""
+    if usage.full:
+        return exhausted_to_json(str(usage), memory=False)
     try:
         job: Job | Several = pickle.loads(body)
     except MemoryError:
@@ -49,25 +57,30 @@ def answer(body: bytes, verifier: Verifier, runner: asyncio.Runner) -> bytes:
     except BaseException as error:
         return _failed(error, 1)
     try:
-        parts = runner.run(_replies([job] if isinstance(job, Job) else job.jobs, verifier))
+        replies = runner.run(_replies([job] if isinstance(job, Job) else job.jobs, verifier))
     except (Exhausted, MemoryError) as error:
-        cause = error.__cause__ or error
-        return exhausted_to_json(str(error) or "MemoryError", isinstance(cause, MemoryError), user_traceback(cause))
+        memory = error.memory if isinstance(error, Exhausted) else True
+        return exhausted_to_json(str(error) or "MemoryError", memory, user_traceback(error.__cause__ or error))
+    usage.measure()
+    if usage.full and not all(paid for _, paid in replies):  # it may have hidden that it ran out
+        return exhausted_to_json(str(usage), memory=False)
+    parts = [part for part, _ in replies]
     return parts[0] if isinstance(job, Job) else b"[" + b", ".join(part[1:-1] for part in parts) + b"]"
 
 
-async def _replies(jobs: Sequence[Job], verifier: Verifier) -> list[bytes]:
-    """The reply to each job, one after the other in one turn of the loop, since a turn costs more than a quick verdict."""
+async def _replies(jobs: Sequence[Job], verifier: Verifier) -> list[tuple[bytes, bool]]:
+    """The reply to each job, and whether all its scores are above 0, one after the other in one turn of the loop, since a turn costs more than a quick verdict."""
     return [await _reply(job, verifier) for job in jobs]
 
 
-async def _reply(job: Job, verifier: Verifier) -> bytes:
+async def _reply(job: Job, verifier: Verifier) -> tuple[bytes, bool]:
     try:
-        return verdicts_to_json(await job.verdicts(verifier, bounded))
+        verdicts = await job.verdicts(verifier, bounded)
+        return verdicts_to_json(verdicts), all(verdict.score is not None and verdict.score > 0 for verdict in verdicts)
     except (Exhausted, MemoryError):
         raise
     except BaseException as error:  # a verdict that is no JSON, KeyboardInterrupt raised by a verifier ...
-        return _failed(error, len(job.completions))
+        return _failed(error, len(job.completions)), False
 
 
 def _failed(error: BaseException, count: int) -> bytes:
@@ -81,20 +94,34 @@ async def bounded(verify: Callable[[], Any]) -> Any:
         result = verify()
         return await result if inspect.isawaitable(result) else result
     except Exception as error:
-        if not _for_want_of_a_resource(error):
+        spent = [one for one in _causes(error) if _out_of_memory(one) or _for_want_of_a_resource(one)]
+        if not spent:
             raise
-        raise Exhausted(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+        memory = any(_out_of_memory(one) for one in spent)
+        raise Exhausted(f"{type(spent[0]).__name__}: {spent[0]}".rstrip(": "), memory) from error
 
 
-def _for_want_of_a_resource(error: Exception) -> bool:
+def _causes(error: BaseException) -> list[BaseException]:
+    """An exception and all that led to it: libraries wrap what the system says in errors of their own."""
+    found: list[BaseException] = []
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is None or any(one is known for known in found):
+            continue
+        found.append(one)
+        left += [one.__cause__, one.__context__]
+        if isinstance(one, BaseExceptionGroup):
+            left += one.exceptions
+    return found
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    texts = isinstance(error, RuntimeError) and any(text in str(error) for text in NO_MEMORY)
+    return texts or isinstance(error, MemoryError)
+
+
+def _for_want_of_a_resource(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in SPENT
-    no_thread = isinstance(error, RuntimeError) and "can't start new thread" in str(error)
-    return no_thread or isinstance(error, MemoryError)
-
-
-def _limit_memory(more: int) -> None:
-    with contextlib.suppress(OSError, ValueError):  # no /proc; a lower limit is set already
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * os.sysconf("SC_PAGE_SIZE") + more
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    return isinstance(error, RuntimeError) and "can't start new thread" in str(error)
