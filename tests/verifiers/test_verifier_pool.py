@@ -13,8 +13,11 @@ import pytest
 from hostile_verifiers import AwaitsInProcess, InProcess, Leaks, NeedsMuch, Unpicklable
 
 from rlvr.records import Task, Verdict, VerdictStatus
-from rlvr.verifiers import FunctionVerifier, Verifier, VerifierPool, as_verifier, judged
+from rlvr.verifiers import FunctionVerifier, Verifier, VerifierPool, as_verifier, json_schema, judged
+from rlvr.verifiers.math import symbolic
+from rlvr.verifiers.math import verifier as math_verifier
 from rlvr.verifiers.pool import process
+from rlvr.verifiers.puzzles import gym
 
 TASK = Task("t1", "2+2?", "4", info={"tests": ["a"]})
 BOUND = 60  # seconds: generous, since the machine is shared
@@ -546,3 +549,19 @@ def test_an_answer_does_not_pay_for_a_trainer_that_was_held_up(tmp_path):
     file.write_text(HELD_UP)
     run = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=120, check=True)
     assert run.stdout.splitlines() == ["correct 1.0 "] * 3 + ["timeout"]
+
+
+def test_a_verifier_that_excuses_errors_lets_want_of_memory_through(monkeypatch):
+    """It is the pool that finds out whose doing it is: not the answer's, after another verifier call has kept the memory."""
+
+    def without_memory(*_):
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        gym._score_or_zero(without_memory, "1", {})
+    monkeypatch.setattr(json_schema, "_validator", without_memory)
+    with pytest.raises(MemoryError):
+        json_schema._misfit({}, True, "1")
+    monkeypatch.setattr(symbolic, "equal", without_memory)
+    with pytest.raises(MemoryError):
+        math_verifier._by_math_verify("1", "2", 1.0, "")

@@ -183,7 +183,7 @@ def _misfit(schema: Any, formats: bool, document: Any) -> str | None:
 
     try:
         error = next(_validator(json.dumps(schema), formats).iter_errors(document), None)
-    except (Unresolvable, TimeoutError):  # the schema's fault, undecided; and a pattern that backtracks
+    except (Unresolvable, TimeoutError, MemoryError):  # the schema's fault, a slow pattern; the pool judges the last
         raise
     except Exception as raised:  # the schema was probed before training: what goes wrong now is the document's doing
         return f"{type(raised).__name__} while the document was checked"

@@ -253,6 +253,8 @@ def _by_math_verify(gold: str, answer: str, seconds: float, reason: str) -> tupl
             return symbolic.equal(gold, answer, seconds), VerdictStatus.UNPARSABLE, reason
         except OutOfTime:
             return False, VerdictStatus.TIMEOUT, "reading the answer takes too long"
+        except MemoryError:  # the pool finds out whether it is the answer's doing
+            raise
         except Exception as error:  # the library was written for honest texts: it may raise anything
             return False, VerdictStatus.UNPARSABLE, f"{type(error).__name__} while reading the answer"
     return False, VerdictStatus.UNPARSABLE, reason

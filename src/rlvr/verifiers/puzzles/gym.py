@@ -148,5 +148,7 @@ def _score(score: Scorer, answer: str | None, entry: dict[str, Any]) -> float:
 def _score_or_zero(score: Scorer, answer: str, entry: dict[str, Any]) -> float:
     try:
         return _score(score, answer, entry)
+    except MemoryError:  # the pool finds out whether it is the text's doing
+        raise
     except Exception:  # whatever the text makes the scorer raise is the text's doing
         return 0.0
