@@ -147,6 +147,27 @@ def test_what_verifiers_print_does_not_fill_the_log(capfd):
     assert said.count("more is left out") == 1
 
 
+PRINTS = """
+import os, sys
+sys.path.insert(0, {folder!r})
+from hostile_verifiers import InProcess
+from rlvr.records import Task
+from rlvr.verifiers import VerifierPool
+out = os.dup(1)
+reads, writes = os.pipe()
+os.dup2(writes, 2)
+with VerifierPool(workers=2) as pool:
+    verdicts = pool.verify_many(InProcess(time_limit=10.0), [(Task("t", "p"), "print 50 MB")] * 2)
+os.write(out, str([verdict.score for verdict in verdicts]).encode())
+"""
+
+
+def test_a_standard_error_that_nobody_reads_holds_up_no_verifier():
+    script = PRINTS.format(folder=str(Path(__file__).parent))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=BOUND, check=True)
+    assert done.stdout == b"[1.0, 1.0]"
+
+
 @pytest.mark.parametrize("completion", ["hang", "sleep"])
 def test_a_hang_in_a_worker_is_the_answers_fault(pool, completion):
     start = time.perf_counter()

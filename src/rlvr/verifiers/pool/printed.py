@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import threading
 import time
 
@@ -14,6 +15,8 @@ MOST = 2**16
 """Bytes that are forwarded in any `PERIOD`: enough for the tracebacks and remarks of a verifier that is being written."""
 PERIOD = 60.0
 CHUNK = 2**20
+WAITING = 256
+"""Pieces that wait while nobody reads standard error; those that come then are dropped."""
 STDERR = 2
 
 
@@ -25,17 +28,25 @@ def forwarded() -> int:
 
 
 def _forward(reads: int) -> None:
-    """Copy until the last process that prints has ended."""
+    """Copy until the last process that prints has ended. Another thread writes, which may wait for a reader (a pager, Ctrl-S)."""
+    texts: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    threading.Thread(target=_write, args=(texts,), name="verifier-prints-out", daemon=True).start()
     began, left = time.monotonic(), MOST
     with os.fdopen(reads, "rb", buffering=0) as source:
         while data := source.read(CHUNK):
             if time.monotonic() > began + PERIOD:
                 began, left = time.monotonic(), MOST
-            if not left:
+            if not left or texts.qsize() >= WAITING:
                 continue
             shown = data[:left]
             left -= len(shown)
             if not left:
                 shown += f"\n[verifiers printed more than {MOST >> 10} kB within a minute; more is left out]\n".encode()
-            with contextlib.suppress(OSError):  # a closed terminal or a full disk: printing goes nowhere
-                os.write(STDERR, shown)
+            texts.put(shown)
+    texts.put(None)
+
+
+def _write(texts: queue.SimpleQueue[bytes | None]) -> None:
+    while (shown := texts.get()) is not None:
+        with contextlib.suppress(OSError):  # a closed terminal or a full disk: printing goes nowhere
+            os.write(STDERR, shown)
