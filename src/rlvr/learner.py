@@ -33,7 +33,7 @@ from rlvr.losses import Component, Denominators, LossTerm, Objective, SequenceLo
 from rlvr.losses.ahead import Ahead, look_ahead, needs_ahead
 from rlvr.losses.correction import LARGEST_GAP, Correction, gaps, ratios
 from rlvr.monitor.averages import Averages, is_maximum
-from rlvr.needs import BEHAVIOUR, CURRENT, PROXIMAL, REFERENCE, SEVERAL_PER_TOKEN, Need
+from rlvr.needs import BEHAVIOUR, CURRENT, PROXIMAL, REFERENCE, SEVERAL_PER_TOKEN, Need, Statistic
 from rlvr.policy import MicroBatch, Snapshot, forward, micro_batches
 from rlvr.policy.microbatch import deal
 from rlvr.policy.packing import Cost
@@ -354,8 +354,9 @@ class _Work:
 
 def _comparable(objective: Objective) -> list[Need]:
     """The statistics of the policy as it is that losses and metrics read, of one number per token."""
-    read = {need.statistic for need in objective.needs if need.model == CURRENT} - SEVERAL_PER_TOKEN
-    return [Need(name) for name in sorted(read | {"logprobs", "entropy"})]
+    read: set[Statistic] = {need.statistic for need in objective.needs if need.model == CURRENT}
+    read |= {"logprobs", "entropy"}
+    return [Need(name) for name in sorted(read - SEVERAL_PER_TOKEN)]
 
 
 def _term(
