@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from rlvr.verifiers.math.units import SCALES, dimension, other_angle
+from rlvr.verifiers.math.units import SCALES, conversion, dimension
 
 MAX_DIGITS = 1000
 """Digits of a literal, and size of a decimal exponent, beyond which a text is no plain number."""
@@ -40,7 +40,9 @@ _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar)\s*\{(\d+)\}")
 _DECIMAL = re.compile(rf"{_SPACED}|{_PLAIN}")
 
 _SCALES = {"%": Fraction(1, 100), **SCALES}
-_CURRENCIES = {"$": "dollar", "€": "euro", "USD": "dollar", "EUR": "euro"}
+_CURRENCIES = {
+    "$": "dollar", "€": "euro", "USD": "dollar", "EUR": "euro", "£": "pound", "pounds": "pound", "¥": "yen", "₹": "rupee", "Rs": "rupee",
+}  # fmt: skip
 _DEGREES = re.compile(r"\s*\^\s*\{?\s*\\circ\s*\}?\s*([CF](?![A-Za-z]))?\s*")
 _ORDINAL = re.compile(r"\s*\^?\s*\{?\s*(?:\\(?:text|mathrm)\s*)?\{?\s*(?:st|nd|rd|th)\s*\}{0,2}\s*", re.IGNORECASE)
 _TEXT = re.compile(r"\\(?:text(?:rm|bf|it|normal)?|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
@@ -93,26 +95,22 @@ class Number:
 
     def equals(self, answer: Number, rules: NumberRules = _DEFAULTS) -> bool:
         """Whether `answer` is this gold number."""
-        factor = _ONE
         if rules.units == "required" and self.unit and not answer.unit:
             return False
-        if rules.units != "ignored" and self.unit != answer.unit and self.unit and answer.unit:
-            if other_angle(self.unit, answer.unit):
-                return False
-            mine, its = dimension(self.unit), dimension(answer.unit)
-            if mine and its:
-                factor = its[1] / mine[1]
-            if (mine and its and mine[0] != its[0]) or (rules.units == "required" and not (mine and its)):
-                return False
-        if self.scale == answer.scale:
-            return self._near(answer, self.value, answer.value * factor, rules.tolerance)
-        golds, answers = self._readings(rules.percent), answer._readings(rules.percent)
+        factor = _ONE if rules.units == "ignored" else conversion(self.unit, answer.unit)
+        if factor is None:
+            return False
+        golds, answers = self._readings(answer, rules.percent), answer._readings(self, rules.percent)
+        if self.scale not in (_ONE, _PERCENT) and answer.scale == _ONE:
+            golds += (self.value,)  # the gold's scale word, like its unit, may be left out
         return any(self._near(answer, a, b * factor, rules.tolerance) for a in golds for b in answers)
 
-    def _readings(self, percent: Percent) -> tuple[Fraction, ...]:
-        """What the number may stand for: 28% is 0.28, or 28 where the unit is understood; 5 million too may be 5 (million)."""
-        if self.scale != _PERCENT:
-            return (self.value, self.value * self.scale)
+    def _readings(self, other: Number, percent: Percent) -> tuple[Fraction, ...]:
+        """The values of the number beside `other`: 28% may be 0.28, or 28 where the unit is understood; 5 million is 5000000."""
+        if self.scale == other.scale:
+            return (self.value,)
+        if self.scale != _PERCENT or other.scale != _ONE:
+            return (self.value * self.scale,)
         return {
             "either": (self.value, self.value / 100), "number": (self.value,), "fraction": (self.value / 100,)
         }[percent]  # fmt: skip

@@ -7,31 +7,41 @@ import re
 from fractions import Fraction
 
 _BASE: dict[str, dict[str, int | str]] = {
-    "length": {"mm": "1/1000", "cm": "1/100", "dm": "1/10", "m": 1, "meter": 1, "metre": 1, "millimeter": "1/1000", "centimeter": "1/100",
-               "centimetre": "1/100", "km": 1000, "kilometer": 1000, "kilometre": 1000, "inch": "127/5000", "in": "127/5000",
-               "inche": "127/5000", "ft": "381/1250", "foot": "381/1250", "feet": "381/1250", "yd": "1143/1250", "yard": "1143/1250",
-               "mi": "201168/125", "mile": "201168/125"},
+    "length": {"mm": "1/1000", "cm": "1/100", "dm": "1/10", "m": 1, "km": 1000, "inch": "127/5000", "in": "127/5000",
+               "ft": "381/1250", "foot": "381/1250", "feet": "381/1250", "yd": "1143/1250", "yard": "1143/1250",
+               "mi": "201168/125", "mile": "201168/125", "米": 1, "厘米": "1/100", "毫米": "1/1000", "千米": 1000, "公里": 1000},
     "time": {"ms": "1/1000", "second": 1, "sec": 1, "s": 1, "minute": 60, "min": 60, "hour": 3600, "hr": 3600, "h": 3600, "day": 86400,
-             "week": 604800},
-    "years": {"month": 1, "year": 12, "yr": 12, "decade": 120, "century": 1200, "centurie": 1200},
-    "mass": {"mg": "1/1000000", "g": "1/1000", "gram": "1/1000", "kg": 1, "kilogram": 1, "tonne": 1000, "oz": "45359237/1600000000",
-             "ounce": "45359237/1600000000", "lb": "45359237/100000000", "pound": "45359237/100000000"},
-    "volume": {"ml": "1/1000", "milliliter": "1/1000", "l": 1, "liter": 1, "litre": 1},
-    "money": {"dollar": 1, "cent": "1/100", "usd": 1}, "euro": {"euro": 1, "eur": 1}, "sterling": {"sterling": 1}, "yen": {"yen": 1}, "rupee": {"rupee": 1},
+             "week": 604800, "秒": 1, "分钟": 60, "小时": 3600, "天": 86400},
+    "years": {"month": 1, "year": 12, "yr": 12, "decade": 120, "century": 1200, "centurie": 1200, "年": 12},
+    "mass": {"mg": "1/1000000", "g": "1/1000", "kg": 1, "tonne": 1000, "oz": "45359237/1600000000",
+             "ounce": "45359237/1600000000", "lb": "45359237/100000000", "pound": "45359237/100000000",
+             "克": "1/1000", "千克": 1, "公斤": 1, "吨": 1000},
+    "volume": {"ml": "1/1000", "l": 1, "gallon": "473176473/125000000", "quart": "473176473/500000000",
+               "pint": "473176473/1000000000", "升": 1, "毫升": "1/1000"},
+    "area": {"acre": "316160658/78125", "hectare": 10000},
+    "angle": {"degree": 1, "deg": 1}, "arc": {"radian": 1, "rad": 1},
+    "unit length": {"unit": 1},
+    "money": {"dollar": 1, "cent": "1/100", "usd": 1}, "euro": {"euro": 1, "eur": 1, "€": 1}, "yen": {"yen": 1},
+    "rupee": {"rupee": 1, "rs": 1, "₹": 1}, "yuan": {"yuan": 1, "元": 1},
     "temperature C": {"degrees C": 1}, "temperature F": {"degrees F": 1},
     "morning": {"am": 1, "a.m": 1}, "afternoon": {"pm": 1, "p.m": 1},
 }  # fmt: skip
-_PREFIXES: dict[str, int | str] = {
-    "": 1,
-    "k": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-    "c": "1/100",
-    "m": "1/1000",
-    "n": "1/1000000000",
-    "d": "1/10",
+_PREFIXES: dict[str, tuple[str, int | str]] = {
+    "tera": ("T", 10**12),
+    "giga": ("G", 10**9),
+    "mega": ("M", 10**6),
+    "kilo": ("k", 10**3),
+    "hecto": ("h", 100),
+    "deca": ("da", 10),
+    "": ("", 1),
+    "deci": ("d", "1/10"),
+    "centi": ("c", "1/100"),
+    "milli": ("m", "1/1000"),
+    "micro": ("u", "1/1000000"),
+    "nano": ("n", "1/1000000000"),
+    "pico": ("p", "1/1000000000000"),
 }
+"""The word -> its symbol, and what it multiplies by."""
 _PHYSICAL = {
     "N": "force",
     "W": "power",
@@ -49,13 +59,42 @@ _PHYSICAL = {
     "mol": "amount",
     "Wh": "work",
 }
+_NAMED = {
+    "newton": ("force", 1),
+    "watt": ("power", 1),
+    "joule": ("energy", 1),
+    "calorie": ("energy", "523/125"),
+    "volt": ("voltage", 1),
+    "ampere": ("current", 1),
+    "amp": ("current", 1),
+    "ohm": ("resistance", 1),
+    "kelvin": ("temperature", 1),
+    "pascal": ("pressure", 1),
+    "hertz": ("frequency", 1),
+    "liter": ("volume", 1),
+    "litre": ("volume", 1),
+    "meter": ("length", 1),
+    "metre": ("length", 1),
+    "second": ("time", 1),
+    "gram": ("mass", "1/1000"),
+    "mole": ("amount", 1),
+    "byte": ("data", 8),
+    "bit": ("data", 1),
+}
+"""Words of units that take the prefixes as words (`nanometer`), as `_PHYSICAL` are symbols that take them as symbols."""
 _UNITS = {
-    prefix + name: (quantity, Fraction(factor))
+    symbol + name: (quantity, Fraction(factor))
     for name, quantity in _PHYSICAL.items()
-    for prefix, factor in _PREFIXES.items()
+    for symbol, factor in _PREFIXES.values()
 } | {"g": ("mass", Fraction(1, 1000))}
+_UNITS |= {
+    prefix + name: (quantity, Fraction(size) * Fraction(factor))
+    for name, (quantity, size) in _NAMED.items()
+    for prefix, (_, factor) in _PREFIXES.items()
+}
 _UNITS |= {name: (dimension, Fraction(factor)) for dimension, names in _BASE.items() for name, factor in names.items()}
-_ALIASES = {"mph": "mile per hour", "kph": "km per hour", "kmh": "km per hour", "sq": "square", "cc": "cm^3"}
+_ALIASES = {"mph": "mile per hour", "kph": "km per hour", "kmh": "km per hour", "sq": "square", "cc": "cm^3", "celsius": "C", "Celsius": "C",
+            "fahrenheit": "F", "Fahrenheit": "F"}  # fmt: skip
 SCALES = {
     "percent": Fraction(1, 100), "percentage": Fraction(1, 100), "pct": Fraction(1, 100), "dozen": Fraction(12), "hundred": Fraction(100),
     "thousand": Fraction(10**3), "million": Fraction(10**6), "billion": Fraction(10**9), "trillion": Fraction(10**12),
@@ -72,7 +111,13 @@ _MEANINGFUL = re.compile(
     r"|tenths?|hundredths?|thousandths?|modulo|mod)\b",
     re.IGNORECASE,
 )
-_WORD = re.compile(r"([A-Za-z.]+(?: [CF]\b)?)(?:\^(-?\d))?|/|\*")
+_WORD = re.compile(r"((?:[^\W\d_]|\.)+(?: [CF]\b)?|[€₹])(?:\^\{?(-?\d))?|/|\*")
+_FILLING = re.compile(
+    r"\b(?:the|an?|old|long|wide|tall|high|deep|away|exactly|(?:in )?total|altogether|overall|in all)\b|\bof\b.*",
+    re.IGNORECASE,
+)
+"""Words beside a unit that say nothing of it, and what it is a measure of (`3 liters of milk`)."""
+_IRREGULAR = {"people": "person", "men": "man", "women": "woman", "children": "child", "feet": "foot", "mice": "mouse"}
 
 
 def changes_meaning(words: str) -> bool:
@@ -80,20 +125,53 @@ def changes_meaning(words: str) -> bool:
     return _MEANINGFUL.search(words) is not None
 
 
-def other_angle(one: str, other: str) -> bool:
-    """Whether one unit is degrees and the other radians."""
-    kinds = {"degree": 1, "deg": 1, "radian": 2, "rad": 2}
-    found = {kinds.get(unit.lower().removesuffix("s"), 0) for unit in (one, other)}
-    return found == {1, 2}
+def conversion(gold: str, answer: str) -> Fraction | None:
+    """How many of the gold's unit one of the answer's is; None where they disagree.
+
+    A unit may be left out. Where both sides state one, either both are known, and of one dimension, or they are the same words
+    (`3 apples`, `3 apple`).
+    """
+    if gold == answer or not gold or not answer:
+        return Fraction(1)
+    gold, answer = _bare(gold), _bare(answer)
+    ours, theirs = dimension(gold), dimension(answer)
+    if ours is None or theirs is None:
+        return Fraction(1) if _folded(gold) == _folded(answer) else None
+    if ours[0] == theirs[0]:
+        return theirs[1] / ours[1]
+    kinds = {power[0] for side in (ours, theirs) for power in side[0]}
+    has_scale_left_out = "angle" in kinds and len(kinds) == 2 and bool(kinds & {"temperature C", "temperature F"})
+    return Fraction(1) if has_scale_left_out else None
+
+
+def _bare(unit: str) -> str:
+    """A unit without words that say nothing of it, or as it is where nothing else is left."""
+    return " ".join(_FILLING.sub(" ", unit).split()) or unit
+
+
+def _folded(unit: str) -> list[str]:
+    """The words of a unit in one case and number."""
+    return [_singular(word) for word in re.findall(r"[^\W\d_]+|\d+|[^\w\s]", unit.casefold()) if word != "."]
+
+
+def _singular(word: str) -> str:
+    if word.endswith("ies"):
+        return word[:-3] + "y"
+    if word.endswith(("ches", "shes", "sses", "xes")):
+        return word[:-2]
+    return _IRREGULAR.get(word, word if word.endswith("ss") else word.removesuffix("s"))
 
 
 @functools.lru_cache(maxsize=1024)
 def dimension(unit: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | None:
-    """The powers of the dimensions of a unit, and its size in base units; None where a word of it is not known."""
+    """The powers of the dimensions of a unit, and its size in base units; None where a word of it is not known.
+
+    Zero words are no unit: None.
+    """
     powers: dict[str, int] = {}
     size, sign, wanted = Fraction(1), 1, 1
     words = " ".join(_ALIASES.get(word, word) for word in unit.split())
-    for match in _WORD.finditer(words):
+    for match in _WORD.finditer(words.replace("degree C", "degrees C").replace("degree F", "degrees F")):
         word = match[1]
         if word in (None, "per", "a", "an"):
             sign = -1 if match[0] in ("/", "per") else sign
@@ -101,11 +179,14 @@ def dimension(unit: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | None:
         if word in ("square", "cubic"):
             wanted = 2 if word == "square" else 3
             continue
-        found = _UNITS.get(word) or _UNITS.get(word.lower().removesuffix("s").rstrip(".")) or _UNITS.get(word.lower())
+        small = word.rstrip(".").lower()
+        found = (
+            _UNITS.get(word) or _UNITS.get(small.removesuffix("s")) or _UNITS.get(small) or _UNITS.get(_singular(small))
+        )
         if found is None:
             return None
         power = sign * wanted * int(match[2] or 1)
         powers[found[0]] = powers.get(found[0], 0) + power
         size *= found[1] ** power
         wanted = 1
-    return tuple(sorted((name, power) for name, power in powers.items() if power)), size
+    return (tuple(sorted((name, power) for name, power in powers.items() if power)), size) if powers else None

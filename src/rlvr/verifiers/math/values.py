@@ -35,7 +35,7 @@ from rlvr.verifiers.math.realsets import RealSets
 from rlvr.verifiers.math.rules import Rules
 from rlvr.verifiers.math.sampling import Sampler
 from rlvr.verifiers.math.statements import Entry, plain, read_entry
-from rlvr.verifiers.math.units import dimension
+from rlvr.verifiers.math.units import conversion
 
 _COMPOSED = frozenset(["pmod", "cases", ":", "cup", "cap", "minus", "transpose"])
 Rows = tuple[tuple[Node, ...], ...]
@@ -150,21 +150,17 @@ class Values(ABC):
         return abs(turns - round(turns.real)) < 1e-10
 
     def _quantities(self, gold: Node, answer: Node) -> bool | None:
-        """Units convert where both are known; one side may leave its unit out, and prose is not compared."""
+        """Units convert where both are known; one side may leave its unit out."""
         one = gold if isinstance(gold, Quantity) else Quantity(gold, "")
         other = answer if isinstance(answer, Quantity) else Quantity(answer, "")
-        ours, theirs = (dimension(side.unit) if side.unit else None for side in (one, other))
-        if ours is None or theirs is None:
-            return self.same(one.value, other.value)
-        if ours[0] != theirs[0]:
+        factor = conversion(one.unit, other.unit)
+        if factor is None:
             return False
-        if ours[1] == theirs[1]:
+        if factor == 1:
             return self.same(one.value, other.value)
         if self.rules.require_simplified and is_literal(one.value) and not is_literal(other.value):
             return False
-        return self.sampler.equal(
-            Apply("*", (one.value, Number(ours[1]))), Apply("*", (other.value, Number(theirs[1])))
-        )
+        return self.sampler.equal(one.value, Apply("*", (other.value, Number(factor))))
 
     def _marked(self, head: str, gold: Node, answer: Node, marked: list[bool]) -> bool | None:
         """A percent or degree sign on one side may have been left out by the other, or worked out."""

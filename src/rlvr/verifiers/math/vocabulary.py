@@ -164,8 +164,8 @@ CURRENCIES = {
     "$": "dollar",
     "€": "euro",
     "euro": "euro",
-    "£": "sterling",
-    "pounds": "sterling",
+    "£": "pound",
+    "pounds": "pound",
     "¥": "yen",
     "₹": "rupee",
 }
