@@ -25,7 +25,16 @@ from rlvr.verifiers.math.expression import (
 )
 from rlvr.verifiers.math.rules import Comparison
 from rlvr.verifiers.math.sampling import Sampler
-from rlvr.verifiers.math.statements import Entry, Refused, Statement, plain, read_entry, read_statement
+from rlvr.verifiers.math.statements import (
+    Entry,
+    Refused,
+    Statement,
+    alphabetical,
+    permuted,
+    plain,
+    read_entry,
+    read_statement,
+)
 from rlvr.verifiers.math.values import Values, all_of, head_of
 
 MAX_ITEMS = 64
@@ -81,6 +90,8 @@ class Judge(Values):
     def _statements(self, gold: Statement, answer: Statement) -> bool | None:
         if max(len(gold.entries), len(answer.entries)) > MAX_ITEMS:
             return None
+        if not _labels(gold):
+            answer = alphabetical(answer)
         if len(gold.entries) == 1 and len(answer.entries) == 1:
             return self.entries(gold.entries[0], answer.entries[0])
         tuples = self._list_and_tuple(gold, answer)
@@ -104,10 +115,10 @@ class Judge(Values):
                 if len(items) == len(other.entries) and not any(
                     isinstance(entry.value, Bracket) for entry in other.entries
                 ):
-                    pairs = [
-                        (Entry(item), Entry(entry.value)) for item, entry in zip(items, other.entries, strict=True)
-                    ]
-                    return all_of(self.entries(*(pair if one is gold else pair[::-1])) for pair in pairs)
+                    labels = tuple(entry.label for entry in other.entries if entry.label is not None)
+                    label = Bracket("(", ")", labels) if len(labels) == len(items) else None
+                    listed = Entry(Bracket("(", ")", tuple(entry.value for entry in other.entries)), label)
+                    return self.entries(one.entries[0], listed) if one is gold else self.entries(listed, one.entries[0])
         return None
 
     def _labelled(self, gold: Statement, answer: Statement, wanted: list[Node], found: list[Node]) -> bool | None:
@@ -167,6 +178,8 @@ class Judge(Values):
     def entries(self, gold: Entry, answer: Entry) -> bool | None:
         if gold.label is not None and answer.label is not None and not _same_label(gold.label, answer.label):
             return self._solved_otherwise(gold, answer)
+        if isinstance(gold.label, Bracket) and isinstance(answer.label, Bracket):
+            answer = permuted(answer, gold.label.items)
         if isinstance(gold.value, Relation) or isinstance(answer.value, Relation):
             return self._relations(gold, answer)
         gold_value, answer_value = self._bound(gold, answer)
@@ -298,11 +311,18 @@ def _unlabelled(statement: Statement) -> list[Entry]:
 
 
 def _same_label(one: Node, other: Node) -> bool:
+    if isinstance(one, Bracket) and isinstance(other, Bracket):
+        return _named(one) == _named(other)
     if one == other or isinstance(one, Bracket) or isinstance(other, Bracket):
         return True
     if _variables(one) and _variables(other):
         return _function(one) == _function(other)
     return isinstance(one, Symbol) and isinstance(other, Symbol) and one.name.casefold() == other.name.casefold()
+
+
+def _named(label: Bracket) -> list[str]:
+    """The labels of a tuple in one order and case."""
+    return sorted(repr(item).casefold() for item in label.items)
 
 
 def _function(label: Node) -> str:

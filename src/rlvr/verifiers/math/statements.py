@@ -6,6 +6,8 @@ value each. Plus-minus becomes two values. A chain of equalities must be true, o
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -57,6 +59,9 @@ _SPOKEN = {
     **dict.fromkeys(["dne", "does not exist", "undefined"], "undefined"),
     "infinity": "infinity",
 }
+
+
+_LETTER = re.compile(r"([A-Za-z])(?:_(\d{1,3}))?")
 
 
 class Refused(Exception):
@@ -141,7 +146,47 @@ def _grouped(node: Node, sampler: Sampler) -> Node:
     if not isinstance(node, Listing):
         return node
     entries = [read_entry(item, sampler) for item in node.items]
-    return Bracket("(", ")", tuple(entry.value for entry in entries))
+    values = Bracket("(", ")", tuple(entry.value for entry in entries))
+    labels = tuple(entry.label for entry in entries if entry.label is not None)
+    return Relation(("=",), (Bracket("(", ")", labels), values)) if len(labels) == len(entries) else values
+
+
+def permuted(entry: Entry, labels: Sequence[Node] = ()) -> Entry:
+    """A labelled tuple (`(y, x) = (1, 2)`) in the order of `labels`, a permutation of its own; else in that of the alphabet."""
+    label, value = entry.label, entry.value
+    if not (isinstance(label, Bracket) and isinstance(value, Bracket)) or len(label.items) != len(value.items):
+        return entry
+    if value.opening not in "(<[" or len(label.items) < 2:
+        return entry
+    wanted = labels or _alphabet(label.items)
+    if wanted is None or set(wanted) != set(label.items):
+        return entry
+    order = [label.items.index(name) for name in wanted]
+    return replace(entry, label=_picked(label, order), value=_picked(value, order), rounded=None)
+
+
+def _picked(tuple_: Bracket, order: list[int]) -> Bracket:
+    return Bracket(tuple_.opening, tuple_.closing, tuple(tuple_.items[at] for at in order))
+
+
+def alphabetical(statement: Statement) -> Statement:
+    """The statement with its labelled values in the order of the alphabet, which is that of an unlabelled gold (`(1, 2)`)."""
+    entries = tuple(permuted(entry) for entry in statement.entries)
+    wanted = _alphabet([entry.label for entry in entries])
+    if wanted is not None:
+        entries = tuple(sorted(entries, key=lambda entry: wanted.index(entry.label)))
+    return replace(statement, entries=entries)
+
+
+def _alphabet(labels: Sequence[Node | None]) -> list[Node | None] | None:
+    """The labels in the order of the alphabet; None where they are not different Latin letters, which may have a number."""
+    letters = [_LETTER.fullmatch(label.name) if isinstance(label, Symbol) else None for label in labels]
+    if len(set(labels)) != len(labels):
+        return None
+    keys = [(found[1].casefold(), int(found[2] or 0)) for found in letters if found is not None]
+    if len(keys) != len(labels):
+        return None
+    return [label for _, label in sorted(zip(keys, labels, strict=True), key=lambda pair: pair[0])]
 
 
 def _members(node: Node) -> tuple[Node, ...] | None:
