@@ -347,6 +347,10 @@ RESTATEMENTS_ACCEPTED = [
     (r"x = 3", r"x = 3", "Solve 2x = 6."),
     (r"x = 3", r"3", "Solve 2x = 6."),
     (r"2\sqrt{3}", r"\sqrt{4 \cdot 3}", r"Simplify $\sqrt{12}$."),
+    (r"2\sqrt{3}", r"\sqrt{12} = 2\sqrt{3}", r"Simplify $\sqrt{12}$."),
+    (r"2\sqrt{3}", r"2\sqrt{3} \approx 3.46", r"Simplify $\sqrt{12}$."),
+    (r"3.46", r"\sqrt{12} \approx 3.46", r"Simplify $\sqrt{12}$."),
+    (r"(3, \infty)", r"\{x : x > 3\}", MORE),
 ]
 RESTATEMENTS_REFUSED = [
     (r"y = 2 - \frac{2x}{3}", r"2x + 3y = 6", LINE),
@@ -376,6 +380,12 @@ RESTATEMENTS_REFUSED = [
     (r"y = 2x + 1", r"2x - y + 1 = 0", "Write $2x - y + 1 = 0$ in slope-intercept form."),
     (r"y = 2x + 1", r"y - 2x = 1", "Write $2x - y + 1 = 0$ in slope-intercept form."),
     (r"2\sqrt{3}", r"\sqrt{12}", r"Simplify $\sqrt{12}$."),
+    (r"2\sqrt{3}", r"12^{1/2}", r"Simplify $\sqrt{12}$."),
+    (r"2\sqrt{3}", r"\sqrt{12} \approx 3.46", r"Simplify $\sqrt{12}$."),
+    (r"1, 2\sqrt{3}", r"1, \sqrt{12}", r"Simplify $\sqrt{12}$."),
+    (r"(x-2)(x-3)", r"-(-x^2+5x-6)", "Factor $x^2-5x+6$."),
+    (r"(3, \infty)", r"\{x : 2x > 6\}", MORE),
+    (r"x > 3", r"\{x \in \mathbb{R} \mid 2x > 6\}", MORE),
 ]
 
 SETS_ACCEPTED = [
@@ -440,3 +450,34 @@ def test_what_a_rule_accepts_and_what_it_refuses(rule):
     assert len(set(accepted + refused)) == len(accepted + refused)
     assert [case for case in accepted if score(*case) != 1] == []
     assert [case for case in refused if score(*case) != 0] == []
+
+
+WRAPPED = [
+    r"%s, n \in \mathbb{Z}",
+    r"x = %s",
+    r"f(x) = %s",
+    r"%s \text{ cm}",
+    r"\text{Answer: } %s",
+    r"\{%s\}",
+    r"x \in \{%s\}",
+    r"%s + 0",
+    r"(%s)^1",
+    r"(%s)",
+    r"-(-(%s))",
+    r"\frac{%s}{1}",
+    r"1 \cdot (%s)",
+]
+ASKED = [
+    (r"Simplify $\sqrt{12}$.", r"2\sqrt{3}", r"\sqrt{12}"),
+    (r"Factor $x^2-5x+6$.", r"(x-2)(x-3)", r"x^2-5x+6"),
+    (r"Expand $(x+1)^2$.", r"x^2+2x+1", r"(x+1)^2"),
+    (r"Simplify $\frac{x^2-1}{x-1}$.", r"x+1", r"\frac{x^2-1}{x-1}"),
+    (r"Express $\log 8$ in terms of $\log 2$.", r"3\log 2", r"\log 8"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "gold", "said"), ASKED)
+def test_what_is_wrapped_round_a_restatement_does_not_pay_it(prompt, gold, said):
+    assert [wrapped for wrapped in WRAPPED if score(gold, wrapped % said, prompt) != 0] == []
+    plain = [wrapped for wrapped in WRAPPED if not wrapped.endswith("cm}") and wrapped[0] not in "f-"]
+    assert [wrapped for wrapped in plain if score(gold, wrapped % gold, prompt) != 1] == []

@@ -1,7 +1,7 @@
 r"""Restatements: answers that are right only because they are the problem over again.
 
-The rule, decided here alone, of answers that are equal to the gold: an answer is no answer where it is what the prompt says, in
-another form than the gold's. What the prompt says is its text, and each of its formulas with terms in any order, moved
+The rule, decided here alone, of answers that are equal to the gold: an answer is no answer where it, or a value that it states
+(behind its labels, declarations, units, set brackets), is what the prompt says, in another form than the gold's. What the prompt says is its text, and each of its formulas with terms in any order, moved
 from side to side, multiplied by a number (`2x > 6` for `6 < 2x`). An answer in the gold's form is never a restatement.
 A gold with one unknown that is solved (`x = 3`, `x > 3`) asks for a solved answer, whatever the prompt says.
 """
@@ -12,12 +12,26 @@ import functools
 import re
 from fractions import Fraction
 
-from rlvr.verifiers.math.expression import Apply, Bracket, Listing, Node, Number, Relation, Symbol, children, symbols
+from rlvr.verifiers.math.evaluate import Unknown
+from rlvr.verifiers.math.expression import (
+    Apply,
+    Bracket,
+    Builder,
+    Listing,
+    Node,
+    Number,
+    Quantity,
+    Relation,
+    Symbol,
+    children,
+    is_literal,
+    symbols,
+)
 from rlvr.verifiers.math.latex import balanced, clean, spelling
 from rlvr.verifiers.math.letters import PROMPT_LENGTH, formulas, read
 from rlvr.verifiers.math.numeric import read_number
 from rlvr.verifiers.math.sampling import Sampler
-from rlvr.verifiers.math.statements import is_label
+from rlvr.verifiers.math.statements import Refused, is_label, read_statement
 from rlvr.verifiers.math.tokens import Unreadable
 
 MAX_FORMULAS = 24
@@ -26,7 +40,9 @@ MAX_FORMULA = 300
 """Characters of such a formula."""
 
 _FLIPPED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
+_ZERO = Number(Fraction(0))
 _ONE = Number(Fraction(1))
+_HALF = Apply("/", (_ONE, Number(Fraction(2))))
 _COMPARED = frozenset({"=", "<", ">", "<=", ">=", "!="})
 _BETWEEN_FORMULAS = re.compile(r"(?<!\\)\b[A-Za-z]{2,}|[,;:?\n]|\.(?:\s|\Z)")
 """Words and punctuation, in a prompt without math delimiters."""
@@ -41,11 +57,57 @@ def restates(prompt: str, gold: str, answer: str) -> bool:
         wanted, given = read(gold), read(answer)
     except (Unreadable, RecursionError):
         return _is_quoted(prompt, gold, answer)
+    if _canonical(wanted) == _canonical(given):
+        return False
+    said = _said(prompt)
+    if _states_what_is_said(wanted, given, said):
+        return True
     if _same_form(wanted, given):
         return False
     if _unsolved(wanted, given):
         return True
-    return _is_quoted(prompt, gold, answer) or any(_rearranged(given, said) for said in _said(prompt))
+    return _is_quoted(prompt, gold, answer) or any(_rearranged(given, one) for one in said)
+
+
+def _states_what_is_said(gold: Node, answer: Node, said: tuple[Node, ...]) -> bool:
+    """Whether a value that the answer states is a formula of the prompt, and not in the gold's form.
+
+    Labels, declarations, units and set brackets are round a value, not part of it. A value and its rounding is one value.
+    """
+    if not said:
+        return False
+    forms = {form for value in _stated(gold) for form in value}
+    return any(
+        not forms.intersection(value)
+        and any(_is_formula(form) and _rearranged(form, one) for form in value for one in said)
+        for value in _stated(answer)
+    )
+
+
+def _stated(node: Node) -> list[tuple[Node, ...]]:
+    """The canonical forms of each value that a tree states: of the value, and of its rounding."""
+    try:
+        entries = read_statement(node, Sampler()).entries
+    except (Refused, Unknown):
+        return []
+    return [
+        tuple(_canonical(_bare(form)) for form in (entry.value, entry.rounded) if form is not None) for entry in entries
+    ]
+
+
+def _is_formula(node: Node) -> bool:
+    """Whether there is anything to work out: a number, a letter or a solved relation of the prompt may well be the answer."""
+    return bool(children(node)) and not is_literal(node) and _solved_for(node) is None
+
+
+def _bare(value: Node) -> Node:
+    """A value without its unit, percent or degree sign."""
+    match value:
+        case Quantity(inner):
+            return _bare(inner)
+        case Apply("percent" | "degree", (inner,)):
+            return _bare(inner)
+    return value
 
 
 def _is_quoted(prompt: str, gold: str, answer: str) -> bool:
@@ -101,7 +163,13 @@ def _unsolved(gold: Node, answer: Node) -> bool:
 
 
 def _parts(node: Node) -> tuple[Node, ...]:
-    return node.items if isinstance(node, Listing) else (node,)
+    """The items of a list, and the conditions that define a set (`\\{x : 2x > 6\\}`)."""
+    match node:
+        case Listing(items=items):
+            return items
+        case Bracket("{", "}", (Builder(conditions=conditions),)):
+            return conditions
+    return (node,)
 
 
 def _is_unsolved(node: Node) -> bool:
@@ -152,11 +220,19 @@ def _canonical(node: Node) -> Node:
             found = _canonical(inner)
             if isinstance(found, Number) and not found.base:
                 return Number(-found.value)
+            if isinstance(found, Apply) and found.head == "+":
+                return Apply("+", _sorted(tuple(_canonical(Apply("neg", (term,))) for term in found.args)))
             return _product((Number(Fraction(-1)), found))
         case Apply("*", args):
             return _product(tuple(_canonical(arg) for arg in args))
         case Apply("+", args):
-            return Apply("+", _sorted(_flattened("+", tuple(_canonical(arg) for arg in args))))
+            terms = _flattened("+", tuple(_canonical(arg) for arg in args))
+            left = _sorted(tuple(term for term in terms if term != _ZERO)) or (_ZERO,)
+            return left[0] if len(left) == 1 else Apply("+", left)
+        case Apply("^" | "/", (inner, over)) if _canonical(over) == _ONE:
+            return _canonical(inner)
+        case Apply("root", (inner,)) | Apply("root", (inner, Number(Fraction(numerator=2, denominator=1)))):
+            return Apply("^", (_canonical(inner), _HALF))
         case Apply(head, args):
             return Apply(head, tuple(_canonical(arg) for arg in args))
         case Relation((operator,), (left, right)):
