@@ -232,6 +232,44 @@ SCALES_REFUSED = [
     (r"\$5", r"\$5 \text{ million}"),
 ]
 
+NAMES_ACCEPTED = [
+    (r"x+1", r"f(x) = x+1"),
+    (r"x+1", r"y = x+1"),
+    (r"\frac{\sin x}{\cos x}", r"\tan x = \frac{\sin x}{\cos x}"),
+    (r"2x", r"f^{-1}(x) = 2x"),
+    (r"2n+1", r"a_n = 2n+1"),
+    (r"x+1", r"x+1"),
+    (r"4", r"x = 4"),
+    (r"\sqrt{2}", r"\sin x = \sqrt{2}"),
+    (r"2\pi r", r"C = 2\pi r"),
+    (r"x = 2y", r"x = 2y"),
+    (r"\frac{n(n+1)}{2}", r"S(n) = \frac{n(n+1)}{2}"),
+    (r"x^2+C", r"F(x) = x^2+C"),
+    (r"x+1", r"g(x) \approx x+1"),
+    (r"n^2", r"S_n = n^2"),
+    (r"x+y", r"f(x,y)=x+y"),
+    (r"3x", r"y = 2x + x = 3x"),
+]
+NAMES_REFUSED = [
+    (r"x+1", r"x \approx x+1"),
+    (r"\cos x", r"\sin x = \cos x"),
+    (r"x+1", r"x = x+1"),
+    (r"2x", r"x = 2x"),
+    (r"x^2", r"x = x^2"),
+    (r"f+1", r"f = f+1"),
+    (r"(x+1, 2)", r"(x, y) = (x+1, 2)"),
+    (r"x+1", r"f(x) = f(x) = x = x+1"),
+    (r"1-x", r"|x| = 1-x"),
+    (r"\frac{1}{x}", r"x=\frac{1}{x}"),
+    (r"x y", r"x = xy"),
+    (r"2\pi r", r"r = 2\pi r"),
+    (r"n+1", r"n = n+1, n \in \mathbb{Z}"),
+    (r"\sin x", r"\cos x \approx \sin x"),
+    (r"x-1", r"x = x - 1"),
+    (r"y^2", r"y = y^2"),
+    (r"\theta + 1", r"\theta = \theta + 1"),
+]
+
 LABELS_ACCEPTED = [
     (r"(x,y)=(1,2)", r"(y,x)=(2,1)"),
     (r"x=1, y=2", r"(y,x)=(2,1)"),
@@ -434,6 +472,7 @@ RULES = {
     "sets, ratios": (SETS_ACCEPTED, SETS_REFUSED),
     "restatements": (RESTATEMENTS_ACCEPTED, RESTATEMENTS_REFUSED),
     "values": (VALUES_ACCEPTED, VALUES_REFUSED),
+    "names": (NAMES_ACCEPTED, NAMES_REFUSED),
     "labels": (LABELS_ACCEPTED, LABELS_REFUSED),
     "units agree": (AGREEMENT_ACCEPTED, AGREEMENT_REFUSED),
     "scale words": (SCALES_ACCEPTED, SCALES_REFUSED),
@@ -454,7 +493,7 @@ def test_what_a_rule_accepts_and_what_it_refuses(rule):
 
 WRAPPED = [
     r"%s, n \in \mathbb{Z}",
-    r"x = %s",
+    r"y = %s",
     r"f(x) = %s",
     r"%s \text{ cm}",
     r"\text{Answer: } %s",

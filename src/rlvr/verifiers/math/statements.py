@@ -214,7 +214,7 @@ def read_entry(node: Node, sampler: Sampler) -> Entry:
     sides, operators = list(node.sides), list(node.operators)
     label = None
     if (isinstance(sides[0], Binder) and not isinstance(sides[-1], Binder)) or (
-        is_label(sides[0]) and (len(sides) > 1)
+        is_label(sides[0]) and _names(sides[0], sides[1:], sampler)
     ):
         label, sides, operators = sides[0], sides[1:], operators[1:]
     elif len(sides) == 2 and is_label(sides[1]) and not symbols(sides[0]):
@@ -241,6 +241,20 @@ def _chain(label: Node | None, sides: list[Node], operators: list[str], sampler:
         else:
             raise Refused("two values are joined by an approximation sign, and neither is the other one rounded")
     return Entry(value, label, rounded)
+
+
+def _names(label: Node, values: Sequence[Node], sampler: Sampler) -> bool:
+    """Whether a left side names the values: it does not occur in them (`x = x + 1` states an equation), but for an identity
+    (`\\tan x = \\frac{\\sin x}{\\cos x}`)."""
+    match label:
+        case Apply("*", (*_, Bracket("(", ")", arguments))):
+            names = symbols(label) - frozenset().union(*map(symbols, arguments))
+        case Apply(head) if head.startswith("call "):
+            names = frozenset()
+        case _:
+            names = symbols(label)
+    shared = [value for value in values if names & symbols(value)]
+    return all(sampler.equal(label, value) is True for value in shared)
 
 
 def is_label(node: Node) -> bool:
