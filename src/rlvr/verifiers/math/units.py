@@ -1,5 +1,7 @@
 """Units of measurement and the words after a value: which can be converted, which are prose, which change the meaning."""
 
+# ruff: noqa: RUF001 - letters of other scripts are units here
+
 from __future__ import annotations
 
 import functools
@@ -117,6 +119,22 @@ _FILLING = re.compile(
     re.IGNORECASE,
 )
 """Words beside a unit that say nothing of it, and what it is a measure of (`3 liters of milk`)."""
+_COUNTER_WORDS = (
+    "个 個 只 隻 本 人 名 位 张 張 条 條 件 次 种 種 倍 岁 歳 才 枚 匹 台 辆 輛 棵 朵 头 頭 双 雙 对 對 组 組 块 塊 片 根 支 颗 粒 页 頁 题 題 道 "
+    "円 圆 块钱 人民币 日 月 周 分 点 時間 時 度 平方米 平方厘米 平方千米 立方米 立方厘米 通り つ 回 グラム キロ キログラム メートル センチ "
+    "センチメートル キロメートル リットル 개 명 원 살 마리 권 장 회 번 가지 시간 분 초 일 년 미터 센티미터 킬로미터 그램 킬로그램 "
+    "см м км кг г мм л мл руб рубль рубля рублей час часа часов минута минуты минут секунда секунды секунд день дня дней "
+    "год года лет метр метра метров градус градуса градусов штук шт раз раза человек человека"
+)
+_COUNTERS = frozenset(_COUNTER_WORDS.split())
+"""Words of other scripts that count or measure; any other one behind a number may say something of it (`5不是答案`, `2以上`)."""
+_NO_UNIT = re.compile(
+    r"\b(?:is|are|was|were|be|been|has|have|had|does|do|did|can|could|will|would|should|must|may|might|fails?|works?|holds?|satisf(?:y|ies)"
+    r"|in|on|at|by|from|to|with|without|for|if|when|where|which|that|this|because|since|so|too|very|only|never|nor|both|after|before|below"
+    r"|above|under|extraneous|invalid|false|true|valid|impossible|base|\w{2,}ed)\b",
+    re.IGNORECASE,
+)
+"""Verbs, prepositions, participles and judgements: no phrase that has one only names what is counted."""
 _IRREGULAR = {"people": "person", "men": "man", "women": "woman", "children": "child", "feet": "foot", "mice": "mouse"}
 
 
@@ -128,11 +146,13 @@ def changes_meaning(words: str) -> bool:
 def conversion(gold: str, answer: str) -> Fraction | None:
     """How many of the gold's unit one of the answer's is; None where they disagree.
 
-    A unit may be left out. Where both sides state one, either both are known, and of one dimension, or they are the same words
+    A unit may be left out, and one may be added. Where both sides state one, either both are known, and of one dimension, or they are the same words
     (`3 apples`, `3 apple`).
     """
-    if gold == answer or not gold or not answer:
+    if gold == answer or not answer:
         return Fraction(1)
+    if not gold:
+        return Fraction(1) if _may_be_added(answer) else None
     gold, answer = _bare(gold), _bare(answer)
     ours, theirs = dimension(gold), dimension(answer)
     if ours is None or theirs is None:
@@ -142,6 +162,20 @@ def conversion(gold: str, answer: str) -> Fraction | None:
     kinds = {power[0] for side in (ours, theirs) for power in side[0]}
     has_scale_left_out = "angle" in kinds and len(kinds) == 2 and bool(kinds & {"temperature C", "temperature F"})
     return Fraction(1) if has_scale_left_out else None
+
+
+def _may_be_added(unit: str) -> bool:
+    """Whether words beside a gold without a unit are one: a known unit, a counter, or what an English phrase counts.
+
+    Such a phrase has no verb, preposition or judgement (`is extraneous`, `in base 6`, `(rejected)`).
+    """
+    unit = _bare(unit)
+    if dimension(unit) is not None:
+        return True
+    words = re.findall(r"[^\W\d_]+", unit)
+    return all(
+        word in _COUNTERS or dimension(word) is not None if not word.isascii() else True for word in words
+    ) and not (_NO_UNIT.search(unit) or unit.startswith("("))
 
 
 def _bare(unit: str) -> str:
