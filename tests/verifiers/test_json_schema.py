@@ -256,6 +256,12 @@ def test_a_pattern_that_backtracks_is_a_timeout_that_costs_no_process():
     assert verifier.verify(task, json.dumps({"a": "ab"})).status == VerdictStatus.WRONG
     assert verifier.verify(task, json.dumps({"bb": 1})).status == VerdictStatus.WRONG
     assert JsonSchemaVerifier(schema={"pattern": "^(a+)+$"}).verify(task, json.dumps("a" * 40 + "!")).score == 0
+    closed = {"additionalProperties": False, "properties": {"c": {}}, "patternProperties": {"^(b|bb)+$": {}}}
+    for allowed, right, wrong in ((False, {"c": 1, "bb": 2}, {"d": 1}), ({"type": "null"}, {"d": None}, {"d": 1})):
+        verifier = JsonSchemaVerifier(schema=closed | {"additionalProperties": allowed})
+        assert verifier.verify(task, json.dumps({"b" * 60 + "!": 1})).status == VerdictStatus.TIMEOUT
+        assert verifier.verify(task, json.dumps(right)).score == 1
+        assert verifier.verify(task, json.dumps(wrong)).status == VerdictStatus.WRONG
 
 
 @pytest.mark.parametrize(

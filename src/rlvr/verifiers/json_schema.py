@@ -198,7 +198,7 @@ def _validator(schema: str, formats: bool) -> Any:
 
     loaded = json.loads(schema)
     draft = jsonschema.validators.validator_for(loaded, default=jsonschema.Draft202012Validator)
-    draft = jsonschema.validators.extend(draft, {"pattern": _pattern, "patternProperties": _pattern_properties})
+    draft = jsonschema.validators.extend(draft, _LIMITED)
     return draft(loaded, registry=REGISTRY, format_checker=draft.FORMAT_CHECKER if formats else None)
 
 
@@ -224,6 +224,31 @@ def _pattern_properties(validator: Any, patterns: dict[str, Any], instance: Any,
             for key, value in instance.items():
                 if _found(pattern, key):
                     yield from validator.descend(value, subschema, path=key, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, allowed: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    """The keyword `additionalProperties`, within a time limit for each key and pattern that may allow it."""
+    import jsonschema
+
+    if not validator.is_type(instance, "object"):
+        return
+    named = schema.get("properties", {})
+    patterns = schema.get("patternProperties", {})
+    for key, value in instance.items():
+        if key in named or any(_found(pattern, key) for pattern in patterns):
+            continue
+        if allowed is False:
+            yield jsonschema.ValidationError(f"Additional properties are not allowed ({key!r} was unexpected)")
+        else:
+            yield from validator.descend(value, allowed, path=key)
+
+
+_LIMITED = {
+    "pattern": _pattern,
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _additional_properties,
+}
+"""The keywords that search for patterns, with a time limit."""
 
 
 def _schema_problem(schema: Any, formats: bool) -> str | None:
