@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from rlvr import Verdict, Verifier
+from rlvr.records import VerdictStatus
 from rlvr.verifiers import MathVerifier
 from rlvr.verifiers.reward_functions import trl_reward, verl_score
 
@@ -68,6 +71,24 @@ def test_a_verifier_is_a_compute_score_of_verl():
 
 def test_a_plain_function_and_a_group_verifier_run_in_a_pool():
     assert verl_score(lambda completion, answer: completion == answer)("s", "7", "7") == 1.0
+
+
+def test_threads_share_one_pool(monkeypatch):
+    made = []
+
+    class Pool:
+        def __init__(self):
+            time.sleep(0.05)  # long enough for the other threads to arrive
+            made.append(self)
+
+        def verify_many(self, verifier, pairs):
+            return [Verdict(VerdictStatus.CORRECT, 1.0) for _ in pairs]
+
+    monkeypatch.setattr("rlvr.verifiers.pool.VerifierPool", Pool)
+    score = verl_score(lambda completion, answer: completion == answer)
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(lambda _: score("", "42", "42"), range(8))) == [1.0] * 8
+    assert len(made) == 1
 
 
 def test_math_is_imported_alone():

@@ -15,6 +15,7 @@ extra_info=)` for one response and takes a number.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -85,13 +86,19 @@ def _judge(verifier: Verifier) -> Callable[[Task, str], Verdict]:
     if alone:
         return functools.partial(_here, verifier)
 
-    @functools.cache
-    def pool() -> Any:
-        from rlvr.verifiers.pool import VerifierPool
+    pool: Any = None
+    lock = threading.Lock()
 
-        return VerifierPool()
+    def judge(task: Task, completion: str) -> Verdict:
+        nonlocal pool
+        with lock:  # libraries call from many threads, which share one pool
+            if pool is None:
+                from rlvr.verifiers.pool import VerifierPool
 
-    return lambda task, completion: pool().verify_many(verifier, [(task, completion)])[0]
+                pool = VerifierPool()
+        return pool.verify_many(verifier, [(task, completion)])[0]
+
+    return judge
 
 
 def _here(verifier: Verifier, task: Task, completion: str) -> Verdict:
