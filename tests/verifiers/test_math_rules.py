@@ -564,3 +564,20 @@ def test_what_is_wrapped_round_a_restatement_does_not_pay_it(prompt, gold, said)
     assert [wrapped for wrapped in WRAPPED if score(gold, wrapped % said, prompt) != 0] == []
     plain = [wrapped for wrapped in WRAPPED if not wrapped.endswith("cm}") and wrapped[0] not in "f-"]
     assert [wrapped for wrapped in plain if score(gold, wrapped % gold, prompt) != 1] == []
+
+
+@pytest.mark.parametrize(
+    "gold",
+    [
+        r"\text{Answer: } 2",
+        r"\text{The answer is } 2",
+        r"\text{The answer is 2}",
+        "The answer is 2.",
+        r"\text{Answer: } \frac{4}{2}",
+    ],
+)
+def test_a_gold_may_have_its_phrase_in_braces(gold):
+    assert MathVerifier().check_task(Task("t", "What is it?", gold)) is None
+    assert score(gold, "2") == 1
+    assert score(gold, gold) == 1
+    assert score(gold, "3") == 0

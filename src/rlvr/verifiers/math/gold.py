@@ -144,4 +144,7 @@ def _final(raw: str) -> str:
     unclosed = _UNCLOSED_BOX.search(raw)
     if unclosed:
         return raw[unclosed.end() :]
-    return extraction.after_phrase(raw) or raw
+    phrase = extraction.after_phrase(raw)
+    return (
+        phrase if phrase and balanced(phrase) else raw
+    )  # a phrase inside `\\text{}` is a label: it takes no brace along
