@@ -61,7 +61,7 @@ _PHYSICAL = {
     "mol": "amount",
     "Wh": "work",
 }
-_NAMED = {
+_NAMED: dict[str, tuple[str, int | str]] = {
     "newton": ("force", 1),
     "watt": ("power", 1),
     "joule": ("energy", 1),
