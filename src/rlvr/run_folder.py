@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from rlvr.config import Config
+from rlvr.config_loading import TASK_FILES
 from rlvr.distributed import checkpoint
 from rlvr.errors import CheckpointError, ConfigError
 from rlvr.evaluation import Tally, write_tallies
@@ -204,10 +205,13 @@ class RunFolder:
         """A path in the configuration that leads into the run folder; None where there is none."""
         tree = self.config.dump()
         read = [tree[section] for section in tree.keys() - {"run", "logging"}]
+        own = [place / file for file in TASK_FILES.values()]  # in memory by now, and written anew
         for text in _texts(read):
             for name in (text, text.rpartition(":")[0]):  # FILE.py:Name, FOLDER:split
                 path = os.path.expanduser(name)
                 if not name or not os.path.lexists(path):
+                    continue
+                if Path(path).resolve() in own:
                     continue
                 lexical = Path(os.path.abspath(path)).is_relative_to(os.path.abspath(self.path))
                 if lexical or Path(path).resolve().is_relative_to(place):
