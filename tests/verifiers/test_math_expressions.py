@@ -6,6 +6,7 @@ says whether two of them are equal.
 
 # ruff: noqa: RUF001 - characters that look like ASCII are among the cases
 
+import gc
 import time
 
 import pytest
@@ -603,8 +604,16 @@ HOSTILE = [
 ]  # fmt: skip
 
 
+@pytest.fixture
+def no_collection():
+    """No garbage collection: it takes 0.2 s and more in a process that has imported torch, and is no work of the test's."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_no_text_costs_more_than_its_fuel(text):
+def test_no_text_costs_more_than_its_fuel(text, no_collection):
     compare("x + \\sin x", "x")  # the imports
     for gold, answer in (("42", text), (text, "42"), ("x^2+1", text), ("\\{1,2,3\\}", text), (text, "1+" + text)):
         start = time.process_time()
