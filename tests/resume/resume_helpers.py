@@ -235,3 +235,17 @@ def assert_same(first: Path, second: Path) -> None:
     for state in states:
         del state["config"], state["recorded"]  # they have the run's name and folder
     assert states[0] == states[1]
+
+
+SHORT = {
+    "stages": [],
+    "run": {"steps": 4},
+    "evaluation": {"at_start": False, "at_end": False, "every": 0},
+    "verification": {"workers": 1},
+}
+"""A run of four steps that is not evaluated."""
+
+
+def short_tree(folder: Path, pause: float = 0.0, **over) -> dict:
+    """The configuration of such a run, called `run`, with `over` put over it."""
+    return merged(make_tree(folder, "run", pause, **SHORT), over)

@@ -9,21 +9,10 @@ import shutil
 import subprocess
 
 import pytest
-from resume_helpers import Run, make_tree, merged
+from resume_helpers import Run, merged, short_tree
 
 from rlvr import GRPOTrainer
 from rlvr.errors import ConfigError, command
-
-SHORT = {
-    "stages": [],
-    "run": {"steps": 4},
-    "evaluation": {"at_start": False, "at_end": False, "every": 0},
-    "verification": {"workers": 1},
-}
-
-
-def short(folder, pause=0.0, **over):
-    return merged(make_tree(folder, "run", pause, **SHORT), over)
 
 
 @pytest.fixture
@@ -48,7 +37,7 @@ def fill(path):
 @pytest.mark.alone
 def test_a_disk_that_fills_up_ends_the_run_in_one_line_and_the_run_goes_on_later(tmp_path, small_disk):
     over = {"run": {"dir": str(small_disk), "steps": 10**6}, "logging": {"rollouts_gb": 0.0005}, "verifier": "exact"}
-    tree = short(tmp_path, checkpoint={"every": 5, "keep": 1}, **over)
+    tree = short_tree(tmp_path, checkpoint={"every": 5, "keep": 1}, **over)
     with Run(tree, resume=None) as run:
         run.folder = small_disk / "run"
         assert run.wait(lambda: (run.folder / "checkpoints" / "step-5").exists())
@@ -71,7 +60,7 @@ def test_a_disk_that_fills_up_ends_the_run_in_one_line_and_the_run_goes_on_later
 
 
 def test_the_space_for_checkpoints_and_rollouts_is_asked_for_before_the_run(tmp_path, monkeypatch):
-    tree = short(tmp_path, verifier="exact", logging={"console": "off"}, checkpoint={"every": 1, "keep": 3})
+    tree = short_tree(tmp_path, verifier="exact", logging={"console": "off"}, checkpoint={"every": 1, "keep": 3})
     usage = shutil.disk_usage(tmp_path)
     with GRPOTrainer(config=tree) as trainer:
         one = trainer.saver.size()

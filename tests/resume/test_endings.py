@@ -10,25 +10,13 @@ import sys
 
 import pytest
 import yaml
-from resume_helpers import Run, make_tree, merged
+from resume_helpers import Run, merged, short_tree
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from rlvr import GRPOTrainer, registry
 from rlvr.errors import ConfigError, TrainingError, command
 from rlvr.run_lock import RunLock
 from rlvr.signals import StopRequest
-
-SHORT = {
-    "stages": [],
-    "run": {"steps": 4},
-    "evaluation": {"at_start": False, "at_end": False, "every": 0},
-    "verification": {"workers": 1},
-}
-
-
-def short(folder, pause=0.0, **over):
-    return merged(make_tree(folder, "run", pause, **SHORT), over)
-
 
 # signals
 
@@ -37,7 +25,7 @@ def short(folder, pause=0.0, **over):
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT], ids=["HUP", "INT"])
 def test_a_closed_terminal_and_ctrl_c_save_the_last_step(tmp_path, number):
     """A shell that ends sends SIGHUP twice; Ctrl-C is answered before the step is left."""
-    tree = short(tmp_path, pause=600.0, verification={"time_limit": 900})
+    tree = short_tree(tmp_path, pause=600.0, verification={"time_limit": 900})
     tree["verifier"] = "exact"
     with Run(merged(tree, {"run": {"steps": 10**6}}), resume=None) as run:
         assert run.wait(lambda: run.lines() >= 2)
@@ -70,7 +58,7 @@ sys.exit(train.main(sys.argv[1:]))
 @pytest.mark.alone
 def test_a_run_that_starts_or_closes_answers_sigusr1_and_goes_on(tmp_path):
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(short(tmp_path, verifier="exact", run={"steps": 1})))
+    path.write_text(yaml.safe_dump(short_tree(tmp_path, verifier="exact", run={"steps": 1})))
     command = [sys.executable, "-c", STARTS_AND_CLOSES, "--config", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
@@ -112,7 +100,7 @@ def test_a_second_hangup_while_the_run_is_closed_is_ignored():
 
 @pytest.mark.alone
 def test_a_lock_that_is_removed_keeps_others_out_and_is_made_again(tmp_path):
-    tree = short(tmp_path, verifier="exact", run={"steps": 10**6})
+    tree = short_tree(tmp_path, verifier="exact", run={"steps": 10**6})
     with Run(tree, resume=None) as run:
         assert run.wait(lambda: run.lines() >= 1)
         lock = run.folder / "run.lock"
@@ -128,7 +116,7 @@ def test_a_lock_that_is_removed_keeps_others_out_and_is_made_again(tmp_path):
 
 @pytest.mark.alone
 def test_a_run_whose_folder_is_removed_stops_in_one_line(tmp_path):
-    tree = short(tmp_path, verifier="exact", run={"steps": 10**6})
+    tree = short_tree(tmp_path, verifier="exact", run={"steps": 10**6})
     with Run(tree, resume=None) as run:
         assert run.wait(lambda: run.lines() >= 2)
         os.rename(run.folder, tmp_path / "away")  # at once, as a removal under a writer is not
@@ -142,7 +130,7 @@ def test_a_run_whose_folder_is_removed_stops_in_one_line(tmp_path):
 
 
 def test_a_trainer_whose_folder_another_one_took_stops(tmp_path):
-    tree = short(tmp_path, verifier="exact", logging={"console": "off"})
+    tree = short_tree(tmp_path, verifier="exact", logging={"console": "off"})
     with GRPOTrainer(config=tree) as first:
         first.train(1)
         with GRPOTrainer(config=tree) as second:
@@ -154,7 +142,7 @@ def test_a_trainer_whose_folder_another_one_took_stops(tmp_path):
 
 
 def test_the_first_step_after_a_resume_says_nothing_of_the_speed(tmp_path):
-    tree = short(tmp_path, verifier="exact", logging={"console": "off"})
+    tree = short_tree(tmp_path, verifier="exact", logging={"console": "off"})
     with GRPOTrainer(config=merged(tree, {"run": {"steps": 2}})) as trainer:
         trainer.train()
     with GRPOTrainer(config=tree) as trainer:
