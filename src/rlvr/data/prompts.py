@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import time
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -29,6 +28,8 @@ BATCH_CHARACTERS = 2_000_000
 """Characters in one call, about: a tokenizer needs some hundred bytes for each token until it returns."""
 RECENT = 4096
 """Prompts that were encoded alone (of tasks made or rewritten during the run) and are kept: those of a few steps."""
+GROWTH = 1.125
+"""Size of the array of token ids beside what it holds, when it is enlarged: fewer copies where `realloc` has to copy."""
 PROGRESS_SECONDS = 5.0
 """Encoding that takes longer is reported."""
 
@@ -143,20 +144,27 @@ class Prompts:
 
     def _encoded(self, keys: np.ndarray, tasks: Sequence[Task]) -> _Block:
         """Encode the prompts of tasks, which all differ."""
-        ids = array("i")  # grows in place: a million prompts are not in memory twice
-        lengths: list[int] = []
+        ids = np.empty(0, dtype=np.int32)  # resized in place: a million prompts are not in memory twice
+        lengths = np.empty(len(tasks), dtype=np.int32)
+        done = 0
+        used = 0
 
         def render(batch: Sequence[Task], tokenizer: Any) -> list[list[int]]:
             return render_prompts(batch, tokenizer, self._template)
 
         for encoded in self._in_batches(tasks, render, "prompts"):
             counts = [len(prompt) for prompt in encoded]
-            ids.frombytes(np.fromiter(chain.from_iterable(encoded), dtype=np.int32, count=sum(counts)).tobytes())
-            lengths += counts
+            lengths[done : done + len(counts)] = counts
+            done += len(counts)
+            end = used + sum(counts)
+            if end > len(ids):
+                ids.resize(int(end * GROWTH), refcheck=False)
+            ids[used:end] = np.fromiter(chain.from_iterable(encoded), dtype=np.int32, count=end - used)
+            used = end
+        ids.resize(used, refcheck=False)  # what it had grown beyond the last prompt is given back
         order = np.argsort(keys)
-        sizes = np.asarray(lengths, dtype=np.int32)
-        starts = np.cumsum(sizes, dtype=np.int64) - sizes
-        return _Block(keys[order], starts[order], sizes[order], np.frombuffer(ids, dtype=np.int32))
+        starts = np.cumsum(lengths, dtype=np.int64) - lengths
+        return _Block(keys[order], starts[order], lengths[order], ids)
 
     def _in_batches(
         self, tasks: Sequence[Task], render: Callable[[Sequence[Task], Any], list[list[int]]], what: str
