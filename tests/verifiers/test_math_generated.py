@@ -6,6 +6,7 @@ a declaration, a unit, white space, a `\text{}`, another order of its terms, it 
 """
 
 import random
+from decimal import ROUND_DOWN, ROUND_HALF_EVEN, Decimal, localcontext
 from fractions import Fraction
 
 import pytest
@@ -181,3 +182,35 @@ def test_a_permutation_makes_no_wrong_list_right(numbers, rng):
     assert score(gold, ", ".join(map(str, shuffled))) == 1
     assert score(gold, ", ".join(map(str, [*shuffled[1:], 77]))) == 0
     assert score(tuple_gold, "(" + ", ".join(map(str, shuffled)) + ")") == float(shuffled == numbers)
+
+
+SURDS = {2: r"\sqrt{2}", 3: r"\sqrt{3}", 7: r"\sqrt{7}"}
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(1, 999),
+    st.integers(1, 999),
+    st.sampled_from([1, *SURDS]),
+    st.integers(12, 30),
+    st.sampled_from(["{}", "({}, 2)", r"\{{{}, -5\}}", "[-9, {})", r"\begin{{pmatrix}} {} & 1 \end{{pmatrix}}"]),
+)
+def test_a_decimal_of_twelve_digits_is_right_where_they_are(p, q, radicand, digits, place):
+    """Decimals by `decimal`, from the rule alone: rounded, cut off, one unit of the last place too large, and too short."""
+    with localcontext() as context:
+        context.prec = 80
+        exact = Decimal(p) / Decimal(q) * Decimal(radicand).sqrt()
+        if exact == round(exact, 25):  # it has an end: every decimal of it is exact or wrong
+            return
+        unit = Decimal(1).scaleb(exact.adjusted() - digits + 1)
+        short = Decimal(1).scaleb(exact.adjusted() - 9)
+        rounded, cut = exact.quantize(unit, ROUND_HALF_EVEN), exact.quantize(unit, ROUND_DOWN)
+        wrong = [rounded + unit, cut - unit, exact.quantize(short)]
+    gold = place.format(rf"\frac{{{p}}}{{{q}}}" + SURDS.get(radicand, ""))
+    assert score(gold, place.format(f"{rounded:f}")) == 1
+    assert score(gold, place.format(f"{cut:f}")) == 1
+    assert score(gold, place.format(repr(float(exact)))) == 1
+    doubles = (Decimal(repr(float(exact))), Decimal(f"{float(exact):.17g}"))
+    assert [score(gold, place.format(f"{other:f}")) for other in wrong if other not in doubles] == [
+        0 for other in wrong if other not in doubles
+    ]

@@ -7,17 +7,19 @@ every function here may recurse.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A literal, exactly as written; `base` is set for a literal with a base (`101_2`)."""
+    """A literal, exactly as written; `base` is set for a literal with a base (`101_2`), `places` counts the decimals of one
+    written with a point, None for others."""
 
     value: Fraction
     base: int = 0
+    places: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,9 @@ Node: TypeAlias = Number | Symbol | Words | Apply | Binder | Relation | Bracket 
 CONSTANTS = frozenset(
     {"pi", "e", "i", "infinity", "Reals", "Integers", "Naturals", "Rationals", "Complexes", "emptyset"}
 )
+
+MAX_EXPONENT = 1000
+"""Size of a decimal exponent beyond which a literal is not worked out."""
 
 
 def children(node: Node) -> tuple[Node, ...]:
@@ -213,6 +218,27 @@ def is_literal(node: Node) -> bool:
             return _is_power_of_ten(node)
 
 
+def as_decimal(node: Node) -> Number | None:
+    """The decimal, with its sign, that a node is as written (`-1.50`), or None."""
+    match node:
+        case Number(base=0):
+            return node if node.places is not None else None
+        case Apply("neg", (arg,)):
+            inner = as_decimal(arg)
+            return None if inner is None else replace(inner, value=-inner.value)
+        case Bracket("(" | "[", ")" | "]", (item,)):
+            return as_decimal(item)
+        case Apply("*", (Number(value, places=int(places)), Apply("^", (Number(), power)) as scale)) if (
+            _is_power_of_ten(scale)
+        ):
+            exponent = int(_integer(power))
+            if abs(exponent) > MAX_EXPONENT:
+                return None
+            return Number(value * Fraction(10) ** exponent, places=places - exponent)
+        case _:
+            return None
+
+
 def is_integer_literal(node: Node) -> bool:
     """Whether the node is an integer as written, with a sign perhaps."""
     match node:
@@ -224,6 +250,18 @@ def is_integer_literal(node: Node) -> bool:
             return is_integer_literal(item)
         case _:
             return False
+
+
+def _integer(node: Node) -> Fraction:
+    """The value of an integer literal."""
+    match node:
+        case Number(value):
+            return value
+        case Apply("neg", (arg,)):
+            return -_integer(arg)
+        case Bracket(items=(item,)):
+            return _integer(item)
+    raise TypeError(f"no integer literal: {node}")
 
 
 def _is_power_of_ten(node: Node) -> bool:

@@ -6,6 +6,7 @@ import re
 from fractions import Fraction
 
 from rlvr.verifiers.math.expression import Apply, Node, Number
+from rlvr.verifiers.math.numeric import decimal_places
 from rlvr.verifiers.math.reader import Reader
 from rlvr.verifiers.math.tokens import Token, Unreadable
 
@@ -28,7 +29,8 @@ class Literals(Reader):
             if base.isdecimal() and 2 <= int(base) <= 36 and all(int(digit) < int(base) for digit in token.text):
                 return Number(Fraction(int(token.text, int(base))), int(base))
             raise Unreadable("a number with an index")
-        return self._joined(value) if value.denominator == 1 else Number(value)
+        places = decimal_places(token.text)
+        return self._joined(value) if places is None and value.denominator == 1 else Number(value, places=places)
 
     def _joined(self, value: Fraction) -> Node:
         """An integer with what belongs to it: a fraction (`1 1/2`, `1\\frac{1}{2}`) or more digits (`4 200`)."""

@@ -10,15 +10,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 from rlvr.verifiers.math.units import SCALES, conversion, dimension
 
 MAX_DIGITS = 1000
 """Digits of a literal, and size of a decimal exponent, beyond which a text is no plain number."""
 
-_ROUNDED_DIGITS = 10
-"""A decimal of so many significant digits equals the exact number that it is the rounding of."""
+ROUNDED_DIGITS = 12
+"""A decimal of so many significant digits equals the exact number that it is the rounding of: more than a calculator shows
+and a text remembers (2.718281828 is not e)."""
 
 Percent = Literal["either", "number", "fraction"]
 Units = Literal["checked", "ignored", "required"]
@@ -124,12 +125,38 @@ class Number:
 
 
 def _rounds(exact: Number, rounded: Number, exact_value: Fraction, rounded_value: Fraction) -> bool:
-    """Whether `rounded` is a decimal of so many digits that it can only be `exact`, rounded or cut off."""
-    places = rounded.places
-    if not places or places < _ROUNDED_DIGITS // 2 or (exact.places is not None and exact.places <= places):
+    """Whether `rounded` is a decimal for `exact`, which is no decimal or one of more decimals."""
+    if rounded.places is None or (exact.places is not None and exact.places <= rounded.places):
         return False
-    unit = Fraction(1, 10**places)
-    return abs(rounded_value) >= unit * 10 ** (_ROUNDED_DIGITS - 1) and abs(exact_value - rounded_value) < unit
+    hundredths = 2 * (rounded_value * 100 == rounded.value)  # what is read of a percent has two decimals more
+    return is_rounding(exact_value, rounded_value, rounded.places + hundredths)
+
+
+def is_rounding(exact: Any, decimal: Fraction, places: int) -> bool:
+    """Whether a decimal of `places` decimals is the real number `exact` (Fraction or mpf), written to its digits.
+
+    It has 12 or more significant digits and is `exact` rounded or cut off there; or it is what programs print for the
+    double nearest to `exact`, the last of whose 16 or 17 digits may be off.
+    """
+    written = abs(decimal) * Fraction(10) ** places
+    if written < 10 ** (ROUNDED_DIGITS - 1) or written.denominator != 1 or (exact > 0) != (decimal > 0):
+        return False
+    units = abs(exact) * 10**places if places >= 0 else abs(exact) / 10**-places
+    missing = units - int(written)
+    if -0.5 <= missing < 1:
+        return True
+    # A double is near its number, and outside of these bounds it has fewer digits or none.
+    if abs(missing) > 10 or not 1e-300 < abs(decimal) < 1e300:
+        return False
+    nearest = float(exact)
+    return decimal in (Fraction(repr(nearest)), Fraction(f"{nearest:.17g}"))
+
+
+def decimal_places(text: str) -> int | None:
+    """Decimals of a number as written, `2.50` or `2.5e-3`; negative where the last digit is a ten or more, None without a point."""
+    mantissa, _, exponent = text.lower().partition("e")
+    decimals = mantissa.partition(".")[2]
+    return len(decimals) - int(exponent or 0) if decimals else None
 
 
 def read_number(text: str, letters: bool = False) -> Number | None:
@@ -151,7 +178,7 @@ def read_number(text: str, letters: bool = False) -> Number | None:
             measure = _measure(rest, sign[2], letters) if found is not None else None
             if found is not None and measure is not None:
                 value = -found if "-" in (sign[1], sign[3]) else found
-                places = len(match[0].partition(".")[2]) if pattern is _DECIMAL else None
+                places = _places(match) if pattern in (_DECIMAL, _POWER_OF_TEN) else None
                 return Number(
                     value, measure[0], pattern is _FRACTION, places, measure[1], label[1].strip() if label else ""
                 )
@@ -228,6 +255,14 @@ def _read_power(match: re.Match[str]) -> Fraction | None:
         return None
     value = _decimal(mantissa)
     return None if value is None else value * Fraction(10) ** int(exponent)
+
+
+def _places(match: re.Match[str]) -> int | None:
+    """Decimals of a plain decimal, or of one with a power of ten."""
+    if match.re is _DECIMAL:
+        return len(match[0].partition(".")[2])
+    exponent = (match[2] or match[3] or match[5]).replace(" ", "")
+    return decimal_places(f"{match[1] or match[4] or 1}e{exponent}")
 
 
 def _read_repeating(match: re.Match[str]) -> Fraction | None:

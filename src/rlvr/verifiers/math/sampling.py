@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from rlvr.verifiers.math.evaluate import DIGITS, MARGIN, Evaluator, Fuel, TooLarge, Unknown, Value
-from rlvr.verifiers.math.expression import Apply, Node, Symbol, symbols, walk
+from rlvr.verifiers.math.expression import Apply, Node, Symbol, as_decimal, is_integer_literal, symbols, walk
+from rlvr.verifiers.math.numeric import is_rounding
 
 WHOLE = 4
 """Points of small positive integers, where factorials and binomials are exact."""
@@ -119,8 +120,22 @@ class Sampler:
             one - other if type(one) is type(other) else complex(one) - complex(other)
         ) <= self.tolerance * abs(one):
             return True
+        if self._is_rounded(gold, answer) or self._is_rounded(answer, gold):
+            return True
         same = self._same(gold, answer, -1, {})
         return None if same and (not _is_telling(one) or self._shows_less(gold, answer, -1)) else same
+
+    def _is_rounded(self, exact: Node, rounded: Node) -> bool:
+        """Whether `rounded` is a decimal that is right for the real number `exact`, see numeric.is_rounding."""
+        decimal, other = as_decimal(rounded), as_decimal(exact)
+        if decimal is None or is_integer_literal(exact) or (other is not None and other.places <= decimal.places):
+            return False
+        digits = next((digits for digits in DIGITS if digits > decimal.places + 2 * MARGIN), DIGITS[-1])
+        try:
+            value = self.value(exact, digits)
+        except Unknown:
+            return False
+        return _is_real(value) and is_rounding(value.real, decimal.value, decimal.places)
 
     def _shows_less(self, gold: Node, answer: Node, number: int) -> bool:
         """Whether a value at this point, at the highest precision it was computed with, lost a part of its expression."""

@@ -74,8 +74,8 @@ class MathVerifier(Verifier):
     decimal_comma: bool = False
     """The gold writes decimals with a comma: 1,22 is 1.22, not 1 and 22."""
     tolerance: float = 0.0
-    """Relative error allowed between numbers; 0 compares exactly. Even then a decimal of 10 or more significant digits
-    equals the exact number that it is the rounding of."""
+    """Relative error allowed between numbers; 0 compares exactly. Even then a decimal of 12 or more significant digits
+    equals the exact number that it is the rounding of, or whose double it is (`1.4142135623730951`)."""
     math_verify: bool = False
     """Ask the package math-verify (SymPy) about what the comparison here cannot decide. It adds few right answers, some wrong
     ones, and most of the slow verdicts; needs `pip install 'rlvr[math-verify]'`."""
