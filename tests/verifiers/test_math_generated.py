@@ -214,3 +214,16 @@ def test_a_decimal_of_twelve_digits_is_right_where_they_are(p, q, radicand, digi
     assert [score(gold, place.format(f"{other:f}")) for other in wrong if other not in doubles] == [
         0 for other in wrong if other not in doubles
     ]
+
+
+FUNCTIONS = [r"\sqrt{%s}", r"\sin(%s)", r"e^{%s}", r"\ln(%s)", r"\pi(%s)", r"\frac{\sqrt{3}}{%s}", r"(%s)^{1/3}", r"\arctan(%s)", r"2^{%s}"]  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(FUNCTIONS), st.integers(2, 9), st.sampled_from(["", "+x", "+x^2", "+xy"]), st.integers(20, 380))
+def test_a_part_too_small_for_the_precision_is_not_lost(function, start, rest, power):
+    """f(a) and f(a + 10^-n) differ, whatever the precision, and a sum may be written in either order."""
+    gold, small = f"{start}{rest}", rf"10^{{-{power}}}"
+    assert score(function % gold, function % f"{gold}+{small}") == 0
+    assert score(function % f"{gold}+{small}", function % gold) == 0
+    assert score(function % f"{gold}+{small}", function % f"{small}+{gold}") == 1

@@ -27,11 +27,13 @@ MAX_FACTORIAL = 10**5
 MAX_TERMS = 60
 """Terms of a sum or product that is computed."""
 FUEL = 4000
-"""Cost of all evaluations in one comparison: 1 for arithmetic, 5 for a function."""
-DIGITS = (50, 100)
-"""Two precisions: a difference that shrinks with the precision is a rounding error, one that stays is real."""
+"""Cost of all evaluations in one comparison: 1 for arithmetic, 5 for a function, more at the high precisions."""
+DIGITS = (50, 100, 400, 1300)
+"""Precisions: a difference that shrinks with the precision is a rounding error, one that stays is real. The last tells apart
+fractions of MAX_BITS bits; it is used only where the others do not show all parts of an expression."""
 MARGIN = 10
 """Digits that rounding may cost: what is smaller than the rest of them is lost."""
+BITS_OF_A_DIGIT = 3.3219
 
 Value = Any
 """Fraction, mpf or mpc."""
@@ -76,12 +78,15 @@ class Evaluator:
 
     def __init__(self, point: dict[str, Fraction], fuel: Fuel, digits: int = DIGITS[0], log_base: int = 0) -> None:
         self.point, self.fuel, self.mp, self.log_base = point, fuel, context(digits), log_base
-        self.tiny = 10.0 ** (MARGIN - digits)
+        self.tiny = self.mp.ldexp(1, int((MARGIN - digits) * BITS_OF_A_DIGIT))
+        # Different fractions p/q, r/s differ by 1/(ps) of their value or more: with half of the bits in each they stay apart.
+        self.bits = int(digits * BITS_OF_A_DIGIT) // 2
+        self.cost = 1 + digits // 200  # as the time of one operation grows with its digits
         self.lost = False
-        """Whether a part of the expression was too small beside another to change the value: agreement then says nothing."""
+        """Whether a part of the expression was too small beside the rest to change the value: agreement then says nothing."""
 
     def __call__(self, node: Node) -> Value:
-        self.fuel.spend(1)
+        self.fuel.spend(self.cost)
         match node:
             case Number():
                 return node.value
@@ -145,8 +150,9 @@ class Evaluator:
     # arithmetic
 
     def inexact(self, value: Value) -> Value:
-        """The value as mpf or mpc."""
+        """The value as mpf or mpc; a fraction of too many digits for the precision is lost."""
         if isinstance(value, Fraction):
+            self.lost = self.lost or max(value.numerator.bit_length(), value.denominator.bit_length()) > self.bits
             return self.mp.mpf(value.numerator) / value.denominator
         return value
 
@@ -220,8 +226,9 @@ class Evaluator:
     def _exp(self, value: Value) -> Value:
         self.fuel.spend(4)
         self._moderate(value)
-        self.lost = self.lost or 0 < abs(value) < self.tiny
-        return self.mp.exp(self.inexact(value))
+        exponent = self.inexact(value)
+        self.lost = self.lost or 0 < abs(exponent) < self.tiny
+        return self.mp.exp(exponent)
 
     def _moderate(self, value: Value) -> None:
         if abs(value) > MAX_LOG:
@@ -240,9 +247,10 @@ class Evaluator:
         """A function of mpmath's, of a moderate argument."""
         self.fuel.spend(4)
         self._moderate(value)
+        argument = self.inexact(value)
         try:
-            found = getattr(self.mp, name)(self.inexact(value))
-            self.lost = self.lost or (value != 0 and self._is_flat(name, abs(value), found))
+            found = getattr(self.mp, name)(argument)
+            self.lost = self.lost or (value != 0 and self._is_flat(name, abs(argument), found))
             return found
         except (ZeroDivisionError, ValueError, OverflowError, self.mp.NoConvergence) as error:
             raise Unknown(str(error)) from None

@@ -27,8 +27,6 @@ FAR = frozenset({"abs", "max", "min", "floor", "ceil", "sgn", "mod"})
 
 
 _ABS = frozenset({"abs"})
-_NOISE = 10.0 ** (2 * MARGIN - DIGITS[0])
-"""Relative error of a product of two inexact values."""
 
 
 @dataclass
@@ -80,6 +78,7 @@ class Sampler:
         )
         strict = _has_any(_ABS, gold) != _has_any(_ABS, answer)
         agreed = agreed_off_axis = 0
+        hidden: list[tuple[int, dict[str, Fraction]]] = []
         far = _has_any(FAR, gold) or _has_any(FAR, answer)
         for number, point in enumerate(_points(tuple(names), far)):
             if positive and min(point.values()) < 0:
@@ -96,13 +95,23 @@ class Sampler:
             if not is_complex and not all(real):
                 if any(real) and strict:
                     return False
-                agreed_off_axis += not any(real) and self._same(gold, answer, number, point)
+                agreed_off_axis += not any(real) and self._agree(gold, answer, number, point) is not False
                 continue
-            if not self._same(gold, answer, number, point):
+            same = self._agree(gold, answer, number, point)
+            if same is False:
                 return False
-            agreed += _is_telling(one) and not self._shows_less(gold, answer, number)
+            if same is None:
+                hidden.append((number, point))
+            agreed += same is True and _is_telling(one)
             if agreed == ENOUGH and not far:
                 return True
+        for number, point in hidden:
+            if agreed >= 3:
+                break
+            same = self._agree(gold, answer, number, point, DIGITS)
+            if same is False:
+                return False
+            agreed += same is True and _is_telling(self._at(gold, number, point))
         return True if agreed >= 3 or (agreed == 0 and agreed_off_axis >= 3) else None
 
     def _constants(self, gold: Node, answer: Node) -> bool | None:
@@ -122,8 +131,8 @@ class Sampler:
             return True
         if self._is_rounded(gold, answer) or self._is_rounded(answer, gold):
             return True
-        same = self._same(gold, answer, -1, {})
-        return None if same and (not _is_telling(one) or self._shows_less(gold, answer, -1)) else same
+        same = self._agree(gold, answer, -1, {}, DIGITS)
+        return None if same and not _is_telling(one) else same
 
     def _is_rounded(self, exact: Node, rounded: Node) -> bool:
         """Whether `rounded` is a decimal that is right for the real number `exact`, see numeric.is_rounding."""
@@ -137,15 +146,6 @@ class Sampler:
             return False
         return _is_real(value) and is_rounding(value.real, decimal.value, decimal.places)
 
-    def _shows_less(self, gold: Node, answer: Node, number: int) -> bool:
-        """Whether a value at this point, at the highest precision it was computed with, lost a part of its expression."""
-        for node in (gold, answer):
-            keys = [self._key(node, number, digits) for digits in DIGITS]
-            found = [key for key in keys if key in self._values]
-            if found and found[-1] in self._lost:
-                return True
-        return False
-
     def proportional(self, gold: Node, answer: Node, factors: Sequence[str] = ()) -> bool | None:
         """Whether one expression is a constant, not zero, times the other; None where too few points tell.
 
@@ -157,32 +157,44 @@ class Sampler:
         return self._proportional(gold, answer, {})
 
     def _proportional(self, gold: Node, answer: Node, powers: dict[str, int]) -> bool | None:
-        names, pairs = sorted(symbols(gold) | symbols(answer)), []
-        for number, point in enumerate(_points(tuple(names))):
-            try:
-                pair = [self._at(gold, number, point), self._at(answer, number, point)]
-            except Unknown:
-                continue
-            inexact = Evaluator({}, self.fuel).inexact
-            factor = functools.reduce(
-                lambda a, b: a * b, (point[name] ** power for name, power in powers.items()), Fraction(1)
-            )
-            if self._shows_less(gold, answer, number):
-                continue
-            if isinstance(pair[0], Fraction) and isinstance(pair[1], Fraction):
-                pairs.append((pair[0], pair[1] * factor))
-            else:
-                pairs.append((inexact(pair[0]), inexact(pair[1]) * inexact(factor)))
+        """The lowest precision decides at which enough points show all parts of both."""
+        for digits in DIGITS:
+            pairs, hidden = self._pairs(gold, answer, powers, digits)
+            if len(pairs) >= 4 or not hidden:
+                break
         if len(pairs) < 4 or all(one == 0 for one, _ in pairs) or all(other == 0 for _, other in pairs):
             return None
+        evaluator = Evaluator({}, self.fuel, digits)
         if not all(isinstance(value, Fraction) for pair in pairs for value in pair):
-            inexact = Evaluator({}, self.fuel).inexact
-            pairs = [(inexact(one), inexact(other)) for one, other in pairs]
+            pairs = [(evaluator.inexact(one), evaluator.inexact(other)) for one, other in pairs]
         scale = max(pairs, key=lambda pair: abs(pair[0]))
         crossed = [(a * scale[1], b * scale[0]) for a, b in pairs]
         if isinstance(scale[0], Fraction):
             return all(a == b for a, b in crossed)
-        return all(abs(a - b) <= _NOISE * (abs(a) + abs(b)) for a, b in crossed)
+        noise = evaluator.tiny * 10**MARGIN  # of a product of two inexact values
+        return all(abs(a - b) <= noise * (abs(a) + abs(b)) for a, b in crossed)
+
+    def _pairs(
+        self, gold: Node, answer: Node, powers: dict[str, int], digits: int
+    ) -> tuple[list[tuple[Value, Value]], int]:
+        """The values at the points that show all parts of both, and how many points do not."""
+        names, pairs, hidden = sorted(symbols(gold) | symbols(answer)), [], 0
+        for number, point in enumerate(_points(tuple(names))):
+            evaluator = Evaluator({}, self.fuel, digits)
+            try:
+                one, other = self._at(gold, number, point, digits), self._at(answer, number, point, digits)
+            except Unknown:
+                continue
+            factor = functools.reduce(
+                lambda a, b: a * b, (point[name] ** power for name, power in powers.items()), Fraction(1)
+            )
+            if not (isinstance(one, Fraction) and isinstance(other, Fraction)):
+                one, other, factor = evaluator.inexact(one), evaluator.inexact(other), evaluator.inexact(factor)
+            if evaluator.lost or self._is_lost(gold, number, digits) or self._is_lost(answer, number, digits):
+                hidden += 1
+            else:
+                pairs.append((one, other * factor))
+        return pairs, hidden
 
     def same_sign(self, gold: Node, answer: Node) -> bool | None:
         """Whether two proportional expressions have the same sign."""
@@ -219,25 +231,35 @@ class Sampler:
             self._has_symbols[id(node)] = bool(symbols(node))
         return id(node), number if self._has_symbols[id(node)] else -1, digits
 
-    def _same(self, gold: Node, answer: Node, number: int, point: dict[str, Fraction]) -> bool:
-        """Exact for fractions; else equal but for an error that shrinks with the precision."""
-        rough = self._difference(gold, answer, number, point, DIGITS[0])
-        if isinstance(rough[0], Fraction) or (rough[0] > rough[1] * 1e-10 and rough[0] > 1e-12):
-            return bool(rough[0] == 0)
-        if rough[0] == 0 and not self._shows_less(gold, answer, number):
-            return True
-        fine = self._difference(gold, answer, number, point, DIGITS[1])
-        return bool(fine[0] <= fine[1] * 10.0 ** (MARGIN - DIGITS[1]) or fine[0] <= rough[0] * 1e-25)
+    def _agree(
+        self, gold: Node, answer: Node, number: int, point: dict[str, Fraction], precisions: Sequence[int] = DIGITS[:2]
+    ) -> bool | None:
+        """Exact for fractions; else equal but for an error that shrinks with the precision. None where no precision shows
+        all parts of both."""
+        last = None
+        for digits in precisions:
+            evaluator = Evaluator({}, self.fuel, digits)
+            one, other = self._at(gold, number, point, digits), self._at(answer, number, point, digits)
+            if isinstance(one, Fraction) and isinstance(other, Fraction):
+                return bool(one == other)
+            one, other = evaluator.inexact(one), evaluator.inexact(other)
+            difference, size = abs(one - other), max(abs(one), abs(other))
+            shown = not (evaluator.lost or self._is_lost(gold, number, digits) or self._is_lost(answer, number, digits))
+            if last is None:
+                if difference > size * 1e-10 and difference > 1e-12:
+                    return False
+                if difference == 0 and shown:
+                    return True
+            elif difference > size * evaluator.tiny and difference > last * 1e-25:
+                return False
+            elif shown:
+                return True
+            last = difference
+        return None
 
-    def _difference(
-        self, gold: Node, answer: Node, number: int, point: dict[str, Fraction], digits: int
-    ) -> tuple[Value, Value]:
-        """|gold - answer|, and the larger of the two sizes."""
-        one, other = self._at(gold, number, point, digits), self._at(answer, number, point, digits)
-        if not (isinstance(one, Fraction) and isinstance(other, Fraction)):
-            inexact = Evaluator({}, self.fuel, digits).inexact
-            one, other = inexact(one), inexact(other)
-        return abs(one - other), max(abs(one), abs(other))
+    def _is_lost(self, node: Node, number: int, digits: int) -> bool:
+        """Whether the value there does not show all parts of its expression."""
+        return self._key(node, number, digits) in self._lost
 
 
 def _is_telling(value: Value) -> bool:
