@@ -1,5 +1,6 @@
 """Verifiers as TRL's and verl's reward functions, called as these libraries call them (neither is installed here)."""
 
+import os
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ import pytest
 
 from rlvr import Verdict, Verifier
 from rlvr.records import VerdictStatus
-from rlvr.verifiers import MathVerifier
+from rlvr.verifiers import MathVerifier, Needs
 from rlvr.verifiers.reward_functions import trl_reward, verl_score
 
 
@@ -71,6 +72,18 @@ def test_a_verifier_is_a_compute_score_of_verl():
 
 def test_a_plain_function_and_a_group_verifier_run_in_a_pool():
     assert verl_score(lambda completion, answer: completion == answer)("s", "7", "7") == 1.0
+
+
+class WhereItRuns(Verifier):
+    needs = Needs(process=True)
+
+    def verify(self, task, completion):
+        return Verdict.from_score(os.getpid() != int(completion))
+
+
+def test_a_verifier_that_asks_for_a_process_does_not_run_in_the_caller():
+    assert verl_score(WhereItRuns())("s", str(os.getpid()), "1") == 1.0
+    assert trl_reward(WhereItRuns())(prompts=["?"], completions=[str(os.getpid())]) == [1.0]
 
 
 def test_threads_share_one_pool(monkeypatch):

@@ -4,8 +4,8 @@
     compute_score = verl_score(MathVerifier())                                     # the file of custom_reward_function.path
 
 Invariants: nothing raises, whatever the completion holds; an undecided verdict is None for TRL, which leaves it out of the
-reward, and `undecided` for verl, which knows no such thing. A verifier that runs model-written code, or waits for a service,
-runs in a VerifierPool; the others run in the caller's thread, and bound their own time.
+reward, and `undecided` for verl, which knows no such thing. A verifier with needs (a process, a sandbox, a remote service)
+runs in a VerifierPool, which holds it to its time limit; the others run in the caller's thread.
 
 Sources: TRL `GRPOTrainer._calculate_rewards` calls `f(prompts=, completions=, completion_ids=, **columns)`, takes the name from
 `__name__` and None as missing; verl `NaiveRewardManager` calls `compute_score(data_source=, solution_str=, ground_truth=,
@@ -76,7 +76,8 @@ def _text(completion: Any) -> str:
 
 def _judge(verifier: Verifier) -> Callable[[Task, str], Verdict]:
     alone = not (
-        verifier.needs.sandbox
+        verifier.needs.process
+        or verifier.needs.sandbox
         or verifier.needs.remote
         or verifier.verify_group is not None
         or isinstance(verifier, FunctionVerifier)
