@@ -1,17 +1,21 @@
 """Verifiers as TRL's and verl's reward functions, called as these libraries call them (neither is installed here)."""
 
+import multiprocessing
 import os
+import pickle
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
+import numpy
 import pytest
 
 from rlvr import Verdict, Verifier
+from rlvr.errors import ConfigError
 from rlvr.records import VerdictStatus
 from rlvr.verifiers import MathVerifier, Needs
-from rlvr.verifiers.reward_functions import trl_reward, verl_score
+from rlvr.verifiers.reward_functions import TrlReward, VerlBatchScore, trl_reward, verl_batch_score, verl_score
 
 
 class Broken(Verifier):
@@ -46,7 +50,7 @@ def test_a_verifier_is_a_reward_function_of_trl():
     ]
     assert trl_reward(Unsure())(prompts=["?"], completions=["7"], answer=["7"]) == [None]
     assert trl_reward(Broken())(prompts=["?"], completions=["7"], answer=["7"]) == [None]
-    assert reward(prompts=["?"], completions=["7"]) == [None]  # no reference: undecided, not wrong
+    assert reward(prompts=["?"], completions=["7"], answer=[None]) == [None]  # no reference: undecided, not wrong
     assert reward(
         prompts=["?"], completions=[[{"role": "assistant", "content": None, "tool_calls": []}]], answer=["7"]
     ) == [0.0]
@@ -74,18 +78,6 @@ def test_a_plain_function_and_a_group_verifier_run_in_a_pool():
     assert verl_score(lambda completion, answer: completion == answer)("s", "7", "7") == 1.0
 
 
-class WhereItRuns(Verifier):
-    needs = Needs(process=True)
-
-    def verify(self, task, completion):
-        return Verdict.from_score(os.getpid() != int(completion))
-
-
-def test_a_verifier_that_asks_for_a_process_does_not_run_in_the_caller():
-    assert verl_score(WhereItRuns())("s", str(os.getpid()), "1") == 1.0
-    assert trl_reward(WhereItRuns())(prompts=["?"], completions=[str(os.getpid())]) == [1.0]
-
-
 def test_threads_share_one_pool(monkeypatch):
     made = []
 
@@ -98,10 +90,123 @@ def test_threads_share_one_pool(monkeypatch):
             return [Verdict(VerdictStatus.CORRECT, 1.0) for _ in pairs]
 
     monkeypatch.setattr("rlvr.verifiers.pool.VerifierPool", Pool)
+    monkeypatch.setattr("rlvr.verifiers.reward_functions._pools", {})
     score = verl_score(lambda completion, answer: completion == answer)
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(lambda _: score("", "42", "42"), range(8))) == [1.0] * 8
     assert len(made) == 1
+
+
+def longer(completion, answer):
+    return len(completion) > len(answer)
+
+
+class WhereItRuns(Verifier):
+    needs = Needs(process=True)
+
+    def verify(self, task, completion):
+        return Verdict.from_score(os.getpid() != int(completion))
+
+
+def score_pickled(pickled):
+    """What a process does that a library starts: load the function, and call it as TRL or verl does."""
+    function = pickle.loads(pickled)
+    if isinstance(function, TrlReward):
+        return function(prompts=["?"] * 2, completions=["12", r"\boxed{2x+1}"], answer=["1", "1 + 2x"])
+    if isinstance(function, VerlBatchScore):
+        return function(data_sources=["s"], solution_strs=["12"], ground_truths=["1"], extra_infos=[{}])
+    return function("s", "12", "1", {})  # by position, as PrimeRewardManager calls
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_adapters_that_run_in_a_pool_are_pickled_and_each_process_starts_its_own(method):
+    functions = [trl_reward(longer), verl_score(longer), verl_batch_score(longer), trl_reward("math")]
+    assert verl_score(longer)("s", "12", "1") == 1.0  # a fork must not use the pool that this process now has
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context(method)) as executor:
+        found = [executor.submit(score_pickled, pickle.dumps(function)) for function in functions]
+        assert [future.result(timeout=60) for future in found] == [[1.0, 1.0], 1.0, [1.0], [0.0, 1.0]]
+
+
+def test_a_verifier_that_asks_for_a_process_does_not_run_in_the_caller():
+    assert verl_score(WhereItRuns())("s", str(os.getpid()), "1") == 1.0
+    assert trl_reward(WhereItRuns())(prompts=["?"], completions=[str(os.getpid())]) == [1.0]
+
+
+@pytest.mark.parametrize("extra", [None, "x", "", {}, numpy.array(3), numpy.array({"index": 3}, dtype=object), []])
+def test_extra_info_may_be_anything(extra):
+    assert verl_score("exact")("s", "7", "7", extra) == 1.0
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "7", ["7"], ("7",), {"role": "assistant", "content": "7"}, [{"role": "assistant", "content": "7"}],
+        [{"role": "tool", "content": "6"}, {"role": "assistant", "content": "7"}], numpy.str_("7"),
+        [{"role": "assistant", "content": [{"type": "text", "text": "7"}]}],
+    ],
+)  # fmt: skip
+def test_the_forms_of_a_completion(completion):
+    assert trl_reward("exact")(prompts=["?"], completions=[completion], answer=["7"]) == [1.0]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "7", 7, 7.0, numpy.int64(7), numpy.float32(7), numpy.str_("7"), numpy.array("7", dtype=object), ("7", "8"),
+        numpy.array(["7", "8"], dtype=object), numpy.array([8, 7]), [numpy.int64(7)], numpy.array(7),
+    ],
+)  # fmt: skip
+def test_the_forms_of_a_reference_answer(answer):
+    assert trl_reward("math")(prompts=["?"], completions=[r"\boxed{7}"], answer=[answer]) == [1.0]
+    assert verl_score("math")("s", r"\boxed{7}", answer) == 1.0
+    batch = verl_batch_score("math")
+    sources = numpy.array(["s", "s"], dtype=object)
+    assert batch(data_sources=sources, solution_strs=["7", r"\boxed{7}"], ground_truths=[answer] * 2)[1] == 1.0
+
+
+def test_columns_may_be_arrays():
+    options = numpy.array([["4", "7"], ["4", "7"]])
+    answers = numpy.array(["B", "A"])
+    reward = trl_reward("choice")
+    assert reward(prompts=["?"] * 2, completions=["B", "B"], answer=answers, options=options) == [1.0, 0.0]
+    info = {"options": numpy.array(["4", "7"]), "question": numpy.array([{"role": "user", "content": "?"}])}
+    assert verl_score("choice")("s", "B", "B", info) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (
+            lambda: trl_reward("math")(prompts=["?"], completions=["7"], solution=["7"]),
+            "the column 'answer' is missing",
+        ),
+        (lambda: trl_reward("math")(prompts=["?"], completions=["7"], solution=["7"]), "are: 'solution'"),
+        (lambda: trl_reward("math")(prompts=["?"], completions=["7"], answer="7"), "'answer' is str, not a list of 1"),
+        (lambda: trl_reward("math")(prompts=["?"], completions=["7"], answer=[{7}]), "'answer' holds set"),
+        (lambda: trl_reward("math")(prompts=["?"], completions=[7], answer=["7"]), "'completions' holds int"),
+        (lambda: trl_reward("math")(prompts=["?"], completions=[["7", "8"]], answer=["7"]), "holds list of str"),
+        (lambda: trl_reward("math")(prompts=["?"], completions=[{"text": "7"}], answer=["7"]), "holds dict"),
+        (lambda: verl_score("math")("s", "7", None), "ground_truth (reward_model.ground_truth in the data) is missing"),
+        (lambda: verl_score("math")("s", "7", object()), "ground_truth (reward_model.ground_truth in the data) holds"),
+        (lambda: verl_score("math")("s", b"7", "7"), "solution_str holds bytes"),
+    ],
+)
+def test_what_cannot_be_read_is_one_error_at_the_first_call(call, says):
+    with pytest.raises(ConfigError) as raised:
+        call()
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_cannot_be_read_later_is_undecided():
+    reward, score = trl_reward("math"), verl_score("math")
+    assert reward(prompts=["?"], completions=[r"\boxed{7}"], answer=["7"]) == [1.0]
+    later = {"prompts": ["?"] * 3, "completions": [7, "7", r"\boxed{7}"], "answer": ["7", {7}, "7"]}
+    assert reward(**later) == [None, None, 1.0]
+    assert score("s", r"\boxed{7}", "7") == 1.0
+    assert score("s", b"7", "7") == score("s", "7", object()) == 0.0
+    assert trl_reward("format")(prompts=["?"], completions=["<think>a</think><answer>b</answer>"]) == [1.0]
 
 
 def test_math_is_imported_alone():
