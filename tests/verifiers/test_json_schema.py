@@ -281,6 +281,99 @@ def test_a_second_document_is_refused_wherever_it_stands(completion):
     assert JsonSchemaVerifier(schema=schema).verify(Task("t", "p"), fine).score == 1
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"unevaluatedProperties": False, "patternProperties": {"^(b|bb)+$": {}}},
+        {"allOf": [{"patternProperties": {"^(b|bb)+$": {}}}], "unevaluatedProperties": False},
+        {"$ref": "#/$defs/x", "$defs": {"x": {"patternProperties": {"^(b|bb)+$": {}}}}, "unevaluatedProperties": False},
+        {"unevaluatedProperties": {"type": "null"}, "anyOf": [{"patternProperties": {"^(b|bb)+$": {}}}]},
+        {"propertyNames": {"pattern": "^(b|bb)+$"}},
+        {"not": {"patternProperties": {"^(b|bb)+$": {}}}},
+    ],
+)
+def test_a_pattern_that_backtracks_is_a_timeout_wherever_the_schema_has_it(schema):
+    verdict = verify(json.dumps({"b" * 60 + "!": 1}), schema=schema)
+    assert (verdict.status, verdict.score) == (VerdictStatus.TIMEOUT, 0.0), verdict
+
+
+BASE = {"properties": {"a": {"type": "integer"}}, "required": ["a"]}
+OLD = "https://json-schema.org/draft/2019-09/schema"
+
+
+@pytest.mark.parametrize(
+    ("schema", "fits", "misfits"),
+    [
+        (
+            {"allOf": [BASE], "properties": {"b": {}}, "unevaluatedProperties": False},
+            {"a": 1, "b": 2},
+            {"a": 1, "c": 2},
+        ),
+        ({"$ref": "#/$defs/x", "$defs": {"x": BASE}, "unevaluatedProperties": False}, {"a": 1}, {"a": 1, "c": 2}),
+        ({"anyOf": [BASE, {"properties": {"c": {}}}], "unevaluatedProperties": False}, {"c": 2}, {"a": "x"}),
+        ({"if": BASE, "else": {"properties": {"d": {}}}, "unevaluatedProperties": False}, {"d": 1}, {"a": 1, "d": 1}),
+        ({"patternProperties": {"^x": {}}, "unevaluatedProperties": {"type": "null"}}, {"x1": 1, "b": None}, {"b": 1}),
+        ({"dependentSchemas": {"a": BASE}, "unevaluatedProperties": False}, {"a": 1}, {"b": 1}),
+        ({"allOf": [{"additionalProperties": True}], "unevaluatedProperties": False}, {"z": 1}, []),
+        ({"not": {"not": {"properties": {"a": {}}}}, "unevaluatedProperties": False}, {}, {"a": 1}),
+        ({"prefixItems": [{}], "contains": {"const": 7}, "unevaluatedItems": False}, [1, 7, 7], [1, 7, 8]),
+        ({"allOf": [{"prefixItems": [{}, {}]}], "unevaluatedItems": {"type": "null"}}, [1, 2, None], [1, 2, 3]),
+        ({"$schema": OLD, "allOf": [BASE], "unevaluatedProperties": False}, {"a": 1}, {"a": 1, "b": 1}),
+        ({"$schema": OLD, "items": [{}], "unevaluatedItems": False}, [1], [1, 2]),
+        ({"uniqueItems": True}, [1, True, "1", [1], {"a": 1}, {"a": True}], [1, 1.0]),
+        ({"uniqueItems": True}, [[1], [True], [[1]]], [{"a": [1], "b": 2}, {"b": 2.0, "a": [1]}]),
+        ({"uniqueItems": False}, [1, 1], None),
+        ({"multipleOf": 0.01}, 0.07, 0.075),
+        ({"multipleOf": 0.01}, 1e300, 1e-300),
+        ({"multipleOf": 0.1}, 1.1, 1.15),
+        ({"multipleOf": 2.5}, 10, 11),
+        ({"multipleOf": 3}, 9.0, 10),
+        ({"multipleOf": 1e-7}, 3e-7, 3.5e-7),
+    ],
+)
+def test_keywords_in_bounded_time_decide_as_the_drafts_say(schema, fits, misfits):
+    """Every case but the decimal ones is decided as the library decides it, which is the oracle."""
+    from jsonschema.validators import Draft202012Validator, validator_for
+
+    assert verify(json.dumps(fits), schema=schema).score == 1
+    if misfits:
+        assert verify(json.dumps(misfits), schema=schema).status == VerdictStatus.WRONG
+    if "multipleOf" not in schema:
+        library = validator_for(schema, default=Draft202012Validator)(schema)
+        assert library.is_valid(fits)
+        assert not misfits or not library.is_valid(misfits)
+
+
+def test_equal_items_are_found_in_linear_time(monkeypatch):
+    import jsonschema._utils
+
+    monkeypatch.setattr(jsonschema._utils, "equal", lambda *_: pytest.fail("every item is compared with every other"))
+    many = [{"a": n} for n in range(3000)]
+    assert verify(json.dumps(many), schema={"uniqueItems": True}).score == 1
+    assert verify(json.dumps([*many, {"a": 5}]), schema={"uniqueItems": True}).status == VerdictStatus.WRONG
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"$id": "https://example.org/a", "properties": {"b": {"$ref": "#/$defs/no"}}}}},
+        {"properties": {"a": {"$id": "https://example.org/a", "properties": {"b": {"$ref": "other.json"}}}}},
+        {"properties": {"a": {"properties": {"b": {"$dynamicRef": "#nowhere"}}}}},
+        {"$ref": "#/components/a", "components": {"a": {"properties": {"a": {"properties": {"b": {"$ref": "#/no"}}}}}}},
+    ],
+)
+def test_a_dead_reference_is_refused_at_load_and_leaves_a_verdict_undecided(schema):
+    task = Task("t", "p", info={"schema": schema})
+    problem = JsonSchemaVerifier().check_task(task)
+    assert "nothing in the schema is named" in problem
+    assert "\n" not in problem
+    verdict = JsonSchemaVerifier().verify(task, '{"a": {"b": 1}}')
+    assert verdict.score is None
+    assert verdict.reason == f"bad task: {problem}"
+    with pytest.raises(ConfigError, match="nothing in the schema is named"):
+        JsonSchemaVerifier(schema=schema)
+
+
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),

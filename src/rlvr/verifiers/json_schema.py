@@ -1,8 +1,8 @@
 """The JSON verifier: one document that fits a schema, and perhaps equals an expected one.
 
 Invariants: where the document stands is a stated policy; no reference leaves the schema (nothing is ever fetched); the
-check runs in a worker process, and each `pattern` of the schema under a time limit, since it may take exponential time on a
-hostile text.
+check runs in a worker process. The library jsonschema does it, with the keywords of rlvr.verifiers.schema_keywords in place of
+those of its own that take exponential or quadratic time on a hostile text.
 """
 
 from __future__ import annotations
@@ -29,13 +29,11 @@ from rlvr.verifiers.documents import (
     same_json,
 )
 from rlvr.verifiers.extraction import after_reasoning
+from rlvr.verifiers.schema_keywords import BOUNDED, PATTERN_SECONDS
 
 Compare = Literal["none", "equal", "fields"]
 
-_DATA_KEYWORDS = frozenset({"enum", "const", "default", "examples"})
 _PROBES: tuple[Any, ...] = (None, True, 0, "", [], {}, [0], {"": 0})
-PATTERN_SECONDS = 0.2
-"""Seconds for one pattern of a schema on one text; honest ones take microseconds."""
 _SHOWN = 200
 """Characters of a document or of an error that a verdict repeats."""
 
@@ -101,8 +99,12 @@ class JsonSchemaVerifier(Verifier):
             problem = "there is no answer to compare with"
         if problem:
             return Verdict.undecided(f"bad task: {problem}")
+        from referencing.exceptions import Unresolvable
+
         try:
             misfit = None if schema is None else _misfit(schema, self.formats, document)
+        except Unresolvable as error:
+            return Verdict.undecided(f"bad task: {_dead(error)}")
         except TimeoutError:
             reason = f"a pattern of the schema takes over {PATTERN_SECONDS} s on this document"
             return Verdict(VerdictStatus.TIMEOUT, 0.0, reason=reason, answer=text[:_SHOWN])
@@ -198,57 +200,11 @@ def _validator(schema: str, formats: bool) -> Any:
 
     loaded = json.loads(schema)
     draft = jsonschema.validators.validator_for(loaded, default=jsonschema.Draft202012Validator)
-    draft = jsonschema.validators.extend(draft, _LIMITED)
+    known = {keyword: check for keyword, check in BOUNDED.items() if keyword in draft.VALIDATORS}
+    if draft is not jsonschema.Draft202012Validator:  # which items count as evaluated is another rule in 2019-09
+        known.pop("unevaluatedItems", None)
+    draft = jsonschema.validators.extend(draft, known)
     return draft(loaded, registry=REGISTRY, format_checker=draft.FORMAT_CHECKER if formats else None)
-
-
-def _found(pattern: str, text: str) -> bool:
-    """Whether a pattern occurs in a text; raises TimeoutError where that takes too long."""
-    import regex  # as `re`, with a time limit
-
-    return regex.search(pattern, text, timeout=PATTERN_SECONDS) is not None
-
-
-def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
-    """The keyword `pattern`, within a time limit."""
-    import jsonschema
-
-    if validator.is_type(instance, "string") and not _found(pattern, instance):
-        yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
-
-
-def _pattern_properties(validator: Any, patterns: dict[str, Any], instance: Any, schema: Any) -> Iterator[Any]:
-    """The keyword `patternProperties`, within a time limit for each key."""
-    if validator.is_type(instance, "object"):
-        for pattern, subschema in patterns.items():
-            for key, value in instance.items():
-                if _found(pattern, key):
-                    yield from validator.descend(value, subschema, path=key, schema_path=pattern)
-
-
-def _additional_properties(validator: Any, allowed: Any, instance: Any, schema: Any) -> Iterator[Any]:
-    """The keyword `additionalProperties`, within a time limit for each key and pattern that may allow it."""
-    import jsonschema
-
-    if not validator.is_type(instance, "object"):
-        return
-    named = schema.get("properties", {})
-    patterns = schema.get("patternProperties", {})
-    for key, value in instance.items():
-        if key in named or any(_found(pattern, key) for pattern in patterns):
-            continue
-        if allowed is False:
-            yield jsonschema.ValidationError(f"Additional properties are not allowed ({key!r} was unexpected)")
-        else:
-            yield from validator.descend(value, allowed, path=key)
-
-
-_LIMITED = {
-    "pattern": _pattern,
-    "patternProperties": _pattern_properties,
-    "additionalProperties": _additional_properties,
-}
-"""The keywords that search for patterns, with a time limit."""
 
 
 def _schema_problem(schema: Any, formats: bool) -> str | None:
@@ -272,27 +228,45 @@ def _cached_schema_problem(schema: str, formats: bool) -> str | None:
         return f"the schema names a draft that is not known: {draft!r}"
     try:
         validator.check_schema(loaded, format_checker=validator.FORMAT_CHECKER)
-        for reference in (None, *_references(loaded)):
-            target = validator if reference is None else validator.evolve(schema={"$ref": reference})
+        for target in (validator, *_targets(validator, loaded)):
             for probe in _PROBES:
                 next(target.iter_errors(probe), None)
     except jsonschema.SchemaError as error:
         return f"not a JSON schema: {error.json_path}: {error.message}"[:_SHOWN]
     except Unresolvable as error:
-        return f"nothing in the schema is named {error.ref!r}, and nothing is fetched: copy what is meant into $defs"
+        return _dead(error)
     except RecursionError:
         return "a reference of the schema leads back to itself"
     return None
 
 
-def _references(schema: Any) -> Iterator[str]:
-    """The `$ref`s of a schema, less those in embedded resources (`$id`), whose bases differ: these resolve when used."""
-    if isinstance(schema, list):
-        for inner in schema:
-            yield from _references(inner)
-    elif isinstance(schema, dict):
-        if isinstance(reference := schema.get("$ref"), str):
-            yield reference
-        for keyword, inner in schema.items():
-            if keyword not in _DATA_KEYWORDS and not (isinstance(inner, dict) and "$id" in inner):
-                yield from _references(inner)
+def _dead(error: Any) -> str:
+    return f"nothing in the schema is named {error.ref!r}, and nothing is fetched: copy what is meant into $defs"
+
+
+def _targets(validator: Any, schema: Any) -> Iterator[Any]:
+    """A validator of each schema that a `$ref` or `$dynamicRef` in `schema` leads to; raises Unresolvable for a dead one.
+
+    Each reference is looked up from the resource that it stands in (`$id` gives a resource its own address).
+    """
+    from jsonschema_specifications import REGISTRY
+    from referencing.jsonschema import DRAFT202012, specification_with
+
+    draft = schema.get("$schema") if isinstance(schema, dict) else None
+    specification = DRAFT202012 if draft is None else specification_with(draft)
+    root = specification.create_resource(schema)
+    waiting = [(root, REGISTRY.resolver_with_root(root))]
+    seen: set[int] = set()
+    while waiting:
+        resource, resolver = waiting.pop()
+        if id(resource.contents) in seen:
+            continue
+        seen.add(id(resource.contents))
+        waiting += [(inner, resolver.in_subresource(inner)) for inner in resource.subresources()]
+        if not isinstance(resource.contents, dict):
+            continue
+        for keyword in ("$ref", "$dynamicRef"):
+            if isinstance(reference := resource.contents.get(keyword), str):
+                found = resolver.lookup(reference)
+                waiting.append((specification.create_resource(found.contents), found.resolver))
+                yield validator.evolve(schema=found.contents, _resolver=found.resolver)

@@ -1,0 +1,179 @@
+"""Keywords of JSON Schema in bounded time, for the library jsonschema, which matches patterns and compares items without limit.
+
+Invariants: a pattern is searched for under a time limit, wherever the schema has it; equal items are found in linear time;
+`multipleOf` is decided on the decimal numbers as written. Each function has the library's form: validator, value of the
+keyword, instance, schema -> errors. Source: JSON Schema draft 2020-12, validation 6.2 to 6.4 and core 10 and 11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from fractions import Fraction
+from typing import Any
+
+PATTERN_SECONDS = 0.2
+"""Seconds for one pattern of a schema on one text; honest ones take microseconds."""
+
+
+def _error(message: str) -> Any:
+    import jsonschema
+
+    return jsonschema.ValidationError(message)
+
+
+def _found(pattern: str, text: str) -> bool:
+    """Whether a pattern occurs in a text; raises TimeoutError where that takes too long."""
+    import regex  # as `re`, with a time limit
+
+    return regex.search(pattern, text, timeout=PATTERN_SECONDS) is not None
+
+
+def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
+    """The keyword `pattern`, within a time limit."""
+    if validator.is_type(instance, "string") and not _found(pattern, instance):
+        yield _error(f"{instance!r} does not match {pattern!r}")
+
+
+def _pattern_properties(validator: Any, patterns: dict[str, Any], instance: Any, schema: Any) -> Iterator[Any]:
+    """The keyword `patternProperties`, within a time limit for each key."""
+    if validator.is_type(instance, "object"):
+        for pattern, subschema in patterns.items():
+            for key, value in instance.items():
+                if _found(pattern, key):
+                    yield from validator.descend(value, subschema, path=key, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, allowed: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    """The keyword `additionalProperties`, within a time limit for each key and pattern that may allow it."""
+    if not validator.is_type(instance, "object"):
+        return
+    named = schema.get("properties", {})
+    patterns = schema.get("patternProperties", {})
+    for key, value in instance.items():
+        if key in named or any(_found(pattern, key) for pattern in patterns):
+            continue
+        if allowed is False:
+            yield _error(f"Additional properties are not allowed ({key!r} was unexpected)")
+        else:
+            yield from validator.descend(value, allowed, path=key)
+
+
+def _unevaluated_properties(validator: Any, allowed: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    """The keyword `unevaluatedProperties`, within a time limit for each key and pattern that may evaluate it."""
+    if not validator.is_type(instance, "object"):
+        return
+    evaluated = _evaluated(validator, instance, _without(schema, "unevaluatedProperties"), _own_keys)
+    for key, value in instance.items():
+        if key in evaluated:
+            continue
+        if allowed is False:
+            yield _error(f"Unevaluated properties are not allowed ({key!r} was unexpected)")
+        else:
+            yield from validator.descend(value, allowed, path=key)
+
+
+def _unevaluated_items(validator: Any, allowed: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    """The keyword `unevaluatedItems` of draft 2020-12, in linear time."""
+    if not validator.is_type(instance, "array"):
+        return
+    evaluated = _evaluated(validator, instance, _without(schema, "unevaluatedItems"), _own_indices)
+    for index, value in enumerate(instance):
+        if index in evaluated:
+            continue
+        if allowed is False:
+            yield _error(f"Unevaluated items are not allowed (item {index} was unexpected)")
+        else:
+            yield from validator.descend(value, allowed, path=index)
+
+
+def _without(schema: dict[str, Any], keyword: str) -> dict[str, Any]:
+    return {name: value for name, value in schema.items() if name != keyword}
+
+
+def _evaluated(validator: Any, instance: Any, schema: Any, own: Callable[..., set[Any]]) -> set[Any]:
+    """The keys or indices of `instance` that a schema which it fits applies a subschema to, itself or by its parts."""
+    if not isinstance(schema, dict):
+        return set()
+    found = own(validator, instance, schema)
+    for part_validator, part in _parts(validator, instance, schema):
+        if part_validator.evolve(schema=part).is_valid(instance):
+            found |= _evaluated(part_validator, instance, part, own)
+    return found
+
+
+def _parts(validator: Any, instance: Any, schema: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """(validator, subschema) for all that a schema applies to the same instance."""
+    for keyword in ("allOf", "anyOf", "oneOf"):
+        for part in schema.get(keyword, ()):
+            yield validator, part
+    if isinstance(instance, dict):
+        for key, part in schema.get("dependentSchemas", {}).items():
+            if key in instance:
+                yield validator, part
+    if "if" in schema:
+        fits = validator.evolve(schema=schema["if"]).is_valid(instance)
+        yield validator, schema["if"]
+        yield validator, schema.get("then" if fits else "else", True)
+    for keyword in ("$ref", "$dynamicRef"):
+        if keyword in schema:
+            target = validator._resolver.lookup(schema[keyword])
+            yield validator.evolve(schema=target.contents, _resolver=target.resolver), target.contents
+    if "$recursiveRef" in schema:  # of draft 2019-09
+        from referencing.jsonschema import lookup_recursive_ref
+
+        target = lookup_recursive_ref(validator._resolver)
+        yield validator.evolve(schema=target.contents, _resolver=target.resolver), target.contents
+
+
+def _own_keys(validator: Any, instance: dict[str, Any], schema: dict[str, Any]) -> set[str]:
+    if "additionalProperties" in schema or "unevaluatedProperties" in schema:
+        return set(instance)  # the instance fits, so each key has passed the one or the other
+    matched = {key for pattern in schema.get("patternProperties", ()) for key in instance if _found(pattern, key)}
+    return matched | (instance.keys() & schema.get("properties", {}).keys())
+
+
+def _own_indices(validator: Any, instance: list[Any], schema: dict[str, Any]) -> set[int]:
+    if "items" in schema or "unevaluatedItems" in schema:
+        return set(range(len(instance)))
+    found = set(range(len(schema.get("prefixItems", ()))))
+    if "contains" in schema:
+        contained = validator.evolve(schema=schema["contains"])
+        found |= {index for index, value in enumerate(instance) if contained.is_valid(value)}
+    return found
+
+
+def _multiple_of(validator: Any, divisor: float, instance: Any, schema: Any) -> Iterator[Any]:
+    """The keyword `multipleOf` on decimal numbers: 0.07 is 7 times 0.01, which the nearest binary fractions are not."""
+    if validator.is_type(instance, "number") and (_exact(instance) / _exact(divisor)).denominator != 1:
+        yield _error(f"{instance!r} is not a multiple of {divisor}")
+
+
+def _exact(number: float) -> Fraction:
+    return Fraction(number) if isinstance(number, int) else Fraction(repr(number))
+
+
+def _unique_items(validator: Any, wanted: bool, instance: Any, schema: Any) -> Iterator[Any]:
+    """The keyword `uniqueItems`, in linear time."""
+    if wanted and validator.is_type(instance, "array") and len(set(map(_key, instance))) < len(instance):
+        yield _error("two items of the array are equal")
+
+
+def _key(value: Any) -> Hashable:
+    """What two JSON values share if they are equal: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(value, dict):
+        return dict, frozenset((name, _key(inner)) for name, inner in value.items())
+    if isinstance(value, list):
+        return list, tuple(map(_key, value))
+    return isinstance(value, bool), value
+
+
+BOUNDED = {
+    "pattern": _pattern,
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _additional_properties,
+    "unevaluatedProperties": _unevaluated_properties,
+    "unevaluatedItems": _unevaluated_items,
+    "multipleOf": _multiple_of,
+    "uniqueItems": _unique_items,
+}
+"""Keyword -> its check, in place of the library's."""
