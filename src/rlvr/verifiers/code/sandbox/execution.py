@@ -22,6 +22,8 @@ _HEAD = 2**16
 _REPORT = values.MAX_SIZE + 1
 _LATE_SECONDS = 2.0
 """How long the end of a private channel may lag behind the end of its process, and a zygote's socket behind its death."""
+_WORDS_LENGTH = 1000
+"""Characters that are kept of what a program says about itself: reasons are logged with every rollout."""
 _ENDED = {"time": Ended.TIME, "memory": Ended.MEMORY, "output": Ended.OUTPUT, "broken": Ended.BROKEN}
 _WORDS = {"time": "it took longer than {}", "memory": "it used more than {}", "output": "it wrote more than {}"}
 
@@ -168,10 +170,12 @@ def _claim(report: bytes) -> tuple[str, Any, str]:
         value = values.decode(body)
         if kind == VALUE:
             return "value", value, ""
-        name, message = value
-        return "raised", None, f"{name}: {message}" if message else str(name)
     except (ValueError, TypeError) as error:
         return "", None, f"it reported nonsense: {error}"
+    if type(value) is not list or len(value) != 3 or any(type(part) is not str for part in value):
+        return "", None, "it reported nonsense: an exception that is not described by three texts"
+    name, message = value[0][:_WORDS_LENGTH], value[1][:_WORDS_LENGTH]
+    return "raised", None, f"{name}: {message}" if message else name
 
 
 def _signal_name(number: str) -> str:

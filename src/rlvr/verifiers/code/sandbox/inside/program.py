@@ -25,13 +25,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlvr.verifiers.code import values
-from rlvr.verifiers.code.sandbox.inside import frames, kernel, landlock, seccomp
+from rlvr.verifiers.code.sandbox.inside import crossing, frames, kernel, landlock, seccomp
 
 if TYPE_CHECKING:
     from rlvr.verifiers.code.sandbox.inside.supervisor import Order, Setting
 
 VALUE, RAISED, CALL, LOADED = b"v", b"r", b"c", b"l"
-"""Reports: a value; an exception as `[type, message]`; a test's call of its candidate as `[args, kwargs]`; ready for calls."""
+"""Reports: a value; an exception as in `crossing`; a test's call of its candidate as `[args, kwargs]`; ready for calls."""
 
 _CHANNEL = 3
 _FILE = "program.py"
@@ -228,15 +228,22 @@ def _test(channel: socket.socket, what: dict[str, Any], source: str) -> None:
     """Run a test, in which the candidate's name stands for a way to ask the trainer."""
 
     def candidate(*args: Any, **kwargs: Any) -> Any:
-        frames.send(channel, CALL + values.encode([args, kwargs]))
-        answer = frames.receive(channel)
-        if answer is None:
+        try:
+            frames.send(channel, CALL + values.encode([args, kwargs]))
+            answer = frames.receive(channel)
+            if answer is None:
+                os._exit(1)
+            body = values.decode(answer[1:])
+            error = None if answer[:1] == VALUE else crossing.raised_again(body)
+        except (
+            ValueError,
+            crossing.CandidateEndedError,
+        ) as trouble:  # ours: the test must not take it for the candidate's
+            _report(channel, trouble)
             os._exit(1)
-        body = values.decode(answer[1:])
-        if answer[:1] == VALUE:
-            return body
-        kind = getattr(builtins, body[0], None)
-        raise kind(body[1]) if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError(": ".join(body))
+        if error is not None:
+            raise error
+        return body
 
     candidate.__name__ = what["name"]
     token = what["token"]
@@ -254,9 +261,8 @@ def _print(error: BaseException) -> None:
 
 def _report(channel: socket.socket, error: BaseException) -> None:
     try:
-        kind, message = type(error).__name__, str(error)
-        frames.send(channel, RAISED + values.encode([str(kind)[:200], str(message)[:1000]]))
-    except BaseException:
+        frames.send(channel, RAISED + values.encode(crossing.described(error)))
+    except BaseException:  # the program closed the channel, or patched what is used here
         return
 
 

@@ -1,0 +1,58 @@
+"""Exceptions that cross from a program's process into a test's: the one place where they are taken apart and made again.
+
+Invariants: what crosses is three texts; no method of the program's exception is trusted to return, or to return a text; what is
+raised in a test is an error that tests handle (`Exception`) and none that steers Python's own loops. A function that raises
+StopIteration would end the `map`, `zip` or `filter` that calls it, and with it the test, so it becomes a RuntimeError, as Python
+does with one that leaves a generator (PEP 479).
+"""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+_NAME_LENGTH = 200
+_MESSAGE_LENGTH = 1000
+_NAME = type.__dict__["__name__"].__get__
+_BASES = type.__dict__["__mro__"].__get__
+"""Read past a metaclass, which may define both anew."""
+_STEERS = (StopIteration, StopAsyncIteration)
+"""Exceptions by which Python's iteration protocols end a loop."""
+
+
+class CandidateEndedError(Exception):
+    """What the candidate raised or reported cannot be raised in a test, which ends instead."""
+
+
+def described(error: BaseException) -> list[str]:
+    """The name of an exception's class, its message, and the name of the nearest class of Python's own that it derives from."""
+    kind = type(error)
+    try:
+        message = str.__str__(str(error))[:_MESSAGE_LENGTH]
+    except BaseException:
+        message = ""
+    own = [_NAME(base) for base in _BASES(kind) if base in _BUILTIN]
+    return [str.__str__(_NAME(kind))[:_NAME_LENGTH], message, own[0]]
+
+
+def raised_again(claim: Any) -> Exception:
+    """The exception that a test gets for a claim of `described`. CandidateEndedError for what no test handles."""
+    if type(claim) is not list or len(claim) != 3 or any(type(part) is not str for part in claim):
+        raise CandidateEndedError("the candidate reported nonsense in place of an exception")
+    name, message, own = claim
+    kind = getattr(builtins, own, None)
+    words = f"{name}: {message}"
+    if kind not in _BUILTIN or not issubclass(kind, Exception):
+        raise CandidateEndedError(f"the candidate raised {words}")
+    if issubclass(kind, _STEERS):
+        return RuntimeError(words)
+    try:
+        error: Exception = kind(message)
+    except TypeError:  # an error of decoding is made of five values, an ExceptionGroup holds others
+        error = kind.__new__(kind, message) if issubclass(kind, UnicodeError) else RuntimeError(words)
+    return error
+
+
+_BUILTIN = frozenset(
+    value for value in vars(builtins).values() if isinstance(value, type) and issubclass(value, BaseException)
+)
