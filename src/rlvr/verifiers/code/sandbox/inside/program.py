@@ -6,16 +6,20 @@ letter and a body. Everything here shares its interpreter with the program, whic
 
 from __future__ import annotations
 
+import _io
 import atexit
 import builtins
+import contextlib
 import fcntl
 import functools
+import gc
 import json
 import linecache
 import math
 import os
 import resource
 import signal
+import site
 import socket
 import sys
 import threading
@@ -39,6 +43,8 @@ _OPEN_FILES = 64
 _CLOSED_UP_TO = 1024
 _STACK = 8 * 2**20, 64 * 2**20
 """Bytes of stack for Python, whose threads map as much each, and for others."""
+_LARGEST_LIMIT = 2**31 - 1
+"""What the interpreter takes as a recursion limit: a C int."""
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/tmp",
@@ -61,7 +67,7 @@ def run_program(channel: socket.socket, standard: Sequence[int], proc: int, sett
         channel = socket.socket(fileno=_CHANNEL)
         if what["kind"] == "execute":
             _execute(what, source)
-        code = _compile(channel, what, source) if native else _python(channel, what, source)
+        code = _compile(channel, what, source) if native else _python(channel, what, source, order)
     finally:
         os._exit(code)
 
@@ -146,8 +152,9 @@ def _compile(channel: socket.socket, what: dict[str, Any], source: bytes) -> int
     return abs(code)
 
 
-def _python(channel: socket.socket, what: dict[str, Any], source: bytes) -> int:
+def _python(channel: socket.socket, what: dict[str, Any], source: bytes, order: Order) -> int:
     """Run a Python program; the exit code."""
+    _like_the_interpreter(order.memory_mb * 2**20)
     text = functools.partial(open, encoding="utf-8", closefd=False)  # the zygote's own were made for other files
     sys.stdin, sys.stdout = text(0, errors="surrogateescape"), text(1, "w", errors="surrogateescape")
     sys.stderr = text(2, "w", errors="backslashreplace", buffering=1)
@@ -170,8 +177,40 @@ def _python(channel: socket.socket, what: dict[str, Any], source: bytes) -> int:
         _print(error)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    sys.stdout.flush()
+    _flush_files()
     return code
+
+
+def _like_the_interpreter(memory: int) -> None:
+    """Give what an interpreter with `site` has (`exit`, `quit`), and a stack to threads that ask for more than there is."""
+    site.setquit()
+    stack_size = threading.stack_size
+    # a stack is mapped whole and counts against the memory, though few of its pages are ever touched
+    threading.stack_size = lambda size=0: stack_size(min(size, memory // 2))  # type: ignore[assignment]
+
+
+def _flush_files() -> None:
+    """Write what files hold back, as the end of an interpreter does. Layers over others first, then the bytes below them."""
+    files = []
+    with contextlib.suppress(MemoryError):  # the list of all objects does not fit any more
+        files = [one for one in gc.get_objects() if issubclass(type(one), _io._IOBase)]
+    for buffers in (False, True):
+        for file in [sys.stdout, sys.stderr, *files]:
+            if isinstance(file, _io.BufferedWriter) is buffers:
+                with contextlib.suppress(Exception):  # closed, or a program's own that fails
+                    file.flush()
+
+
+def _hide_own_frames() -> None:
+    """Have the recursion limit count the frames of the program only."""
+    frame, depth = sys._getframe(1), 0
+    while frame is not None:
+        frame, depth = frame.f_back, depth + 1
+    depth += sys.version_info < (3, 12)  # until then a call of a C function, here `exec`, counts too
+    set_limit, get_limit = sys.setrecursionlimit, sys.getrecursionlimit
+    set_limit(get_limit() + depth)
+    sys.setrecursionlimit = lambda limit: set_limit(min(limit + depth, _LARGEST_LIMIT))
+    sys.getrecursionlimit = lambda: get_limit() - depth
 
 
 def _exit_code(error: SystemExit) -> int:
@@ -186,8 +225,9 @@ def _exit_code(error: SystemExit) -> int:
 def _load(source: str, name: str, **given: Any) -> dict[str, Any]:
     """The names that a program defines."""
     module = sys.modules[name] = ModuleType(name)
-    module.__dict__.update(__builtins__=builtins, **given)
+    module.__dict__.update(__builtins__=builtins, __file__=os.path.abspath(_FILE), **given)
     linecache.cache[_FILE] = (len(source), None, source.splitlines(keepends=True), _FILE)
+    _hide_own_frames()
     exec(compile(source, _FILE, "exec", dont_inherit=True), module.__dict__)
     return module.__dict__
 
