@@ -15,6 +15,8 @@ from rlvr import registry
 from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.verifiers import MathVerifier
+from rlvr.verifiers.extraction import extract_answer
+from rlvr.verifiers.math import latex, letters, numeric
 from rlvr.verifiers.math.deadline import OutOfTime, within
 from rlvr.verifiers.math.latex import clean
 from rlvr.verifiers.math.numeric import read_number
@@ -437,3 +439,37 @@ def test_what_looks_like_a_unit_or_a_name_of_no_matter(gold, answer):
     verifier = MathVerifier()
     assert verifier.verify(Task("t", "", answer=gold), rf"\boxed{{{answer}}}").score == 0.0
     assert verifier.verify(Task("t", "", answer=gold), rf"\boxed{{{gold}}}").score == 1.0
+
+
+UNCLOSED = ["\\(", "\\[", "$", "$$", "{", "\\text{", "=", "7", ",", " ", "(", "\\frac{", "ab ", "1,", "1 ", "^{", "\\", "x^"]
+SCANS = {  # each with the characters of it that are read, of a prompt or of a completion
+    "formulas": (letters.formulas, letters.PROMPT_LENGTH),
+    "variables": (letters.variables_of, letters.PROMPT_LENGTH),
+    "clean": (latex.clean, 80_000),
+    "spelling": (latex.spelling, 80_000),
+    "number": (numeric.read_number, 80_000),
+    "extraction": (extract_answer, 80_000),
+}
+
+
+def seconds(scan, text):
+    """The least processor time of three runs, each with a text that is new to the caches."""
+    taken = []
+    for run in range(3):
+        start = time.process_time()
+        scan(text + str(run))
+        taken.append(time.process_time() - start)
+    return min(taken)
+
+
+@pytest.mark.parametrize("scan", SCANS)
+@pytest.mark.parametrize("opening", ["", "\\text{", "$"])
+def test_no_scan_takes_more_than_linear_time(scan, opening):
+    """Four times the text takes about four times the time; a quadratic scan takes sixteen."""
+    function, length = SCANS[scan]
+    for part in UNCLOSED:
+        long = opening + part * (length // len(part))
+        taken = seconds(function, long[:length])
+        # below this a ratio would be noise
+        if taken > 0.05:
+            assert taken / seconds(function, long[: length // 4]) < 10, part

@@ -16,7 +16,7 @@ Invariant: every function here takes time linear in the text, and none raises on
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 Method = Literal["boxed", "hash", "tag", "phrase"]
@@ -209,25 +209,35 @@ def after_phrase(text: str) -> str | None:
     return sentence[0][prose.end() :] if prose and sentence[0][prose.end() :].strip() else sentence[0]
 
 
-def last_math(text: str, numbers: bool) -> str | None:
-    """The last formula between math delimiters; with `numbers` the last number, where that comes later."""
-    formula, formula_end, opened, start = None, 0, "", 0
+def formulas(text: str) -> Iterator[tuple[int, int, int]]:
+    """Where each formula between math delimiters begins, where it ends, and where its closing delimiter ends; in order."""
+    # An opening delimiter that nothing closes is text: it hides no formula behind it, and costs no search to the end.
+    last = {mark: text.rfind(closing) for mark, closing in _CLOSES.items()}
+    opened = ""
+    start = 0
     for token in _DELIMITER.finditer(text):
         mark = token[0]
         if opened and mark == _CLOSES[opened]:
             if text[start : token.start()].strip():
-                formula, formula_end = text[start : token.start()], token.end()
+                yield start, token.start(), token.end()
             opened = ""
         elif mark == "\n":
             opened = "" if opened in ("$", "\\(") else opened  # a formula in a line does not go on in the next
-        elif mark in _CLOSES and (not opened or opened == "$"):
-            opened, start = mark, token.end()
+        elif mark in _CLOSES and (not opened or opened == "$") and last[mark] > token.start():
+            opened = mark
+            start = token.end()
+
+
+def last_math(text: str, numbers: bool) -> str | None:
+    """The last formula between math delimiters; with `numbers` the last number, where that comes later."""
+    found = list(formulas(text))
+    start, stop, end = found[-1] if found else (0, 0, 0)
     number = None
-    for match in _NUMBER.finditer(text, formula_end) if numbers else ():
+    for match in _NUMBER.finditer(text, end) if numbers else ():
         number = match[0]
     if number is not None:
         return number.strip().rstrip(",")
-    return None if formula is None else formula.strip()
+    return text[start:stop].strip() if found else None
 
 
 def _is_bare(text: str) -> bool:

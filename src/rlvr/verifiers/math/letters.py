@@ -1,8 +1,9 @@
-r"""Reading a text as a tree, and the one question that a text alone leaves open: is a letter behind a number a unit?
+r"""Reading a text as a tree, and the one question that a text alone leaves open: are letters behind a number a unit?
 
-The rule, decided here alone: bare letters behind a number (`5 m`, `3 kg`) are a unit where they are all that stands behind
-the number of a whole value, and nothing nearby is a variable. In `49 a^2 - 49 b^2` they are variables, as everywhere in
-arithmetic; so is a letter that the gold or the problem uses as a variable. Words set upright (`5 \text{ m}`) are no letters.
+The rule, decided here alone: the symbol of a unit behind a number (`5 m`, `5m`, `3 kg`), with or without a space, is a unit
+where it is all that stands behind the number of a whole value, nothing nearby is a variable, and its letters are no variables
+of the gold or the problem. In `49 a^2 - 49 b^2` letters are variables, as everywhere in arithmetic. Words set upright
+(`5 \text{ m}`) are no letters. What a unit does to a value is decided in units.py.
 """
 
 from __future__ import annotations
@@ -10,16 +11,28 @@ from __future__ import annotations
 import functools
 import re
 
-from rlvr.verifiers.math.expression import Apply, Bracket, Listing, Node, Quantity, Relation, Symbol, symbols, walk
+from rlvr.verifiers import extraction
+from rlvr.verifiers.math.expression import Apply, Bracket, Listing, Node, Quantity, Relation, symbols, walk
+from rlvr.verifiers.math.latex import balanced, clean
 from rlvr.verifiers.math.parser import parse
-from rlvr.verifiers.math.tokens import Unreadable
+from rlvr.verifiers.math.statements import is_label
+from rlvr.verifiers.math.tokens import LONGEST_SYMBOL, Unreadable
+from rlvr.verifiers.math.units import dimension
 
 _MAY_BE_UNIT = re.compile(r"\d\s*[A-Za-z]")
-_LETTER = re.compile(r"(?<![A-Za-z\\])(?<!\d )[A-Za-z](?![A-Za-z])")
-_FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-_STYLED = re.compile(r"\\[A-Za-z]+\s*\{[^{}\\]*[A-Za-z]{2}[^{}\\]*\}|\\[A-Za-z]+")
+_LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
+_LONE_LETTER = re.compile(
+    r"(?<![^\W_])(?<!\d )(?<![\\/('\u2019])(?<!\bin )(?<!\bper )(?![AaI])[A-Za-z](?![A-Za-z0-9'\u2019])"
+)
+"""A letter that stands alone in prose: a variable (`the side s`), unless it is a word, a mark (`(b)`) or a unit (`5 m`, `in m/s`)."""
+_STYLED = re.compile(r"\\[A-Za-z]+\s*(?:\{([^{}\\]*)\})?")
+_WORD = re.compile("[A-Za-z]{2}")
 PROMPT_LENGTH = 20_000
 """Characters at the end of a prompt in which formulas are looked for."""
+MAX_FORMULAS = 24
+"""Formulas of a prompt that are read as trees, the last ones."""
+MAX_FORMULA = 300
+"""Characters of such a formula."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -28,27 +41,34 @@ def read(text: str, variables: frozenset[str] = frozenset()) -> Node:
     if not _MAY_BE_UNIT.search(text):
         return parse(text)
     try:
-        with_units = parse(text)
+        with_units = parse(text, variables=variables)
     except Unreadable:
         return parse(text, bare_units=False)
+    if not any(map(_is_algebra, _values(with_units))):
+        return with_units
     try:
-        without = parse(text, bare_units=False)
+        return parse(text, bare_units=False)
     except Unreadable:
         return with_units
-    letters = symbols(without) - symbols(with_units)
-    if without == with_units or not (letters & variables or any(map(_is_algebra, _values(with_units)))):
-        return with_units
-    return without
 
 
 def _values(node: Node) -> list[Node]:
-    """What stands on its own in an answer: the items of lists, the sides of relations."""
+    """What stands on its own in an answer: the items of lists, the sides of relations that are no labels."""
     match node:
         case Listing() | Bracket():
             return [value for item in node.items for value in _values(item)]
         case Relation():
-            return [value for side in node.sides if not isinstance(side, Symbol) for value in _values(side)]
+            sides = [side for side in node.sides if not is_label(side)]
+            if len(sides) == len(node.sides) and not _is_worked_out(sides):
+                return [node]
+            return [value for side in sides for value in _values(side)]
     return [node]
+
+
+def _is_worked_out(sides: list[Node]) -> bool:
+    """Whether a chain without a label ends in a quantity (`5 m = 500 cm`); `2F = 9C` and `3m = 12` are equations."""
+    units = [dimension(side.unit) for side in sides if isinstance(side, Quantity)]
+    return isinstance(sides[-1], Quantity) and None not in units and len({unit[0] for unit in units if unit}) == 1
 
 
 def _is_algebra(value: Node) -> bool:
@@ -61,21 +81,59 @@ def _is_algebra(value: Node) -> bool:
 
 
 def units_of(node: Node) -> frozenset[str]:
-    """The single letters among the units of a tree."""
+    """The letters of the units of a tree that could be read as variables too."""
     words = [
         word for below in walk(node) if isinstance(below, Quantity) for word in re.findall("[A-Za-z]+", below.unit)
     ]
-    return frozenset(word for word in words if len(word) == 1)
+    return frozenset(letter for word in words if len(word) <= LONGEST_SYMBOL for letter in word)
+
+
+def is_product(unit: str, prompt: str) -> bool:
+    """Whether letters behind a number may be a product of the problem's variables."""
+    return unit.isalpha() and len(unit) <= LONGEST_SYMBOL and variables_of(prompt).issuperset(unit)
 
 
 @functools.lru_cache(maxsize=256)
 def formulas(prompt: str) -> tuple[str, ...]:
     """The texts between math delimiters in a prompt, in order."""
-    found = _FORMULA.findall(prompt[-PROMPT_LENGTH:])
-    return tuple(formula for groups in found for formula in groups if formula.strip())
+    text = prompt[-PROMPT_LENGTH:]
+    return tuple(text[start:stop] for start, stop, _ in extraction.formulas(text))
 
 
 @functools.lru_cache(maxsize=256)
 def variables_of(prompt: str) -> frozenset[str]:
-    """The letters that the formulas of a prompt use as variables."""
-    return frozenset(letter for formula in formulas(prompt) for letter in _LETTER.findall(_STYLED.sub(" ", formula)))
+    """The letters that a prompt uses as variables, in its formulas or alone in its prose."""
+    found: set[str] = set()
+    texts = formulas(prompt)
+    for place, formula in enumerate(texts):
+        found |= _letters_of(formula, is_read=len(texts) - place <= MAX_FORMULAS)
+    return frozenset(found.union(_LONE_LETTER.findall(_prose(prompt))))
+
+
+def _prose(prompt: str) -> str:
+    """A prompt without its formulas."""
+    text = prompt[-PROMPT_LENGTH:]
+    parts = []
+    end = 0
+    for start, _, after in extraction.formulas(text):
+        parts.append(text[end:start])
+        end = after
+    return " ".join([*parts, text[end:]])
+
+
+def _letters_of(formula: str, is_read: bool) -> set[str]:
+    """The variables of a formula; of one that is not read as a tree, its single letters."""
+    text = clean(formula)
+    if is_read and len(text) <= MAX_FORMULA and balanced(text):
+        try:
+            # a subscript or a prime makes no other letter of it
+            return {name[0] for name in symbols(read(text)) if len(name.partition("_")[0].rstrip("'")) == 1}
+        except (Unreadable, RecursionError):
+            pass
+    return set(_LETTER.findall(_STYLED.sub(_without_words, text)))
+
+
+def _without_words(command: re.Match[str]) -> str:
+    r"""What a command leaves of its argument: nothing of `\text{mass}`, the letter of `\sqrt{m}`."""
+    inner = command[1] or ""
+    return " " if _WORD.search(inner) else f" {inner} "

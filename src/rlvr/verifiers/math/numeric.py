@@ -52,7 +52,7 @@ _UNIT = re.compile(
 )
 _BETWEEN_UNITS = re.compile(r"[\s/.\-]*")
 _SHORT_UNITS = re.compile(
-    r"[mcdk]m|mi|ft|yd|in|k?g|mg|lbs?|oz|[md]l|sq|hrs?|mins?|secs?|ms|mph|kph|fps|[ap]m|st|nd|rd|th|[km]?hz|pts",
+    r"[mcdk]m|mi|ft|yd|in|kg|mg|lbs?|oz|[md]l|sq|hrs?|mins?|secs?|ms|mph|kph|fps|[ap]m|st|nd|rd|th|[km]?hz|pts",
     re.IGNORECASE,
 )
 """Units that may stand directly after a number, and that a variable's name is not."""
@@ -160,7 +160,7 @@ def decimal_places(text: str) -> int | None:
 
 
 def read_number(text: str, letters: bool = False) -> Number | None:
-    """The plain number that the cleaned `text` writes, or None. With `letters` a letter after it may be a unit (`5 m`)."""
+    """The plain number that the cleaned `text` writes, or None. With `letters` a letter after it may be a unit (`5 m`, `5m`)."""
     if text.isdecimal() and len(text) <= MAX_DIGITS:
         return Number(Fraction(int(text)), places=0)
     label = _LABEL.match(text)
@@ -212,7 +212,7 @@ def _measure(rest: str, currency: str | None, letters: bool) -> tuple[Fraction, 
         if only_scales:
             scale *= _SCALES[word.lower()]
             continue
-        is_letter = ("/" in gap[0] or (letters and gap[0].isspace())) and dimension(word) is not None
+        is_letter = ("/" in gap[0] or letters) and dimension(word) is not None
         if word[0].isalpha() and not is_letter and not _is_unit(word, wrapped, spaced=gap.end() > gap.start()):
             return None
         words += ["/"] if "/" in gap[0] else []

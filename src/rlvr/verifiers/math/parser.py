@@ -72,9 +72,9 @@ _SAYS = re.compile(
 _CHOICE = re.compile(r"\([A-Z]\)")
 
 
-def parse(text: str, bare_units: bool = True) -> Node:
+def parse(text: str, bare_units: bool = True, variables: frozenset[str] = frozenset()) -> Node:
     """The tree of a whole answer: one item, or a Listing of several; raises Unreadable. letters.read decides about units."""
-    tokens = tokenize(text, bare_units)
+    tokens = tokenize(text, bare_units, variables)
     try:
         return _whole(tokens)
     except Unreadable:

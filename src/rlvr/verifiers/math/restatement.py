@@ -28,16 +28,11 @@ from rlvr.verifiers.math.expression import (
     symbols,
 )
 from rlvr.verifiers.math.latex import balanced, clean, spelling
-from rlvr.verifiers.math.letters import PROMPT_LENGTH, formulas, read
+from rlvr.verifiers.math.letters import MAX_FORMULA, MAX_FORMULAS, PROMPT_LENGTH, formulas, read
 from rlvr.verifiers.math.numeric import read_number
 from rlvr.verifiers.math.sampling import Sampler
 from rlvr.verifiers.math.statements import Refused, is_label, read_statement
 from rlvr.verifiers.math.tokens import Unreadable
-
-MAX_FORMULAS = 24
-"""Formulas of a prompt that an answer is compared with, the last ones."""
-MAX_FORMULA = 300
-"""Characters of such a formula."""
 
 _FLIPPED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
 _ZERO = Number(Fraction(0))

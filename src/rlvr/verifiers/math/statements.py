@@ -32,7 +32,7 @@ from rlvr.verifiers.math.expression import (
     walk,
 )
 from rlvr.verifiers.math.sampling import Sampler
-from rlvr.verifiers.math.units import SCALES, changes_meaning
+from rlvr.verifiers.math.units import SCALES, changes_meaning, conversion
 
 MAX_SIDE = 6
 """Rows of a matrix that is multiplied."""
@@ -233,14 +233,24 @@ def _chain(label: Node | None, sides: list[Node], operators: list[str], sampler:
             if rounded is None and is_label(side) and is_label(value):
                 value = side
                 continue
-            if sampler.equal(last, side) is not True:
+            if sampler.equal(last, _in_units_of(last, side)) is not True:
                 raise Refused("the sides of a chain of equalities differ")
             value, rounded = (side, None) if rounded is None else (value, side)
-        elif is_rounding_pair(value, side, sampler):
+        elif is_rounding_pair(value, _in_units_of(value, side), sampler):
             rounded = side
         else:
             raise Refused("two values are joined by an approximation sign, and neither is the other one rounded")
     return Entry(value, label, rounded)
+
+
+def _in_units_of(one: Node, other: Node) -> Node:
+    """`other` in the unit of `one`, where both state one; raises Refused where the units disagree (`5 m = 5 cm`)."""
+    if not (isinstance(one, Quantity) and isinstance(other, Quantity)):
+        return other
+    factor = conversion(one.unit, other.unit)
+    if factor is None:
+        raise Refused("the sides of a chain have different units")
+    return other if factor == 1 else Apply("*", (other.value, Number(factor)))
 
 
 def _names(label: Node, values: Sequence[Node], sampler: Sampler) -> bool:

@@ -106,11 +106,15 @@ _SHORT_UNITS = frozenset(
     ]
 )
 """Words straight after a number that would otherwise be products of letters."""
-_SPACED_UNIT = re.compile(r"[kMGTmcdnh]?(?:m|g|s|L|l|N|W|J|V|A|K|Pa|eV|Wh|mol|rad)|[kMGT][Bb]|h|in|mi|min|F|C")
-"""Symbols of units, which need a space after the number and nothing but an end or another unit behind them."""
+_SYMBOL = re.compile(
+    r"[kMGTmn]?(?:m|g|s|L|l|N|W|J|V|A|K|Pa|eV|Wh|mol|rad)|[cd](?:m|L|l)|hPa|[kMGT][Bb]|h|in|mi|min|F|C"
+)
+"""Symbols of units, which need nothing but an end or another unit behind them."""
+LONGEST_SYMBOL = 3
+"""Letters of a symbol that may be a product of variables too."""
 _RAISED = re.compile(r"\s*\^\s*\{?\s*\d")
 """A power of a unit; of bare letters only lengths have one (`5 s^2` is a product)."""
-_AFTER_UNIT = re.compile(r"\s*(?:$|[,;})/]|\^\s*\{?-?\d|(?:and|or|per)\b|\\)")
+_AFTER_UNIT = re.compile(r"\s*(?:$|[,;})/=<>]|\^\s*\{?-?[1-3](?!\d)|(?:and|or|per)\b|\\)")
 _SHORT_WORDS = frozenset(
     [
         "yes",
@@ -155,10 +159,11 @@ _JOINED_WORDS = re.compile(r"(?:(and|or)\s+)?([A-Za-z]+(?:\s[A-Za-z]+)*?)(?:\s+(
 _NUMERIC_TEXT = re.compile(r"[\s\d.,+\-*/()=<>^]*\d[\s\d.,+\-*/()=<>^]*")
 
 
-def tokenize(text: str, bare_units: bool = True) -> list[Token]:
+def tokenize(text: str, bare_units: bool = True, variables: frozenset[str] = frozenset()) -> list[Token]:
     """The tokens of `text`, without an end mark; raises Unreadable.
 
-    With `bare_units` letters behind a number may be a unit (`5 cm`, `5 m`); without, they are variables.
+    With `bare_units` letters behind a number may be a unit (`5 cm`, `5 m`), unless all of them are `variables`; without,
+    they are variables.
     """
     if not text.isascii():
         text = text.translate(UNICODE)
@@ -179,7 +184,7 @@ def tokenize(text: str, bare_units: bool = True) -> list[Token]:
         elif kind == "letter":
             _styled(match["face"], match["letter"], spaced, tokens)
         elif kind == "letters":
-            _letters(match[0], spaced, tokens, text[at : at + 20], bare_units)
+            _letters(match[0], spaced, tokens, text[at : at + 20], bare_units and not _is_product(match[0], variables))
         else:
             _READERS[kind or ""](match[0], spaced, tokens)
         spaced = spaced and len(tokens) == before
@@ -220,7 +225,7 @@ def _styled(style: str, inner: str, spaced: bool, tokens: list[Token]) -> None:
         or (len(name) == 1 and not name.isalnum())
     ):
         tokens.extend(tokenize(inner))
-    elif len(name) == 1 and tokens and tokens[-1].kind in ("number", "close") and _SPACED_UNIT.fullmatch(name):
+    elif len(name) == 1 and tokens and tokens[-1].kind in ("number", "close") and _SYMBOL.fullmatch(name):
         tokens.append(Token("words", name, spaced))
     elif (
         len(name) == 1
@@ -261,6 +266,11 @@ def _letters(run: str, spaced: bool, tokens: list[Token], following: str = "", b
         tokens.extend(Token("symbol", letter, spaced and not at) for at, letter in enumerate(run))
 
 
+def _is_product(run: str, variables: frozenset[str]) -> bool:
+    """Whether letters are a product of variables; nobody writes a square of one as `mm`."""
+    return len(set(run)) == len(run) and variables.issuperset(run)
+
+
 def _is_word(run: str, spaced: bool, tokens: list[Token], following: str, bare_units: bool) -> bool:
     """Whether a run of letters is a word, not a product: by its length, or by the company it is in."""
     if (len(run) > 3 and _VOWEL.search(run) and not run.isupper()) or run.lower() in _SHORT_WORDS:
@@ -276,7 +286,7 @@ def _is_word(run: str, spaced: bool, tokens: list[Token], following: str, bare_u
         and previous == "number"
         and not raised
         and (run.endswith(("m", "ft", "in")) or not _RAISED.match(following))
-        and (run in _SHORT_UNITS or (spaced and _SPACED_UNIT.fullmatch(run) and _AFTER_UNIT.match(following)))
+        and (run in _SHORT_UNITS or (_SYMBOL.fullmatch(run) and _AFTER_UNIT.match(following)))
     ):
         return True
     return (

@@ -28,7 +28,7 @@ from rlvr.verifiers.math.compare import Rules, compare
 from rlvr.verifiers.math.deadline import OutOfTime
 from rlvr.verifiers.math.gold import Gold, is_readable, read_golds
 from rlvr.verifiers.math.latex import balanced, clean, spelling
-from rlvr.verifiers.math.letters import variables_of
+from rlvr.verifiers.math.letters import is_product, variables_of
 from rlvr.verifiers.math.numeric import Number, NumberRules, Percent, Units, read_number
 from rlvr.verifiers.math.restatement import restates
 
@@ -125,7 +125,7 @@ class MathVerifier(Verifier):
             return _zero(VerdictStatus.UNPARSABLE, "the answer is empty or its braces do not balance", found)
         number, wrong = read_number(answer), []
         for gold in golds:
-            reason = self._decide(gold, answer, number)
+            reason = self._decide(task, gold, answer, number)
             if reason == "":
                 return _correct(found)
             wrong.append(reason)
@@ -142,7 +142,7 @@ class MathVerifier(Verifier):
         golds, number, verdicts = read_golds(task.answer, self.decimal_comma), read_number(answer), []
         seconds = min(SYMBOLIC_SECONDS, self.time_limit) / len(golds)
         for gold in golds:
-            if self._decide(gold, answer, number) is None:
+            if self._decide(task, gold, answer, number) is None:
                 verdict = self._compare(task, gold, answer, found, seconds)
                 if verdict.score == 1:
                     return verdict
@@ -196,11 +196,13 @@ class MathVerifier(Verifier):
                 return _zero(VerdictStatus.WRONG, reason, found)
         return found
 
-    def _decide(self, gold: Gold, answer: str, number: Number | None) -> str | None:
+    def _decide(self, task: Task, gold: Gold, answer: str, number: Number | None) -> str | None:
         """What numbers and texts say: "" for right, else why it is wrong, or None where they cannot say."""
         if gold.number is not None and number is None and gold.number.unit:
             number = read_number(answer, letters=True)
         if gold.number is not None and number is not None:
+            if any(unit and is_product(unit, _last_message(task.prompt)) for unit in (gold.number.unit, number.unit)):
+                return None  # only the tree tells `5cm` from `5 \text{cm}`
             if gold.number.label and number.label and gold.number.label != number.label:
                 return None
             if not gold.number.equals(number, self._number_rules):
