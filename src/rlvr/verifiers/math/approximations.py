@@ -1,7 +1,8 @@
 r"""Approximations: two values joined by `\approx`.
 
 The rule, decided here alone: `a \approx b` gives both values where one is the other rounded to the digits that it is written
-with (`\sqrt{2} \approx 1.41`); else the answer is refused, since it states two values (`41 \approx 42`).
+with (`\sqrt{2} \approx 1.41`); else the answer is refused, since it states two values (`41 \approx 42`). Half a unit of the last
+digit is rounded away from zero: `3.5 \approx 4`, not `3.5 \approx 3`.
 """
 
 from __future__ import annotations
@@ -25,17 +26,20 @@ def _rounds(exact: Node, rounded: Node, sampler: Sampler) -> bool:
         return False
     try:
         value, near = sampler.value(exact), sampler.value(rounded)
-        # Half a unit of the last place; the margin is for values that are not exact themselves.
-        return near != 0 and abs(complex(value) - complex(near)) <= 0.5 * unit * (1 + 1e-9)
+        if isinstance(value, Fraction) and isinstance(near, Fraction):
+            away = abs(near) - abs(value)  # a tie goes away from zero
+            return near != 0 and abs(near - value) <= unit / 2 and away != -unit / 2
+        # The margin is for values that are not exact themselves.
+        return near != 0 and abs(complex(value) - complex(near)) <= 0.5 * float(unit) * (1 + 1e-9)
     except (Unknown, OverflowError):
         return False
 
 
-def _last_place(node: Node) -> float | None:
+def _last_place(node: Node) -> Fraction | None:
     r"""The unit of the last digit of a decimal (0.01 of 1.41, 1 of 42, 1000 of `1.2 \times 10^4`), or None for anything else."""
     match node:
         case Number(value, 0):
-            return None if (places := _places(value)) is None else 10.0**-places
+            return None if (places := _places(value)) is None else Fraction(1, 10**places)
         case Apply("neg", (arg,)) | Bracket("(", ")", (arg,)):
             return _last_place(arg)
         case Quantity():
@@ -45,11 +49,11 @@ def _last_place(node: Node) -> float | None:
             return None if place is None else place / 100
         case Apply("degree", (arg,)):
             place = _last_place(arg)
-            return None if place is None else place * 0.017453292519943295  # pi / 180
+            return None if place is None else place * Fraction(0.017453292519943295)  # pi / 180
         case Apply("*", (Number() as mantissa, Apply("^", (Number(), exponent)))) if is_literal(node):
             place = _last_place(mantissa)
             power = _integer(exponent)
-            return None if place is None or power is None or abs(power) > 300 else place * 10.0**power
+            return None if place is None or power is None or abs(power) > 300 else place * Fraction(10) ** power
     return None
 
 
