@@ -441,17 +441,7 @@ def test_what_looks_like_a_unit_or_a_name_of_no_matter(gold, answer):
     assert verifier.verify(Task("t", "", answer=gold), rf"\boxed{{{gold}}}").score == 1.0
 
 
-UNCLOSED = ["\\(", "\\[", "$", "$$", "{", "\\text{", "=", "7", ","] + [
-    "(",
-    "\\frac{",
-    "^{",
-    "\\",
-    "x^",
-    "1,",
-    " ",
-    "ab ",
-    "1 ",
-]
+UNCLOSED = ["\\(", "\\[", "$", "$$", "{", "\\text{", "=", "7", ",", "(", "\\frac{", "^{", "\\", "x^", "1,", " ", "ab ", "1 "]  # fmt: skip
 SCANS = {  # each with the characters of it that are read, of a prompt or of a completion
     "formulas": (letters.formulas, letters.PROMPT_LENGTH),
     "variables": (letters.variables_of, letters.PROMPT_LENGTH),

@@ -11,6 +11,8 @@ from rlvr.verifiers.math.vocabulary import FUNCTIONS
 
 SUM, PRODUCT = 30, 40
 """How tight `+` and `*` bind."""
+INFIX_COMMANDS = frozenset(["over", "choose", "mod", "bmod", "pmod"])
+"""Commands that stand between their arguments."""
 _DECORATIONS = frozenset(
     ["overline", "bar", "vec", "hat", "tilde", "widehat", "overrightarrow", "dot", "ddot", "angle", "triangle"]
 )
@@ -74,7 +76,7 @@ class Commands(Literals):
         factors: list[Node] = []
         while True:
             token = self.peek()
-            if token.kind == "function" and factors:
+            if (token.kind == "function" and factors) or token.text in INFIX_COMMANDS:
                 break
             if token.kind not in ("number", "symbol", "function", "open", "command") and not (
                 token.text == "|" and not factors

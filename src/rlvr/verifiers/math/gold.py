@@ -20,7 +20,8 @@ from rlvr.verifiers import extraction
 from rlvr.verifiers.math.latex import balanced, clean
 from rlvr.verifiers.math.letters import read
 from rlvr.verifiers.math.numeric import Number, read_number
-from rlvr.verifiers.math.tokens import Unreadable
+from rlvr.verifiers.math.tokens import Unreadable, starts_with_function
+from rlvr.verifiers.math.vocabulary import FUNCTIONS
 
 FLOAT_DIGITS = 12
 """Significant digits of a gold that is a float: 0.1 + 0.2 is meant to be 0.3."""
@@ -123,8 +124,16 @@ def _read(raw: str, decimal_comma: bool) -> Gold:
         return Gold(text, problem="the answer is empty")
     if not balanced(text):
         return Gold(text, problem=f"the braces of the answer {text[:200]!r} do not balance")
-    words = _WORDS.fullmatch(text) is not None and _MATHEMATICAL.fullmatch(text) is None
+    words = _WORDS.fullmatch(text) is not None and _MATHEMATICAL.fullmatch(text) is None and not _is_call(text)
     return Gold(text, read_number(text), words)
+
+
+def _is_call(text: str) -> bool:
+    """Whether words are named functions with letters for arguments: `csc x`, `sin x cos y`, `cscx`."""
+    words = text.split()
+    if text in FUNCTIONS:
+        return False
+    return all(len(word) <= 2 or starts_with_function(word) for word in words) and any(len(word) > 2 for word in words)
 
 
 def _final(raw: str) -> str:

@@ -46,6 +46,8 @@ _ESCAPED_TWICE = re.compile(
     r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|left|right|text|mathrm|pi|infty|leq?|geq?|cdot|times|pm|quad|boxed)(?![A-Za-z]))"
 )
 _GLUED = re.compile(r"(?<=[\d)}])(or|and)(?=[A-Z(\d\\-])")
+_DOTTED = re.compile(r"(\.\d*)\\dot\s*(?:\{\s*(\d)\s*\}|(\d))(?:(\d*)\\dot\s*(?:\{\s*(\d)\s*\}|(\d)))?")
+"""A repeating decimal with dots over the first and the last digit of its cycle."""
 _SYMBOLS = {
     **dict.fromkeys("−–—‐‑﹣", "-"),
     **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
@@ -55,6 +57,7 @@ _SYMBOLS = {
     "⋅": "\\cdot ",
     "٫": ".",
     "٬": ",",
+    "、": ",",
     "÷": "/",
     "⁄": "/",
     "∕": "/",
@@ -111,7 +114,7 @@ _CHARACTERS = _Characters()
 def clean(text: str) -> str:
     """`text` in one spelling: ASCII digits and signs, no spacing commands, math delimiters, wrappers or final period."""
     if not text.isascii():
-        text = _SUPERSCRIPT_RUN.sub(lambda run: f"^{{{run[0].translate(_SUPERSCRIPTS)}}}", text)
+        text = _SUPERSCRIPT_RUN.sub(_raised, text)
         text = _ROOT.sub(r"\\sqrt{\1}", text).translate(_CHARACTERS)
     if "\\\\" in text:
         text = _ESCAPED_TWICE.sub(r"\\", text)
@@ -119,6 +122,8 @@ def clean(text: str) -> str:
         text = _BRACED_COMMA.sub(",", text)
     if "\\" in text or "$" in text or "~" in text or "{,}" in text:
         text = _COMMAND.sub(lambda command: _REPLACEMENTS.get(command[0].rstrip() or "~", " "), text)
+    if "\\dot" in text:
+        text = _DOTTED.sub(_overlined, text)
     if "or" in text or "and" in text:
         text = _GLUED.sub(r" \1 ", text)
     text = _strip(text)
@@ -130,8 +135,18 @@ def clean(text: str) -> str:
     return text
 
 
+def _overlined(decimal: re.Match[str]) -> str:
+    return f"{decimal[1]}\\overline{{{''.join(digit or '' for digit in decimal.groups()[1:])}}}"
+
+
+def _raised(run: re.Match[str]) -> str:
+    """Superscript characters as a power."""
+    power = run[0].translate(_SUPERSCRIPTS)
+    return f"^{power}" if len(power) == 1 else f"^{{{power}}}"
+
+
 def _strip(text: str) -> str:
-    return " ".join(text.split()).strip("*` ").rstrip(".,;*\\ ")
+    return " ".join(text.split()).strip("*` ").rstrip(".,;*\\\u3002\uff61 ")
 
 
 def _unwrapped(text: str) -> str | None:

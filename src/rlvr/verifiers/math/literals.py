@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from rlvr.verifiers.math.expression import Apply, Node, Number
+from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number
 from rlvr.verifiers.math.numeric import decimal_places
 from rlvr.verifiers.math.reader import Reader
 from rlvr.verifiers.math.tokens import Token, Unreadable
@@ -31,6 +31,13 @@ class Literals(Reader):
             raise Unreadable("a number with an index")
         places = decimal_places(token.text)
         return self._joined(value) if places is None and value.denominator == 1 else Number(value, places=places)
+
+    def _based(self, node: Node) -> Node:
+        """A number in brackets with its base behind them, `(1011)_2`; anything else as it is."""
+        match node:
+            case Bracket("(", ")", (Number(value, 0),)) if self.peek().text == "_" and value.denominator == 1:
+                return self.number(Token("number", str(value)))
+        return node
 
     def _joined(self, value: Fraction) -> Node:
         """An integer with what belongs to it: a fraction (`1 1/2`, `1\\frac{1}{2}`) or more digits (`4 200`)."""

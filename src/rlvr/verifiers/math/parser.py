@@ -10,7 +10,7 @@ import contextlib
 import re
 from fractions import Fraction
 
-from rlvr.verifiers.math.commands import PRODUCT, SUM, Commands
+from rlvr.verifiers.math.commands import INFIX_COMMANDS, PRODUCT, SUM, Commands
 from rlvr.verifiers.math.declarations import is_number_set
 from rlvr.verifiers.math.expression import (
     Apply,
@@ -26,6 +26,7 @@ from rlvr.verifiers.math.expression import (
     Words,
     depth,
 )
+from rlvr.verifiers.math.joined import CONNECTIVES, alternatives, compound, ratio
 from rlvr.verifiers.math.tokens import END, Token, Unreadable, tokenize
 from rlvr.verifiers.math.vocabulary import CONDITIONS, CURRENCIES
 
@@ -116,7 +117,12 @@ class _Parser(Commands):
         while True:
             if self.ends() or self._bar_closes():
                 break
-            groups[-1].append(self.statement())
+            item = self.statement()
+            parts = alternatives(item) if isinstance(item, Apply) else [item]
+            groups[-1] += parts
+            separators |= {"or"} if len(parts) > 1 else set()
+            if isinstance(item, Relation) and self.peek().kind == "operator" and self.peek().text in CONNECTIVES:
+                self.tokens[self.at] = Token("separator", CONNECTIVES[self.peek().text])
             if self.peek().kind != "separator":
                 break
             found = self._separators()
@@ -127,6 +133,8 @@ class _Parser(Commands):
             if kind == ";":
                 groups.append([])
         loose = separators - {","}
+        if separators == {"and"} and len(groups[0]) == 2 and (whole := compound(*groups[0])) is not None:
+            return whole
         if not groups[0]:
             raise Unreadable("nothing where an expression should be")
         if len(groups) > 1:
@@ -160,7 +168,7 @@ class _Parser(Commands):
             operators.append(self.next().text)
             if len(operators) > MAX_CHAIN:
                 raise Unreadable("a chain of too many relations")
-            sides.append(self.expression(8))
+            sides.append(self.expression(9))  # a sign `or` joins relations, not their sides
         node = Relation(tuple(operators), tuple(sides)) if operators else sides[0]
         if self.peek().kind == "words" and _opens_condition(self.peek().text):
             integers = _INTEGERS.fullmatch(self.next().text)
@@ -211,9 +219,9 @@ class _Parser(Commands):
         if token.kind == "command" and token.text in ("mod", "bmod") and power <= 35:
             self.next()
             return Apply("mod", (left, self.expression(36)))
-        if token.kind == "command" and token.text == "choose" and power <= 12:
+        if token.kind == "command" and token.text in ("choose", "over") and power <= 12:
             self.next()
-            return Apply("binom", (left, self.expression(13)))
+            return Apply("/" if token.text == "over" else "binom", (left, self.expression(13)))
         if token.kind == "command" and token.text == "pmod" and power <= 12:
             self.next()
             return Apply("pmod", (left, self.expression(PRODUCT)))
@@ -241,9 +249,8 @@ class _Parser(Commands):
             return Quantity(left, CURRENCIES[self.next().text])
         if token.kind == "words" and power <= 12:
             return Quantity(left, self._unit())
-        if (
-            token.kind in ("number", "symbol", "function", "open", "command") or token.text.startswith("begin ")
-        ) and power <= PRODUCT:
+        starts = token.kind in ("number", "symbol", "function", "open", "command") or token.text.startswith("begin ")
+        if starts and power <= PRODUCT and token.text not in INFIX_COMMANDS:
             return self._juxtaposed(left, token)
         return None
 
@@ -264,8 +271,8 @@ class _Parser(Commands):
         head = {"-": "+"}.get(token.text, token.text)
         if head in ("+", "*") and isinstance(left, Apply) and left.head == head:
             return Apply(head, (*left.args, right))
-        if token.text == ":" and isinstance(left, Apply) and left.head == ":":
-            return Apply(":", (*left.args, right))
+        if token.text == ":":
+            return ratio(left, right, self.tokens[self.at - 1])
         return Apply(head, (left, right))
 
     def _postfix(self, left: Node, token: Token, power: int) -> Node | None:
@@ -372,7 +379,11 @@ class _Parser(Commands):
 
     def _juxtaposed(self, left: Node, token: Token) -> Node | None:
         if isinstance(left, Quantity):
-            raise Unreadable("words between two expressions")
+            measures = token.kind == "number"  # `5 h 30 min`
+            whole = compound(left, Quantity(self.expression(PRODUCT + 1), self._unit())) if measures else None
+            if whole is None:
+                raise Unreadable("words between two expressions")
+            return whole
         return self._times(left, self.expression(PRODUCT + 1))
 
     def _condition(self, left: Node) -> Node:
@@ -409,7 +420,7 @@ class _Parser(Commands):
             case "function":
                 return self._function(token.text)
             case "open":
-                return self._bracket(token.text)
+                return self._based(self._bracket(token.text))
             case "command":
                 return self._command(token.text)
             case "environment":

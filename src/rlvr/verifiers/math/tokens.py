@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from rlvr.verifiers.math.units import dimension
 from rlvr.verifiers.math.vocabulary import (
     BRACKETS,
     CLOSING,
@@ -53,7 +54,7 @@ _TOKEN = re.compile(
     rf"""(?P<space>\s+)
     |(?P<number>\d+(?:\.(?!\.)\d*)?(?:[eE][+-]?\d+(?![\w.]))?|\.\d+)
     |(?P<dots>\.\.\.+)
-    |\\(?P<style>{_STYLES})\s*\{{(?P<inner>[^{{}}]*)\}}
+    |\\(?P<style>{_STYLES})\s*\{{(?P<inner>[^{{}}]*(?:\^\{{[^{{}}]*\}}[^{{}}]*)*)\}}
     |\\(?P<face>math[a-z]+|text[a-z]*|boldsymbol|bm)\s+(?P<letter>[A-Za-z](?![A-Za-z]))
     |(?P<begin>\\(?:begin|end)\s*\{{[a-zA-Z*]+\}}(?:\s*\{{[lcr|\s]*\}})?)
     |(?P<noon>[AaPp]\.\s?[Mm]\b\.?)
@@ -114,7 +115,7 @@ LONGEST_SYMBOL = 3
 """Letters of a symbol that may be a product of variables too."""
 _RAISED = re.compile(r"\s*\^\s*\{?\s*\d")
 """A power of a unit; of bare letters only lengths have one (`5 s^2` is a product)."""
-_AFTER_UNIT = re.compile(r"\s*(?:$|[,;})/=<>]|\^\s*\{?-?[1-3](?!\d)|(?:and|or|per)\b|\\)")
+_AFTER_UNIT = re.compile(r"\s*(?:$|\d+(?:\.\d+)?\s*[A-Za-z\\]|[,;})/=<>]|\^\s*\{?-?[1-3](?!\d)|(?:and|or|per)\b|\\)")
 _SHORT_WORDS = frozenset(
     [
         "yes",
@@ -154,6 +155,11 @@ _NEXT_WORD = re.compile(r"\s+[a-zA-Z]*[aeiouyAEIOUY][a-zA-Z]*[A-Za-z]{2}")
 _ORDINAL = re.compile(
     r"(?<=\d)\s*\^\s*(?:\{\s*(?:\\(?:text|mathrm|textrm)\s*\{)?\s*(th|st|nd|rd)\s*\}?\s*\}|\\(?:text|mathrm|textrm)\s*\{\s*(th|st|nd|rd)\s*\})"
 )
+_RATIO_OF_UNITS = re.compile(
+    r"(?<=[\d)}\s;,])\\[dt]?frac\s*\{\s*\\(?:text|mathrm|textrm)\s*\{([^{}]*)\}(\^\d)?\s*\}"
+    r"\s*\{\s*\\(?:text|mathrm|textrm)\s*\{([^{}]*)\}(\^\d|\^\{\d\})?\s*\}"
+)
+"""A unit as a fraction: `5 \\frac{\\text{m}}{\\text{s}^2}`."""
 _JOINED_WORDS = re.compile(r"(?:(and|or)\s+)?([A-Za-z]+(?:\s[A-Za-z]+)*?)(?:\s+(and|or)|\s*(?=[,;])([,;]))")
 """Words with what joins them to the next value."""
 _NUMERIC_TEXT = re.compile(r"[\s\d.,+\-*/()=<>^]*\d[\s\d.,+\-*/()=<>^]*")
@@ -168,6 +174,7 @@ def tokenize(text: str, bare_units: bool = True, variables: frozenset[str] = fro
     if not text.isascii():
         text = text.translate(UNICODE)
     text = _ORDINAL.sub(r" \\text{\1\2}", text)
+    text = _RATIO_OF_UNITS.sub(_ratio_of_units, text)
     tokens: list[Token] = []
     at, spaced = 0, False
     while at < len(text):
@@ -189,6 +196,13 @@ def tokenize(text: str, bare_units: bool = True, variables: frozenset[str] = fro
             _READERS[kind or ""](match[0], spaced, tokens)
         spaced = spaced and len(tokens) == before
     return _thousands(tokens)
+
+
+def _ratio_of_units(fraction: re.Match[str]) -> str:
+    """The fraction as one unit, or as it is where its words are no units (`\\frac{\\text{red}}{\\text{blue}}`)."""
+    above, power, below, power_below = (part or "" for part in fraction.groups())
+    unit = f"{above}{power}/{below}{power_below}"
+    return fraction[0] if dimension(unit) is None else rf" \text{{{unit}}}"
 
 
 def _number(text: str, spaced: bool, tokens: list[Token]) -> None:
@@ -225,7 +239,7 @@ def _styled(style: str, inner: str, spaced: bool, tokens: list[Token]) -> None:
         or (len(name) == 1 and not name.isalnum())
     ):
         tokens.extend(tokenize(inner))
-    elif len(name) == 1 and tokens and tokens[-1].kind in ("number", "close") and _SYMBOL.fullmatch(name):
+    elif len(name) == 1 and _follows_value_or_unit(tokens) and _SYMBOL.fullmatch(name):
         tokens.append(Token("words", name, spaced))
     elif (
         len(name) == 1
@@ -237,13 +251,32 @@ def _styled(style: str, inner: str, spaced: bool, tokens: list[Token]) -> None:
         tokens.append(Token("words", " ".join(name.replace("\\", " ").split()), spaced))
 
 
+def _follows_value_or_unit(tokens: list[Token]) -> bool:
+    r"""Whether an upright letter is a unit behind these tokens: behind a number, or joined to a unit (`\text{m} \cdot \text{s}`)."""
+    return _joins_unit(tokens) or (bool(tokens) and tokens[-1].kind in ("number", "close"))
+
+
+def _joins_unit(tokens: list[Token]) -> bool:
+    """Whether the last token joins a unit to the next one (`m /`, `m^2 /`)."""
+    if not tokens or tokens[-1].text not in ("*", "/"):
+        return False
+    raised = len(tokens) > 3 and tokens[-3].text == "^"
+    return tokens[-4 if raised else -2].kind == "words" if len(tokens) > 1 else False
+
+
+def starts_with_function(word: str) -> bool:
+    """Whether a word is the name of a function, with at most one letter behind it (`csc`, `cscx`)."""
+    return word in FUNCTIONS or _SPLIT_NAME.match(word) is not None
+
+
 def _may_be_ratio(tokens: list[Token]) -> bool:
     """Whether `to` after these tokens makes a ratio (`3 to 1`)."""
     return bool(tokens) and tokens[-1].kind == "number"
 
 
 def _letters(run: str, spaced: bool, tokens: list[Token], following: str = "", bare_units: bool = True) -> None:
-    if run == "DNE":
+    is_minutes = run == "min" and tokens[-1:] != [] and tokens[-1].kind == "number" and bare_units
+    if run == "DNE" or (is_minutes and _AFTER_UNIT.match(following)):
         _word(run, spaced, tokens)
     elif run in FUNCTIONS:
         tokens.append(Token("function", FUNCTIONS[run], spaced))
@@ -280,12 +313,12 @@ def _is_word(run: str, spaced: bool, tokens: list[Token], following: str, bare_u
         return True
     if previous == "number" and spaced and run == "is":
         return True
+    joined = _joins_unit(tokens)
     raised = len(tokens) > 2 and tokens[-2].text == "^" and tokens[-3].kind == "symbol"  # R^2 h is a product
     if (
         bare_units
-        and previous == "number"
-        and not raised
-        and (run.endswith(("m", "ft", "in")) or not _RAISED.match(following))
+        and (joined or (previous == "number" and not raised))
+        and (joined or run.endswith(("m", "ft", "in")) or not _RAISED.match(following))
         and (run in _SHORT_UNITS or (_SYMBOL.fullmatch(run) and _AFTER_UNIT.match(following)))
     ):
         return True

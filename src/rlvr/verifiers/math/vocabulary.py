@@ -119,6 +119,7 @@ COMMANDS = frozenset(
         r"mod",
         r"partial",
         r"choose",
+        r"over",
         r"not",
     ]
 )
