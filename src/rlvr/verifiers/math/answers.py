@@ -30,6 +30,7 @@ from rlvr.verifiers.math.statements import (
     Refused,
     Statement,
     alphabetical,
+    is_set,
     permuted,
     plain,
     read_entry,
@@ -48,7 +49,8 @@ class Judge(Values):
     def compare(self, gold: Node, answer: Node) -> Comparison:
         if _has_ellipsis(gold) != _has_ellipsis(answer):
             return Comparison(False, "an ellipsis where the other has none")
-        if _is_set_like(gold) or _is_set_like(answer):
+        nested = _is_set_of_sets(gold) or _is_set_of_sets(answer)
+        if not nested and (_is_set_like(gold) or _is_set_like(answer)):
             same = self._same_set(gold, answer)
             if same is not None:
                 return Comparison(same)
@@ -276,6 +278,13 @@ def _is_set_like(node: Node) -> bool:
             case Symbol("infinity"):
                 return True
     return False
+
+
+def _is_set_of_sets(node: Node) -> bool:
+    r"""Whether a node has a set with a set for a member, which is no set of reals (`\\{\\emptyset\\}`)."""
+    return any(
+        isinstance(below, Bracket) and below.opening == "{" and any(map(is_set, below.items)) for below in walk(node)
+    )
 
 
 def _other_variable(gold: Node, answer: Node) -> bool:

@@ -166,6 +166,8 @@ def read_number(text: str, letters: bool = False) -> Number | None:
     label = _LABEL.match(text)
     text = text[label.end() :] if label else text
     if text[:1] == "(" and text[-1:] == ")":
+        if "," in text:  # a tuple: in brackets a comma separates
+            return None
         text = text[1:-1]
     sign = _SIGN.match(text)
     assert sign is not None  # everything in it is optional

@@ -189,10 +189,15 @@ def _alphabet(labels: Sequence[Node | None]) -> list[Node | None] | None:
     return [label for _, label in sorted(zip(keys, labels, strict=True), key=lambda pair: pair[0])]
 
 
+def is_set(node: Node) -> bool:
+    """Whether a node is written as a set."""
+    return node == Symbol("emptyset") or (isinstance(node, Bracket) and node.opening == "{")
+
+
 def _members(node: Node) -> tuple[Node, ...] | None:
-    """The members of a finite set."""
+    """The members of a finite set that are no sets themselves: a set of sets is one value."""
     if isinstance(node, Bracket) and node.opening == "{" and node.items and not isinstance(node.items[0], Builder):
-        return node.items
+        return None if any(map(is_set, node.items)) else node.items
     if isinstance(node, Apply) and node.head == "cup":
         parts = [_members(part) for part in node.args]
         if all(part is not None for part in parts):
@@ -225,7 +230,12 @@ def read_entry(node: Node, sampler: Sampler) -> Entry:
 
 
 def _chain(label: Node | None, sides: list[Node], operators: list[str], sampler: Sampler) -> Entry:
-    """`a = b = c` gives c where all agree; what an approximation sign joins is a value and its rounding."""
+    """`a = b = c` gives c where all agree; what an approximation sign joins is a value and its rounding.
+
+    An equation that is true by itself (`1 = 1`) gives nothing.
+    """
+    if label is None and len(sides) > 1 and len(set(sides)) == 1:
+        raise Refused("both sides of the equation are the same")
     value, rounded = sides[0], None
     for operator, side in zip(operators, sides[1:], strict=True):
         if operator == "=":
@@ -304,6 +314,8 @@ def plain(node: Node) -> Node:
             return plain(item)
         case Bracket("[", "]", (item,)):
             return plain(item)
+        case Bracket("{", "}", ()):
+            return Symbol("emptyset")
         case Quantity(value, unit):
             return _quantity(plain(value), unit)
         case Apply("neg", (Apply("percent" | "degree" as head, (arg,)),)):
