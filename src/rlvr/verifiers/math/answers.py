@@ -70,10 +70,24 @@ class Judge(Values):
         }
         if disagree(wanted.declared, found.declared, about):
             return Comparison(False, "the letters are declared as something else")
+        if not self._holds_where(wanted, found):
+            return Comparison(False, "the answer has a condition that the gold has not")
         self.parameters = frozenset(name for name, _ in wanted.declared)
         self.integers = frozenset(name for name, domain in wanted.declared if domain == "Integers")
         self.answers_letters = frozenset(name for name, _ in found.declared)
         return Comparison(self._statements(wanted, found))
+
+    def _holds_where(self, gold: Statement, answer: Statement) -> bool:
+        """Whether each value of the answer has no condition but those of a value of the gold that is the same."""
+        return all(
+            any(
+                all(any(self.value(one, other) for one in wanted.conditions) for other in found.conditions)
+                and (len(gold.entries) == 1 or self.entries(wanted, found))
+                for wanted in gold.entries
+            )
+            for found in answer.entries
+            if found.conditions
+        )
 
     def _same_set(self, gold: Node, answer: Node) -> bool | None:
         try:

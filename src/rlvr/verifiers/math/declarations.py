@@ -1,8 +1,11 @@
-r"""Declarations: parts of an answer that only say what its letters are (`k \in \mathbb{Z}`, `where n is an integer`).
+r"""Declarations and conditions: parts of an answer that say what its letters are, or when it holds.
 
 The rule, decided here alone: a declaration is no answer and adds nothing to one. What a letter may be is the gold's to say:
 only letters that the gold declares may be renamed or shifted (`2k, k \in \mathbb{Z}` is `2n + 2, n \in \mathbb{Z}`). A
 domain of the answer can only refuse it: another domain than the gold's, or one beside an inequality that has none there.
+
+Any other condition is part of the answer, which holds only then (`5 \text{ if } x > 0` is not 5): the gold must have the same
+one. A condition of the gold may be left out. Single points that are excluded (`x \ne 1`) say where the answer is defined.
 """
 
 from __future__ import annotations
@@ -17,6 +20,13 @@ NUMBER_SETS = frozenset({"Integers", "Naturals", "Rationals", "Complexes", "Real
 _INTEGER = re.compile(
     r"(?:is |are )?(?:(?:an|any|some|all) )?(?:arbitrary )?(positive |non-?negative )?integers?", re.I
 )
+
+_FREE = re.compile(
+    r"(?:(?:is|are) )?(?:(?:an?|any|some|all|the) )?(?:arbitrary )?"
+    r"(?:(?:real|complex) numbers?|reals?|(?:real )?constants?(?: of integration)?|parameters?)",
+    re.IGNORECASE,
+)
+"""Words that leave a letter free."""
 
 Declared = frozenset[tuple[str, str]]
 """(letter, domain) of every letter that is declared."""
@@ -34,21 +44,33 @@ def declared_by(node: Node) -> Declared | None:
             return frozenset((name, domain) for name in symbols(names))
         case Quantity(Symbol(name), unit) if (words := _INTEGER.fullmatch(unit)) is not None:
             return frozenset({(name, "Integers +" if words[1] else "Integers")})
+        case Quantity(Symbol(), unit) if _FREE.fullmatch(unit):
+            return frozenset()
     return None
 
 
-def without_conditions(node: Node) -> tuple[Node, Declared]:
-    r"""`node` without the conditions behind it (`k\pi, k \in \mathbb{Z}`, `\{2k \mid k \in \mathbb{Z}\}`), and what they declare."""
+def without_conditions(node: Node) -> tuple[Node, Declared, tuple[Node, ...]]:
+    r"""`node` without the conditions behind it (`k\pi, k \in \mathbb{Z}`, `\{2k \mid k \in \mathbb{Z}\}`), what they declare,
+    and those that restrict it."""
     match node:
         case Bracket("{", "}", (Builder(subject, conditions) as builder,)) if not isinstance(subject, Relation):
             if all(declared_by(condition) is not None for condition in conditions):
                 node = builder
     declared: Declared = frozenset()
+    restrictions: list[Node] = []
     while isinstance(node, Builder):
         for condition in node.conditions:
-            declared |= declared_by(condition) or frozenset()
+            found = declared_by(condition)
+            declared |= found or frozenset()
+            if found is None and not _says_nothing(condition):
+                restrictions.append(condition)
         node = node.subject
-    return node, declared
+    return node, declared, tuple(restrictions)
+
+
+def _says_nothing(condition: Node) -> bool:
+    r"""Whether a condition restricts nothing but single points: `for all x`, `x \ne 1`."""
+    return isinstance(condition, Symbol) or (isinstance(condition, Relation) and set(condition.operators) == {"!="})
 
 
 def disagree(gold: Declared, answer: Declared, in_inequalities: Iterable[str]) -> bool:

@@ -75,6 +75,8 @@ class Entry:
     value: Node
     label: Node | None = None
     rounded: Node | None = None
+    conditions: tuple[Node, ...] = ()
+    """When it holds."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class Statement:
 
 def read_statement(node: Node, sampler: Sampler) -> Statement:
     """The statement that a tree makes; raises Refused for a false equality."""
-    node, declared = _without_conditions(plain(node))
+    node, declared, general = _without_conditions(plain(node))
     items = []
     for part in node.items if isinstance(node, Listing) else (node,):
         found = declared_by(part)
@@ -105,12 +107,12 @@ def read_statement(node: Node, sampler: Sampler) -> Statement:
     is_set = False
     label = None
     for item in items or [node]:
-        item, said = _without_conditions(item)
+        item, said, outer = _without_conditions(item)
         declared |= said
         entry = read_entry(item, sampler)
-        value, said = _without_conditions(entry.value)
+        value, said, inner = _without_conditions(entry.value)
         declared |= said
-        entry = replace(entry, value=value)
+        entry = replace(entry, value=value, conditions=general + outer + inner)
         if entry.label is None and label is not None and not isinstance(entry.value, (Relation, Words)):
             entry = replace(entry, label=label)
         label = entry.label
@@ -119,15 +121,16 @@ def read_statement(node: Node, sampler: Sampler) -> Statement:
         for value in (entry.value,) if values is None else values:
             signs = expand_signs(value)
             entries.extend(
-                Entry(one, entry.label, entry.rounded if values is None and len(signs) == 1 else None) for one in signs
+                replace(entry, value=one, rounded=entry.rounded if values is None and len(signs) == 1 else None)
+                for one in signs
             )
     separator = node.separator if isinstance(node, Listing) else ","
     return Statement(tuple(_cycled(entries)), is_set, separator, declared)
 
 
-def _without_conditions(node: Node) -> tuple[Node, Declared]:
-    bare, declared = without_conditions(node)
-    return (node if bare is node else plain(bare)), declared
+def _without_conditions(node: Node) -> tuple[Node, Declared, tuple[Node, ...]]:
+    bare, declared, conditions = without_conditions(node)
+    return (node if bare is node else plain(bare)), declared, conditions
 
 
 def _cycled(entries: list[Entry]) -> list[Entry]:
@@ -138,7 +141,14 @@ def _cycled(entries: list[Entry]) -> list[Entry]:
         return entries
     label = Bracket("(", ")", tuple(name for name in labels[:period] if name is not None))
     rounds = [entries[at : at + period] for at in range(0, len(entries), period)]
-    return [Entry(Bracket("(", ")", tuple(entry.value for entry in one)), label) for one in rounds]
+    return [
+        Entry(
+            Bracket("(", ")", tuple(entry.value for entry in one)),
+            label,
+            conditions=tuple(condition for entry in one for condition in entry.conditions),
+        )
+        for one in rounds
+    ]
 
 
 def _grouped(node: Node, sampler: Sampler) -> Node:
