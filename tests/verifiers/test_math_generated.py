@@ -227,3 +227,38 @@ def test_a_part_too_small_for_the_precision_is_not_lost(function, start, rest, p
     assert score(function % gold, function % f"{gold}+{small}") == 0
     assert score(function % f"{gold}+{small}", function % gold) == 0
     assert score(function % f"{gold}+{small}", function % f"{small}+{gold}") == 1
+
+
+CORNERS = st.integers(-(10**9), 10**9)
+SLOPES = st.integers(-50, 50).filter(bool)
+
+
+@settings(max_examples=100, deadline=None)
+@given(SLOPES, CORNERS, SLOPES, CORNERS)
+def test_piecewise_lines_are_equal_where_all_of_their_pieces_are(a, b, c, d):
+    """|ax + b| is one line on each side of -b/a, and max(ax + b, cx + d) of two lines is one where they are the same."""
+    one, other = f"{a}x+({b})", f"{c}x+({d})"
+    assert score(f"|{one}|", f"|-({one})|") == 1
+    assert score(f"|{one}|", one) == 0
+    assert score(f"|{one}|", f"-({one})") == 0
+    assert score(f"|{one}|", f"|{one}+10^{{-9}}|") == 0
+    assert score(rf"\max({one}, {other})", rf"\frac{{({one})+({other})+|({one})-({other})|}}{{2}}") == 1
+    if a != c:
+        assert score(rf"\max({one}, {other})", one) == 0
+        assert score(rf"\max({one}, {other})", other) == 0
+        assert score(rf"\max({one}, {other})", rf"\min({one}, {other})") == 0
+    assert (
+        score(rf"\lfloor \frac{{x}}{{{abs(c)}}} + {b} \rfloor", rf"\lfloor \frac{{x}}{{{abs(c)}}} \rfloor + {b}") == 1
+    )
+    assert score(rf"\lfloor {one} \rfloor", rf"\lfloor {one} + 10^{{-6}} \rfloor") == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 10**6), st.integers(2, 60))
+def test_integer_functions_are_compared_at_multiples_of_their_constants(modulus, other):
+    assert score(rf"\gcd(n, {modulus})", "1") == 0
+    assert score(rf"\gcd(n, {modulus})", rf"\gcd(n + {modulus}, {modulus})") == 1
+    assert score(rf"\gcd(n, {modulus})", rf"\gcd(n, {modulus * other})") == 0
+    assert score(rf"n \bmod {modulus}", "n") == 0
+    assert score(rf"\gcd(n, n + {other})", "1") == 0
+    assert score(rf"\gcd(n, n + {other})", rf"\gcd({other}, n)") == 1

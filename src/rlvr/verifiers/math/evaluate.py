@@ -10,11 +10,11 @@ import functools
 import operator
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlvr.verifiers.math.expression import Apply, Binder, Bracket, Matrix, Node, Number, Quantity, Symbol
 
@@ -37,6 +37,16 @@ BITS_OF_A_DIGIT = 3.3219
 
 Value = Any
 """Fraction, mpf or mpc."""
+
+
+class Complex(NamedTuple):
+    """A complex sample point."""
+
+    real: Fraction
+    imag: Fraction
+
+
+Coordinate = Fraction | Complex
 
 
 class Unknown(Exception):
@@ -74,9 +84,9 @@ class Fuel:
 
 
 class Evaluator:
-    """Values of expressions at one point: `point` maps the free symbols to fractions."""
+    """Values of expressions at one point: `point` maps the free symbols to fractions, or to complex numbers."""
 
-    def __init__(self, point: dict[str, Fraction], fuel: Fuel, digits: int = DIGITS[0], log_base: int = 0) -> None:
+    def __init__(self, point: Mapping[str, Coordinate], fuel: Fuel, digits: int = DIGITS[0], log_base: int = 0) -> None:
         self.point, self.fuel, self.mp, self.log_base = point, fuel, context(digits), log_base
         self.tiny = self.mp.ldexp(1, int((MARGIN - digits) * BITS_OF_A_DIGIT))
         # Different fractions p/q, r/s differ by 1/(ps) of their value or more: with half of the bits in each they stay apart.
@@ -105,7 +115,8 @@ class Evaluator:
 
     def _symbol(self, name: str) -> Value:
         if name in self.point:
-            return self.point[name]
+            value = self.point[name]
+            return value if isinstance(value, Fraction) else self.mp.mpc(*map(self.inexact, value))
         match name:
             case "pi":
                 return +self.mp.pi

@@ -6,27 +6,25 @@ unrelated points only by a coincidence that the precision excludes. Constants ar
 
 from __future__ import annotations
 
-import functools
 import itertools
-import random
-import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 from rlvr.verifiers.math.evaluate import DIGITS, MARGIN, Evaluator, Fuel, TooLarge, Unknown, Value
-from rlvr.verifiers.math.expression import Apply, Node, Symbol, as_decimal, is_integer_literal, symbols, walk
+from rlvr.verifiers.math.expression import Apply, Node, Number, Symbol, as_decimal, is_integer_literal, symbols, walk
 from rlvr.verifiers.math.numeric import is_rounding
+from rlvr.verifiers.math.points import Point, has_any, has_domain_at, is_real_point, needs_all_points, points
 
-WHOLE = 4
-"""Points of small positive integers, where factorials and binomials are exact."""
 ENOUGH = 8
 """Points of agreement that need no more: numbers of both signs, large and small ones."""
-FAR = frozenset({"abs", "max", "min", "floor", "ceil", "sgn", "mod"})
-"""Operations that are one formula here and another one there: compared far away too."""
-
+MORE_FUEL = 8000
+"""What a comparison at integers and corners may cost besides; exact numbers mostly, which are cheap."""
 
 _ABS = frozenset({"abs"})
+
+_Key = tuple[int, object, int]
+"""A node's id, a point's key, and digits."""
 
 
 @dataclass
@@ -36,16 +34,19 @@ class Sampler:
     log_base: int = 0
     tolerance: float = 0.0
     fuel: Fuel = field(default_factory=Fuel)
-    _values: dict[tuple[int, int, int], Value] = field(default_factory=dict)
-    _lost: set[tuple[int, int, int]] = field(default_factory=set)
+    _values: dict[_Key, Value] = field(default_factory=dict)
+    _lost: set[_Key] = field(default_factory=set)
     """Keys of values that do not show all parts of their expression."""
     _roughly: dict[int, complex | None] = field(default_factory=dict)
     _alive: list[Node] = field(default_factory=list)
+    _has_more_fuel: bool = False
+    _search: Fuel = field(default_factory=Fuel)
+    """For finding corners: what it costs is not taken from the comparison."""
     _has_symbols: dict[int, bool] = field(default_factory=dict)
 
     def value(self, node: Node, digits: int = DIGITS[0]) -> Value:
         """The value of an expression without free symbols; raises Unknown."""
-        return self._at(node, -1, {}, digits)
+        return self._at(node, None, {}, digits)
 
     def differ(self, gold: Node, answer: Node) -> bool:
         """Whether two constants are clearly not the same; cheap for the same nodes again and again."""
@@ -61,27 +62,38 @@ class Sampler:
                 self._roughly[id(node)] = None
         return self._roughly[id(node)]
 
-    def at(self, node: Node, point: dict[str, Fraction]) -> Value:
+    def at(self, node: Node, point: Point) -> Value:
         """The value at one point; raises Unknown."""
         return Evaluator(point, self.fuel, DIGITS[0], self.log_base)(node)
+
+    def _points(self, gold: Node, answer: Node) -> Iterator[tuple[object, Point]]:
+        """Where to compare two expressions; corners and integers come last, with fuel of their own."""
+        if needs_all_points(gold, answer) and not self._has_more_fuel:
+            self._has_more_fuel = True
+            self.fuel.left += MORE_FUEL
+        return points(gold, answer, self._searched)
+
+    def _searched(self, node: Node, point: Point) -> Value:
+        try:
+            return Evaluator(point, self._search, DIGITS[0], self.log_base)(node)
+        except (ArithmeticError, ValueError, TypeError) as error:
+            raise Unknown(str(error)) from None
 
     def equal(self, gold: Node, answer: Node, positive: bool = False) -> bool | None:
         """Whether two expressions have the same value wherever both have one; None where that cannot be told.
 
         With `positive` only positive values of the symbols count.
         """
-        names = sorted(symbols(gold) | symbols(answer))
-        if not names:
+        if not (symbols(gold) or symbols(answer)):
             return self._constants(gold, answer)
-        is_complex = any(
-            isinstance(node, Symbol) and node.name == "i" for side in (gold, answer) for node in walk(side)
-        )
-        strict = _has_any(_ABS, gold) != _has_any(_ABS, answer)
+        has_i = any(isinstance(node, Symbol) and node.name == "i" for side in (gold, answer) for node in walk(side))
+        strict = has_any(_ABS, gold) != has_any(_ABS, answer)
         agreed = agreed_off_axis = 0
-        hidden: list[tuple[int, dict[str, Fraction]]] = []
-        far = _has_any(FAR, gold) or _has_any(FAR, answer)
-        for number, point in enumerate(_points(tuple(names), far)):
-            if positive and min(point.values()) < 0:
+        hidden: list[tuple[object, Point]] = []
+        thorough = needs_all_points(gold, answer)
+        for number, point in self._points(gold, answer):
+            is_complex = has_i or not is_real_point(point)
+            if positive and (not is_real_point(point) or min(point.values()) < 0):
                 continue
             try:
                 one, other = self._at(gold, number, point), self._at(answer, number, point)
@@ -93,7 +105,7 @@ class Sampler:
                 continue
             real = [_is_real(value) for value in (one, other)]
             if not is_complex and not all(real):
-                if any(real) and strict:
+                if any(real) and (strict or has_domain_at(point, gold, answer)):
                     return False
                 agreed_off_axis += not any(real) and self._agree(gold, answer, number, point) is not False
                 continue
@@ -103,7 +115,7 @@ class Sampler:
             if same is None:
                 hidden.append((number, point))
             agreed += same is True and _is_telling(one)
-            if agreed == ENOUGH and not far:
+            if agreed == ENOUGH and not thorough:
                 return True
         for number, point in hidden:
             if agreed >= 3:
@@ -131,7 +143,7 @@ class Sampler:
             return True
         if self._is_rounded(gold, answer) or self._is_rounded(answer, gold):
             return True
-        same = self._agree(gold, answer, -1, {}, DIGITS)
+        same = self._agree(gold, answer, None, {}, DIGITS)
         return None if same and not _is_telling(one) else same
 
     def _is_rounded(self, exact: Node, rounded: Node) -> bool:
@@ -178,16 +190,16 @@ class Sampler:
         self, gold: Node, answer: Node, powers: dict[str, int], digits: int
     ) -> tuple[list[tuple[Value, Value]], int]:
         """The values at the points that show all parts of both, and how many points do not."""
-        names, pairs, hidden = sorted(symbols(gold) | symbols(answer)), [], 0
-        for number, point in enumerate(_points(tuple(names))):
+        pairs: list[tuple[Value, Value]] = []
+        hidden = 0
+        for number, point in self._points(gold, answer):
             evaluator = Evaluator({}, self.fuel, digits)
             try:
                 one, other = self._at(gold, number, point, digits), self._at(answer, number, point, digits)
             except Unknown:
                 continue
-            factor = functools.reduce(
-                lambda a, b: a * b, (point[name] ** power for name, power in powers.items()), Fraction(1)
-            )
+            terms = [Apply("^", (Symbol(name), Number(Fraction(power)))) for name, power in powers.items()]
+            factor = self._at(Apply("*", (*terms, Number(Fraction(1)))), number, point, digits)
             if not (isinstance(one, Fraction) and isinstance(other, Fraction)):
                 one, other, factor = evaluator.inexact(one), evaluator.inexact(other), evaluator.inexact(factor)
             if evaluator.lost or self._is_lost(gold, number, digits) or self._is_lost(answer, number, digits):
@@ -198,7 +210,7 @@ class Sampler:
 
     def same_sign(self, gold: Node, answer: Node) -> bool | None:
         """Whether two proportional expressions have the same sign."""
-        for number, point in enumerate(_points(tuple(sorted(symbols(gold))))):
+        for number, point in self._points(gold, answer):
             try:
                 one, other = self._at(gold, number, point), self._at(answer, number, point)
             except Unknown:
@@ -208,7 +220,7 @@ class Sampler:
                 return bool((inexact(one).real > 0) == (inexact(other).real > 0))
         return None
 
-    def _at(self, node: Node, number: int, point: dict[str, Fraction], digits: int = DIGITS[0]) -> Value:
+    def _at(self, node: Node, number: object, point: Point, digits: int = DIGITS[0]) -> Value:
         key = self._key(node, number, digits)
         if key not in self._values:
             try:
@@ -225,14 +237,14 @@ class Sampler:
             raise value
         return value
 
-    def _key(self, node: Node, number: int, digits: int) -> tuple[int, int, int]:
+    def _key(self, node: Node, number: object, digits: int) -> _Key:
         if id(node) not in self._has_symbols:
             self._alive.append(node)  # its id is a key
             self._has_symbols[id(node)] = bool(symbols(node))
-        return id(node), number if self._has_symbols[id(node)] else -1, digits
+        return id(node), number if self._has_symbols[id(node)] else None, digits
 
     def _agree(
-        self, gold: Node, answer: Node, number: int, point: dict[str, Fraction], precisions: Sequence[int] = DIGITS[:2]
+        self, gold: Node, answer: Node, number: object, point: Point, precisions: Sequence[int] = DIGITS[:2]
     ) -> bool | None:
         """Exact for fractions; else equal but for an error that shrinks with the precision. None where no precision shows
         all parts of both."""
@@ -257,7 +269,7 @@ class Sampler:
             last = difference
         return None
 
-    def _is_lost(self, node: Node, number: int, digits: int) -> bool:
+    def _is_lost(self, node: Node, number: object, digits: int) -> bool:
         """Whether the value there does not show all parts of its expression."""
         return self._key(node, number, digits) in self._lost
 
@@ -269,32 +281,3 @@ def _is_telling(value: Value) -> bool:
 
 def _is_real(value: Value) -> bool:
     return isinstance(value, Fraction) or abs(value.imag) <= abs(value) * 1e-20
-
-
-def _has_any(heads: frozenset[str], node: Node) -> bool:
-    return any(isinstance(below, Apply) and below.head in heads for below in walk(node))
-
-
-def _points(names: tuple[str, ...], far: bool = False) -> tuple[dict[str, Fraction], ...]:
-    """Where to compare: reals of both signs, positive reals, small positive integers, and near 1, where large powers
-    differ; with `far` large numbers too. A name has its own values everywhere.
-    """
-    values = [_coordinates(name)[: None if far else -2] for name in names]
-    return tuple(dict(zip(names, point, strict=True)) for point in zip(*values, strict=True))
-
-
-@functools.lru_cache(maxsize=512)
-def _coordinates(name: str) -> tuple[Fraction, ...]:
-    rng = random.Random(zlib.crc32(name.encode()))
-
-    def fraction(low: int, high: int) -> Fraction:
-        return Fraction(2 * rng.randint(low, high) + 1, rng.choice([8, 10, 14, 22]))  # odd / even: no real root of -1
-
-    mixed = [rng.choice([-1, 1]) * fraction(0, 24) for _ in range(4)]
-    large = [fraction(11, 24) for _ in range(2)]
-    small = [fraction(0, 3) for _ in range(2)]
-    whole = [Fraction(rng.randint(1, 6)) for _ in range(WHOLE)]
-    # x^50 and x^51, or e to these, are told apart neither near 0 nor far from 1.
-    near_one = [1 + Fraction(rng.choice([-1, 1]), 2 * rng.randint(10, 30)) for _ in range(3)]
-    far = [sign * Fraction(2 * rng.randint(10**3, 10**4) + 1, 2) for sign in (-1, 1)]
-    return (*mixed, *large, *small, *whole, *near_one, *far)
