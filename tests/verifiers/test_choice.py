@@ -269,10 +269,100 @@ LANDS = ["Sweden", "Norway", "Denmark"]
         ("A", "(B) because (A) is false", LANDS, 0),
         ("B", "I don't think it's A. B.", LANDS, 1),
         ("B", "I don't think it's B.", LANDS, 0),
-        ("B", "B, no doubt", LANDS, 0),
+        ("B", "B, no doubt", LANDS, 1),
         ("B", "B. Sorry, I do not know.", LANDS, 0),
     ],
 )
 def test_a_negation_denies_the_options_of_its_clause_and_what_is_taken_back_was_not_said(gold, answer, options, score):
     verdict = judge(answer, gold, options)
     assert verdict.score == score, verdict
+
+
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [
+        ("B. No wait, C.", "C"),
+        ("The answer is not B", ""),
+        ("A or B", ""),
+        ("Either A or B", ""),
+        ("Either A...", ""),
+        ("Either way, B", "B"),
+        ("It can't be A, so B", "B"),
+        ("It cannot be A, therefore B", "B"),
+        ("A is wrong, B is right", "B"),
+        ("B is false; therefore A", "A"),
+        ("B is false, so the answer is C", "C"),
+        ("B isn't right; A is", "A"),
+        ("(B) is false; therefore (A)", "A"),
+        ("not A but B", "B"),
+        ("not B but A", "A"),
+        ("It's not A, it's B.", "B"),
+        ("I doubt B", ""),
+        ("I doubt A, so B", "B"),
+        ("I doubt that it is B", ""),
+        ("There is no doubt that it is B", "B"),
+        ("I am not sure, but B", "B"),
+        ("I'm not certain, but I think B", "B"),
+        ("I am not sure. B?", ""),
+        ("I am not sure about B", ""),
+        ("B, but I am not sure", ""),
+        ("Maybe. B", ""),
+        ("definitely B", "B"),
+        ("It must be B", "B"),
+        ("It could be B", ""),
+        ("It might be B", ""),
+        ("not only A", ""),
+        ("not only A but also B", "A, B"),
+        ("not just A but B", "A, B"),
+        ("Not A, B or C", ""),
+        ("It is not A, C or D; it is B", "B"),
+        ("A, C, and D are wrong; B", "B"),
+        ("A and C are ruled out, so B", "B"),
+        ("I reject A; B", "B"),
+        ("I would eliminate B", ""),
+        ("Unlike A, B is prime", "B"),
+        ("At first I thought A, but it is B", "B"),
+        ("B rather than A", "B"),
+        ("A instead of B", "A"),
+        ("B fails because it is even, so C", "C"),
+        ("B because no other number works", "B"),
+        ("I choose B since no other number works", "B"),
+        ("I choose B, or perhaps C", ""),
+        ("B is not wrong", ""),
+        ("All but B", ""),
+        ("A is close but B", "A, B"),
+        ("B (not A)", "B"),
+        ("Nothing fits, but B is closest", "B"),
+        ("A could be right, but B is", ""),
+        ("Option A is incorrect. Option B is correct.", "B"),
+        ("A is not the answer and neither is C; B is", "B"),
+    ],
+)
+def test_a_sentence_affirms_denies_or_doubts_its_options(answer, named):
+    """Each case with the texts known and with letters alone; no text of an option occurs in an answer."""
+    for options, verifier in ((LETTERED, ChoiceVerifier()), (None, ChoiceVerifier(letters="ABCD"))):
+        for gold in "ABCD":
+            info = {} if options is None else {"options": options}
+            verdict = verifier.quick(Task("t", "Which?", gold, info=info), f"\\boxed{{{answer}}}")
+            assert verdict.score == float(named == gold), (gold, verdict)
+    both = ChoiceVerifier().quick(Task("t", "Which?", ["A", "B"], info={"options": LETTERED}), f"\\boxed{{{answer}}}")
+    assert both.score == float(named == "A, B"), both
+
+
+def test_without_texts_what_stands_behind_a_label_may_be_its_text():
+    letters = ChoiceVerifier(letters="ABCD")
+    for answer in ("B. It cannot be determined", "B) None of the above", "(B) 3 or 4 days"):
+        assert letters.quick(Task("t", "Which?", "B"), answer).score == 1, answer
+        assert judge(answer, "B", LETTERED).score == 0, answer
+    assert judge("B. That cannot be right.", "B", LETTERED).score == 0
+
+
+LETTERED = ["eleven", "twelve", "thirteen", "fourteen"]
+
+
+@given(st.sampled_from("ABCD"), st.sampled_from(["not {}", "I doubt {}", "{} is wrong", "maybe {}", "{} or {}", "{}?"]))
+def test_what_denies_or_doubts_the_gold_never_pays_it(gold, form):
+    other = "B" if gold == "A" else "A"
+    answer = form.format(gold, other)
+    assert judge(f"\\boxed{{{answer}}}", gold, LETTERED).score == 0
+    assert judge(f"\\boxed{{{answer}, because I say so}}", gold, LETTERED).score == 0

@@ -1,8 +1,8 @@
 """The options of a multiple-choice task as its prompt showed them, and which of them a text names.
 
 Invariants: a text names a set of options or none, never a guess: a letter and a text that disagree, or a hedge, name nothing.
-A negation denies the options of its clause and no others (`B, because A is not prime`), so what is only denied is not named;
-what is taken back (`B. No wait, C.`) was not said. Options are numbered as `info["options"]` stores them, whatever order the prompt showed.
+rlvr.verifiers.choice.statements decides which options a sentence affirms. Options are numbered as `info["options"]` stores
+them, whatever order the prompt showed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvr.verifiers.answers import bare
+from rlvr.verifiers.choice.statements import MARK, PLACE, doubts, read_statement
 from rlvr.verifiers.extraction import RETRACTION
 from rlvr.verifiers.text import read_one_number
 
@@ -25,24 +26,15 @@ _LEAD = re.compile(
     re.IGNORECASE,
 )
 _SEPARATOR = re.compile(r"\s*(?:[,;/&+]|\band\b)\s*|\s+", re.IGNORECASE)
-_DENIES = (
-    r"not|no|never|neither|nor|none|except|instead|rather|wrong|incorrect|false|unlikely|cannot|eliminated?|ruled? out"
-    r"|(?:any|every)thing but|all but"
-)
-_HEDGE = re.compile(
-    rf"\b(?:{_DENIES}|but|or|either|both|all|any|maybe|perhaps|possibly|probably not|unless|un(?:sure|certain))\b"
-    "|n't\\b|n\u2019t\\b|\\?",
+_EXPLAINS = re.compile(
+    r"(?:because|since|as|for sure|no doubt|without (?:a )?doubt|(?:is )?(?:definitely |certainly )?(?:the )?"
+    r"(?:correct|right|best)\b)",
     re.IGNORECASE,
 )
-_DENIAL = re.compile(rf"\b(?:{_DENIES})\b|n't\b|n\u2019t\b", re.IGNORECASE)
-_MARK = "\x00"
-_CLAUSE = re.compile(
-    r"[.;!,\n]|\b(?:because|since|so|while|whereas|as)\b|(?<!thing )(?<!all )\bbut\b"
-    rf"|(?=\b(?:not|instead of|rather than)\s+(?:the )?(?:(?:answer|option|choice|letter)\s+)?{_MARK})",
-    re.IGNORECASE,
-)
-"""Where one clause ends: a denial reaches no farther."""
-_EXPLAINS = re.compile(r"(?:because|since|as|for sure|(?:is )?(?:the )?(?:correct|right|best)\b)", re.IGNORECASE)
+_PREDICATE = re.compile(r"(?:is|was|but|or|though|although)\b", re.IGNORECASE)
+"""Words that make a letter before them part of a sentence, rather than the label of the text behind it."""
+_CONJUNCTION = "and|or|nor|but|because|since|so|as|not|rather|instead|therefore|thus|hence|though|although"
+_VERB = "is|was|are|can|cannot|could|must|would|should|seems|looks|fits|works|fails|does|has to|isn|wasn|can't|doesn"
 _FORMULA = re.compile(r"[0-9=+*/^\\<>_{}]")
 _WORDY = re.compile(r"[^\W\d_]{3}")
 _EDGES = " \t.;,:!\"'\u201c\u201d\u2018\u2019"
@@ -90,16 +82,21 @@ class Options:
 
     @functools.cached_property
     def _named(self) -> re.Pattern[str]:
-        """A label in running text: in brackets, after "option", before a bracket, or a capital that is no English word (`A`
-        and `I` are no words before "is", or behind "not" and "is" where the clause ends).
+        """A label in running text: in brackets, after "option", before a bracket, or a capital that is no English word.
+
+        `A` is no article before a verb, a conjunction or the end of a clause; `I` is no pronoun before "is", nor behind "is"
+        or "not" where the clause ends.
         """
-        words = "|".join(re.escape(label) for label in self.by_label if label in ("A", "I")) or "(?!)"
         capitals = "|".join(re.escape(label) for label in self.by_label if label not in ("A", "I")) or "(?!)"
+        article = "A" if "A" in self.by_label else "(?!)"
+        pronoun = "I" if "I" in self.by_label else "(?!)"
+        start, end = r"(?<![\w'\u2019])", r"(?![\w'\u2019])"
         return re.compile(
             rf"[(\[{{] ?((?i:{self._label})) ?[)\]}}]|\b(?i:option|choice|answer|letter) ((?i:{self._label}))(?!\w)"
-            rf"|(?<![\w'\u2019])({self._label})(?=\)|[.:] )|(?<![\w'\u2019])({capitals})(?![\w'\u2019])"
-            rf"|(?<![\w'\u2019])({words})(?= (?:is|was|isn['\u2019]t|wasn['\u2019]t)\b)"
-            rf"|(?:(?<=\bnot )|(?<=\bis )|(?<='s )|(?<=\u2019s ))({words})(?=[.,;:!]|\Z)"
+            rf"|{start}({self._label})(?=\)|[.:] )|{start}({capitals}){end}"
+            rf"|{start}({article})(?=[.,;:!?]|\s*\Z| (?:{_CONJUNCTION}|{_VERB})\b)"
+            rf"|{start}({pronoun})(?= (?:is|was|isn['\u2019]t|wasn['\u2019]t)\b)"
+            rf"|(?:(?<=\bnot )|(?<=\bis )|(?<='s )|(?<=\u2019s ))({pronoun})(?=[.,;:!]|\Z)"
         )
 
     @functools.cached_property
@@ -130,7 +127,10 @@ class Options:
         if whole is not None:
             return frozenset({whole})
         leading, trailing = self._leading.match(rest), self._trailing.search(rest)
-        if not (leading or trailing):
+        subject = leading and (
+            _PREDICATE.match(rest[leading.end() :]) or (leading[0].rstrip().endswith(",") and self._named.match(rest))
+        )
+        if not (leading or trailing) or (subject and doubts(rest)) or (trailing and not self.texts):
             return self._mentioned(rest)
         if leading:
             one = self._with_text(leading[1] or leading[2], rest[leading.end() :])
@@ -186,38 +186,29 @@ class Options:
             label = next(filter(None, match.groups()), "")
             index = self.by_text[squash(match[0])] if by_text else self.by_label[label.upper()]
             mentions.append((index, by_text, match[0]))
-            return f" {_MARK}{len(mentions) - 1}{_MARK} "
+            return f" {MARK}{len(mentions) - 1}{MARK} "
 
         marked = self._mention.sub(lambda match: mark(match, True), text)
-        places = re.compile(f"{_MARK}(\\d+){_MARK}")
-        pieces = places.split(marked)  # what was marked is not searched for labels again
-        rest = "".join(
-            f"{_MARK}{piece}{_MARK}" if at % 2 else self._named.sub(lambda match: mark(match, False), piece)
+        pieces = PLACE.split(marked)  # what was marked is not searched for labels again
+        marked = "".join(
+            f"{MARK}{piece}{MARK}" if at % 2 else self._named.sub(lambda match: mark(match, False), piece)
             for at, piece in enumerate(pieces)
         )
         if not mentions:
             return NOTHING, frozenset()
-        denied: set[int] = set()
-        kept = []
-        for clause in _CLAUSE.split(rest):
-            places_of = [int(number) for number in places.findall(clause)]
-            if places_of and _DENIAL.search(clause):
-                denied.update(mentions[place][0] for place in places_of)
-            else:
-                kept.append(clause)
-        rest = " ".join(kept)
-        named = [mentions[int(number)] for number in places.findall(rest)]
-        rest = places.sub(" ", rest)
-        if _HEDGE.search(rest) or denied & {index for index, *_ in named}:
-            return NEGATES, frozenset(denied)
+        said = read_statement(marked)
+        denied = frozenset(mentions[place][0] for place in said.denied)
+        named = [mentions[place] for place in said.affirmed]
+        if said.doubted or denied & {index for index, *_ in named}:
+            return NEGATES, denied
         if not named:
-            return NOTHING, frozenset(denied)
-        if _FORMULA.search(rest) and not all(_WORDY.search(said) for _, by_text, said in named if by_text):
-            return "a formula around an option", frozenset(denied)
+            return NOTHING, denied
+        if _FORMULA.search(said.rest) and not all(_WORDY.search(written) for _, by_text, written in named if by_text):
+            return "a formula around an option", denied
         texts, labels = ([index for index, by_text, _ in named if by_text is kind] for kind in (True, False))
         if texts and labels and [*dict.fromkeys(texts)] != [*dict.fromkeys(labels)]:
-            return DISAGREE, frozenset(denied)
-        return frozenset(texts + labels), frozenset(denied)
+            return DISAGREE, denied
+        return frozenset(texts + labels), denied
 
 
 NOTHING = "none of the options is named"
