@@ -404,3 +404,11 @@ def test_unseen_characters_are_no_words():
 )  # fmt: skip
 def test_a_letter_that_names_something_may_end_a_sentence(text, count):
     assert count_sentences(text) == count
+
+
+@pytest.mark.parametrize(
+    "text", ["some \u0455\u057dg\u0430r here", "some su\u0581ar here", "some s\u200bu\u2060gar here"]
+)
+def test_letters_of_armenian_and_cyrillic_are_those_that_they_look_like(text):
+    info = {"instruction_id_list": ["keywords:forbidden_words"], "kwargs": [{"forbidden_words": ["sugar"]}]}
+    assert InstructionsVerifier().verify(Task("t", "p", info=info), text).score == 0

@@ -19,10 +19,10 @@ _ENTITY = re.compile(
 _BLANK = frozenset("\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\ufffc")
 """Letters and symbols without a picture."""
 _TWINS = str.maketrans(
-    "АВЕЅІЈКМНОРСТУХаеѕіјорсухԁԛԝһВΑΒΕΖΗΙΚΜΝΟΡΤΥΧοιαυνρɑɡıⅼⅠ",
-    "ABESIJKMHOPCTYXaesijopcyxdqwhBABEZHIKMNOPTYXoiauvpagilI",
+    "АВЕЅІЈКМНОРСТУХаеѕіјорсухԁԛԝһВΑΒΕΖΗΙΚΜΝΟΡΤΥΧοιαυνρɑɡıⅼⅠսօհոզց",
+    "ABESIJKMHOPCTYXaesijopcyxdqwhBABEZHIKMNOPTYXoiauvpagilIuohnqg",
 )
-"""Cyrillic, Greek and phonetic letters -> the Latin letter that they are read as."""
+"""Cyrillic, Greek, Armenian and phonetic letters -> the Latin letter that they are read as."""
 
 
 def visible(text: str) -> str:
