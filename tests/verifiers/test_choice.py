@@ -332,6 +332,8 @@ def test_a_negation_denies_the_options_of_its_clause_and_what_is_taken_back_was_
         ("All but B", ""),
         ("A is close but B", "A, B"),
         ("B (not A)", "B"),
+        ("I have a plan B.", ""),
+        ("Take vitamin B, so C", "C"),
         ("Nothing fits, but B is closest", "B"),
         ("A could be right, but B is", ""),
         ("Option A is incorrect. Option B is correct.", "B"),

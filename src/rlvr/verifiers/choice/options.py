@@ -33,6 +33,8 @@ _EXPLAINS = re.compile(
 )
 _PREDICATE = re.compile(r"(?:is|was|but|or|though|although)\b", re.IGNORECASE)
 """Words that make a letter before them part of a sentence, rather than the label of the text behind it."""
+_NAMED_BY_LETTER = "plan|vitamin|hepatitis|grade|type|exhibit|appendix"
+"""Nouns that a letter may be the name of, which is no option: plan B."""
 _CONJUNCTION = "and|or|nor|but|because|since|so|as|not|rather|instead|therefore|thus|hence|though|although"
 _VERB = "is|was|are|can|cannot|could|must|would|should|seems|looks|fits|works|fails|does|has to|isn|wasn|can't|doesn"
 _FORMULA = re.compile(r"[0-9=+*/^\\<>_{}]")
@@ -92,7 +94,8 @@ class Options:
         pronoun = "I" if "I" in self.by_label else "(?!)"
         start, end = r"(?<![\w'\u2019])", r"(?![\w'\u2019])"
         return re.compile(
-            rf"[(\[{{] ?((?i:{self._label})) ?[)\]}}]|\b(?i:option|choice|answer|letter) ((?i:{self._label}))(?!\w)"
+            rf"\b(?i:{_NAMED_BY_LETTER}) [A-Z](?!\w)"
+            rf"|[(\[{{] ?((?i:{self._label})) ?[)\]}}]|\b(?i:option|choice|answer|letter) ((?i:{self._label}))(?!\w)"
             rf"|{start}({self._label})(?=\)|[.:] )|{start}({capitals}){end}"
             rf"|{start}({article})(?=[.,;:!?]|\s*\Z| (?:{_CONJUNCTION}|{_VERB})\b)"
             rf"|{start}({pronoun})(?= (?:is|was|isn['\u2019]t|wasn['\u2019]t)\b)"
@@ -184,6 +187,8 @@ class Options:
 
         def mark(match: re.Match[str], by_text: bool) -> str:
             label = next(filter(None, match.groups()), "")
+            if not (by_text or label):
+                return match[0]
             index = self.by_text[squash(match[0])] if by_text else self.by_label[label.upper()]
             mentions.append((index, by_text, match[0]))
             return f" {MARK}{len(mentions) - 1}{MARK} "
