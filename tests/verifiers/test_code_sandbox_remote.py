@@ -26,6 +26,8 @@ class StandIn(BaseHTTPRequestHandler):
         )
         data = reply.encode() if isinstance(reply, str) else json.dumps(reply).encode()
         self.send_response(500 if mode == "down" else 200)
+        if mode == "cut":
+            self.send_header("Content-Length", str(len(data) + 1))
         self.end_headers()
         self.wfile.write(data)
 
@@ -104,6 +106,8 @@ def test_a_call_comes_back_typed_whatever_the_program_prints(service):
         ("raise MemoryError", None, Ended.MEMORY),
         ("import os; os.abort()", None, Ended.CRASHED),
         ("print('x' * 2 * 10**6)", None, Ended.OUTPUT),
+        ("print('x' * 45 * 10**6)", None, Ended.OUTPUT),
+        ("print('\\1' * 45 * 10**6)\ndef f(): return 1", Call("f"), Ended.OUTPUT),
         ("while True: pass", None, Ended.TIME),
         ("import os; print('v[1]'); os._exit(0)", Call("f"), Ended.RAISED),
         ("def f(): return object()", Call("f"), Ended.RAISED),
@@ -122,7 +126,7 @@ def test_a_program_that_does_not_compile_is_at_fault(service):
     assert (outcome.ended, outcome.reason) == (Ended.RAISED, "it does not compile: x.cpp:1: error: no")
 
 
-@pytest.mark.parametrize("mode", ["own", "down", "nonsense", "[]", "{}", '{"status":"Success"}', "[" * 9999])
+@pytest.mark.parametrize("mode", ["own", "down", "cut", "nonsense", "[]", "{}", '{"status":"Success"}', "[" * 9999])
 def test_a_service_that_fails_is_asked_twice_and_leaves_the_run_undecided(service, mode):
     service.modes = [mode, mode]
     assert run(service, Job("print(1)")).ended is Ended.BROKEN

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from rlvr.verifiers.code.runner import Ended, Limits, Outcome
 from rlvr.verifiers.code.sandbox.inside.program import CALL, LOADED, RAISED, VALUE
 from rlvr.verifiers.code.sandbox.inside.supervisor import STARTED
 from rlvr.verifiers.code.sandbox.process import SandboxError, Zygote
+from rlvr.verifiers.pool.deadline import Deadline
 
 GRACE_SECONDS = 20.0
 """Beyond a program's own limit, before its supervisor is given up."""
@@ -24,7 +26,9 @@ _LATE_SECONDS = 2.0
 """How long the end of a private channel may lag behind the end of its process, and a zygote's socket behind its death."""
 _WORDS_LENGTH = 1000
 """Characters that are kept of what a program says about itself: reasons are logged with every rollout."""
-_ENDED = {"time": Ended.TIME, "memory": Ended.MEMORY, "output": Ended.OUTPUT, "broken": Ended.BROKEN}
+_ENDED = {"time": Ended.TIME, "memory": Ended.MEMORY, "output": Ended.OUTPUT}
+_KILLED: dict[str, Any] = {"how": "killed", "why": "", "seconds": 0.0}
+"""The end of a program whose supervisor did not live to say how, as its head would say it."""
 _WORDS = {"time": "it took longer than {}", "memory": "it used more than {}", "output": "it wrote more than {}"}
 
 Answer = Callable[[bytes], Awaitable[bytes]]
@@ -58,6 +62,8 @@ class Execution:
         self._zygote, self._program = zygote, program
         self._job, self._channel = zygote.fork()
         self._report = b""
+        self.started = False
+        """Its process has been forked: from here on, the program is to blame for an end without an outcome."""
 
     def __enter__(self) -> Execution:
         return self
@@ -78,10 +84,16 @@ class Execution:
             await self._job.send(json.dumps(head).encode() + b"\n" + program.stdin)
             await self._channel.send(json.dumps(program.order).encode(), program.source)
 
-    async def loaded(self) -> bool:
-        """Whether a program that serves calls is ready for them."""
-        with contextlib.suppress(OSError, EOFError):
-            self._report = await self._channel.receive(_REPORT)
+    async def load(self) -> bool:
+        """Send a program that serves calls, and wait until it is ready for them or has ended. SandboxError as in `outcome`."""
+        try:
+            async with Deadline(self._program.limits.seconds + GRACE_SECONDS):
+                await self.tell()
+                with contextlib.suppress(OSError, EOFError):
+                    await self._start()
+                    self._report = await self._channel.receive(_REPORT)
+        except TimeoutError:
+            raise await self._given_up() from None
         return self._report == LOADED
 
     async def ask(self, call: bytes) -> bytes:
@@ -93,7 +105,7 @@ class Execution:
         """How it ended; `answer` answers a test's calls. SandboxError when nobody says so."""
         talk = asyncio.ensure_future(self._talk(answer))
         try:
-            async with asyncio.timeout(self._program.limits.seconds + GRACE_SECONDS):
+            async with Deadline(self._program.limits.seconds + GRACE_SECONDS):
                 end = asyncio.ensure_future(self._end())
                 try:
                     await asyncio.wait({talk, end}, return_when=asyncio.FIRST_COMPLETED)
@@ -102,19 +114,32 @@ class Execution:
                     head, out, err = await end
                 finally:
                     end.cancel()
-            await asyncio.wait({talk}, timeout=_LATE_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                async with Deadline(_LATE_SECONDS):
+                    await asyncio.wait({talk})
             return self._as_outcome(head, out, err)
         except TimeoutError:
-            await self._zygote.close()
-            raise SandboxError("the sandbox does not say how the program ended") from None
+            raise await self._given_up() from None
         finally:
             talk.cancel()
+
+    async def _given_up(self) -> SandboxError:
+        """The error for a supervisor that says nothing; its zygote is closed, since nothing else ends what it started."""
+        await self._zygote.close()
+        return SandboxError("the sandbox does not say how the program ended", self.started)
+
+    async def _start(self) -> None:
+        """Wait until the program runs. OSError or EOFError when its supervisor is gone."""
+        if not self.started:
+            self.started = await self._job.byte() == STARTED
 
     async def _talk(self, answer: Answer | None) -> None:
         """Everything that is said over the private channel."""
         try:
-            if self._program.call is not None and await self.loaded():
-                await self._channel.send(self._program.call)
+            if self._program.call is not None:
+                self._report = await self._channel.receive(_REPORT)
+                if self._report == LOADED:
+                    await self._channel.send(self._program.call)
             while self._report[:1] not in (VALUE, RAISED):
                 self._report = await self._channel.receive(_REPORT)
                 if self._report[:1] == CALL and answer is not None:
@@ -125,28 +150,30 @@ class Execution:
 
     async def _end(self) -> tuple[dict[str, Any], bytes, bytes]:
         """The supervisor's last words: its head, and the program's output."""
-        started = False
         try:
-            started = await self._job.byte() == STARTED
+            await self._start()
             body = await self._job.receive(_HEAD + 2 * self._program.limits.output_bytes)
         except (OSError, EOFError) as error:
             await asyncio.sleep(0.05)
-            if started and self._zygote.alive:
-                return {"how": "killed", "why": "", "seconds": 0.0}, b"", b""
-            raise SandboxError(f"the sandbox ended before the program did ({error})") from error
+            if self.started and self._zygote.alive:
+                return _KILLED, b"", b""
+            raise SandboxError(f"the sandbox ended before the program did ({error})", self.started) from error
         text, _, output = body.partition(b"\n")
         try:
             head = json.loads(text)
             cut = int(head["stdout"])
-            return {name: head[name] for name in ("how", "why", "seconds")}, output[:cut], output[cut:]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return {"how": "killed", "why": "", "seconds": 0.0}, b"", b""
+            return {name: head[name] for name in _KILLED}, output[:cut], output[cut:]
+        except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
+            return _KILLED, b"", b""
 
     def _as_outcome(self, head: dict[str, Any], out: bytes, err: bytes) -> Outcome:
-        how, why = str(head["how"]), str(head["why"])
-        seconds = float(head["seconds"]) if isinstance(head["seconds"], (int, float)) else 0.0
+        how, why, seconds = head["how"], str(head["why"])[:_WORDS_LENGTH], head["seconds"]
+        if type(seconds) is not float or not math.isfinite(seconds):
+            seconds = 0.0
+        if how == "broken":
+            raise SandboxError(why, self.started)
         kind, value, words = _claim(self._report)
-        if how in _ENDED:
+        if isinstance(how, str) and how in _ENDED:
             return Outcome(_ENDED[how], out, err, None, _WORDS.get(how, "{}").format(why), seconds)
         if how == "signal" and why == str(int(signal.SIGXCPU)):
             return Outcome(Ended.TIME, out, err, None, "it used all of its processor time", seconds)

@@ -1,7 +1,9 @@
 """The runner on this machine: zygotes, as many as there are cores, and what their jobs claim.
 
 Invariants: a job's source, input and arguments travel only over sockets of its own, never through the zygote; a job whose zygote
-died is run once more on another; `Ended.BROKEN` is what is left when that fails too. Whatever a program says is a claim.
+died is run once more on another. When that fails too, the run is `Ended.BROKEN` if the program had not started, else
+`Ended.CRASHED`: a sandbox that ends twice while the same program runs was ended by it, and no program may choose to be undecided.
+Whatever a program says is a claim.
 """
 
 from __future__ import annotations
@@ -110,16 +112,14 @@ class LocalRunner:
 
     async def _again(self, attempt: Callable[[Zygote], Awaitable[Outcome]]) -> Outcome:
         """The outcome of an attempt on a zygote, of a second one where the first failed."""
-        outcome = Outcome(Ended.BROKEN)
+        failure = SandboxError("the sandbox did not run")
         for _ in range(2):
             try:
                 async with self._zygote() as zygote:
-                    outcome = await attempt(zygote)
+                    return await attempt(zygote)
             except SandboxError as error:
-                outcome = Outcome(Ended.BROKEN, reason=str(error))
-            if outcome.ended is not Ended.BROKEN:
-                break
-        return outcome
+                failure = error
+        return Outcome(Ended.CRASHED if failure.started else Ended.BROKEN, reason=str(failure))
 
     async def _compile(self, language: str, source: bytes) -> Outcome:
         """The compiled program as the outcome's value; one that another task compiles already is waited for."""
@@ -172,13 +172,14 @@ async def _pair(zygote: Zygote, test: Program, served: Program, name: str) -> Ou
                 raise _CandidateEndedError from error
 
         try:
-            await candidate.tell()
-            if not await candidate.loaded():
+            if not await candidate.load():
                 return _failed(await candidate.outcome())
             await tester.tell()
             return await tester.outcome(answer)
         except _CandidateEndedError:
             return _failed(await candidate.outcome())
+        except SandboxError as error:
+            raise SandboxError(str(error), started=candidate.started) from error
 
 
 def _failed(outcome: Outcome) -> Outcome:

@@ -14,6 +14,7 @@ from rlvr.errors import RlvrError
 from rlvr.verifiers.code.sandbox.inside.zygote import READY
 from rlvr.verifiers.code.sandbox.link import Link
 from rlvr.verifiers.code.sandbox.tiers import Tier, command
+from rlvr.verifiers.pool.deadline import Deadline
 
 START_SECONDS = 60.0
 """Wall clock for a zygote to start, on a machine that is busy."""
@@ -21,7 +22,11 @@ _CLOSE_SECONDS = 5.0
 
 
 class SandboxError(RlvrError):
-    """The sandbox, not the program, failed."""
+    """The sandbox, not the program, failed; `started`: while the program ran, which may have brought it about."""
+
+    def __init__(self, message: str, started: bool = False) -> None:
+        super().__init__(message)
+        self.started = started
 
 
 class Zygote:
@@ -58,7 +63,7 @@ class Zygote:
     async def _ready(self) -> bool:
         self._control.setblocking(False)
         try:
-            async with asyncio.timeout(START_SECONDS):
+            async with Deadline(START_SECONDS):
                 return await asyncio.get_running_loop().sock_recv(self._control, 1) == READY
         except (TimeoutError, OSError):
             return False

@@ -14,6 +14,7 @@ import secrets
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,8 @@ class RemoteRunner:
         reply: Any = None
         for _ in range(_ATTEMPTS):
             reply = await asyncio.get_running_loop().run_in_executor(self._threads, self._post, body, job)
+            if isinstance(reply, Outcome):
+                return reply
             if isinstance(reply, dict):
                 return _outcome(reply, job, marker)
         return Outcome(Ended.BROKEN, reason=f"the remote sandbox: {reply}")
@@ -87,16 +90,20 @@ class RemoteRunner:
         """End the threads, when what they wait for has come."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _post(self, body: dict[str, Any], job: Job) -> dict[str, Any] | str:
-        """The reply, or what is wrong with it."""
+    def _post(self, body: dict[str, Any], job: Job) -> dict[str, Any] | Outcome | str:
+        """The reply; the outcome of a program that made it too long to read; or what is wrong with the service, in words."""
         data = json.dumps(body).encode()
         request = urllib.request.Request(self._address, data, {"Content-Type": "application/json"})
         patience = job.limits.seconds + COMPILE_SECONDS + _PATIENCE_SECONDS
-        most = 8 * (job.limits.output_bytes + values.MAX_SIZE) + 2**16
+        # JSON writes two to three bytes of most texts as six, and a value comes as hexadecimal digits.
+        most = 4 * job.limits.output_bytes + (2 * values.MAX_SIZE if job.call else 0) + 2**16
         try:
             with urllib.request.urlopen(request, timeout=patience) as response:
-                reply = json.loads(response.read(most))
-        except (OSError, ValueError, RecursionError) as error:
+                data = response.read(most + 1)
+            if len(data) > most:
+                return Outcome(Ended.OUTPUT, reason=f"it wrote more than {job.limits.output_bytes} bytes")
+            reply = json.loads(data)
+        except (OSError, HTTPException, ValueError, RecursionError) as error:
             return str(error) or type(error).__name__
         if not isinstance(reply, dict) or reply.get("status") not in ("Success", "Failed"):
             return str(reply.get("message") or reply.get("status") if isinstance(reply, dict) else "no object")[:1000]

@@ -159,6 +159,7 @@ def _python(channel: socket.socket, what: dict[str, Any], source: bytes, order: 
     sys.stdin, sys.stdout = text(0, errors="surrogateescape"), text(1, "w", errors="surrogateescape")
     sys.stderr = text(2, "w", errors="backslashreplace", buffering=1)
     vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the zygote gave it up
     sys.argv = [_FILE]
     reserve = bytes(2**20)  # mapped and not touched, so that it costs no memory
     code = 0

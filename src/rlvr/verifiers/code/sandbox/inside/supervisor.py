@@ -110,9 +110,9 @@ def _run(job: socket.socket, channel: socket.socket, setting: Setting, order: Or
     ends = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
     pid = os.fork()
     if pid == 0:
+        job.send(STARTED)  # from here and not from the supervisor, which the program might end before it has said so
         job.close()
         run_program(channel, [given, *(write for _, write in ends)], proc, setting, order)
-    job.send(STARTED)
     start = time.monotonic()
     channel.close()
     os.close(given)

@@ -63,6 +63,9 @@ def main() -> None:
         sys.exit("there is no system call filter for this machine")
     for name in _WARM:
         importlib.import_module(name)
+    # The kernel drops signals to process 1 of a namespace unless it handles them, and Python's own handler of SIGINT would let a
+    # program end its supervisor.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
     gc.collect()
     gc.freeze()
