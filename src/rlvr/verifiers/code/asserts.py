@@ -16,6 +16,8 @@ import operator
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
+from rlvr.verifiers.code.compare import short
+
 CallProgram = Callable[[str, Sequence[Any], dict[str, Any]], Awaitable[Any]]
 """`await call(name, args, kwargs)`: what the program's function returns, computed in the sandbox."""
 
@@ -34,6 +36,27 @@ def rewritten(test: str | ast.stmt, functions: Collection[str]) -> Expression | 
         return _expression(statement.test, functions) if isinstance(statement, ast.Assert) else None
     except (NotPlainError, RecursionError):
         return None
+
+
+def held_by(condition: Expression, call: CallProgram) -> str | None:
+    """None where the condition holds, else what is wrong, for a `call` that never waits for anything."""
+    running = holds(condition, call)
+    try:
+        running.send(None)
+    except StopIteration as end:
+        problem: str | None = end.value
+        return problem
+    finally:
+        running.close()
+    raise RuntimeError("the call waits")
+
+
+async def holds(condition: Expression, call: CallProgram) -> str | None:
+    """None where the condition holds, else what is wrong."""
+    try:
+        return None if await condition(call) else "does not hold"
+    except (TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
+        return f"{type(error).__name__}: {short(str(error))}"
 
 
 def only_statement(test: str) -> ast.stmt | None:
@@ -216,6 +239,18 @@ def _set_of(kind: type) -> Callable[..., Any]:
     return build
 
 
+def _sum(items: Any) -> Any:
+    """The sum, without a start, so that no lists are concatenated. Integers are added in pairs: one after the other, a
+    large one is copied for each of many small ones, which is quadratic. Past the first float every addition is short."""
+    items = list(items)
+    count = next((at for at, item in enumerate(items) if not isinstance(item, int)), len(items))
+    integers = items[:count]
+    while len(integers) > 1:
+        pairs = [one + other for one, other in zip(integers[::2], integers[1::2], strict=False)]
+        integers = [*pairs, *integers[2 * len(pairs) :]]
+    return sum(items[count:], sum(integers))
+
+
 def _round(number: Any, ndigits: Any = None) -> Any:
     if isinstance(ndigits, int) and abs(ndigits) > _DIGITS:
         raise ValueError("rounding to too many digits")
@@ -240,7 +275,7 @@ _PLAIN: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "round": (_round, ("ndigits",)),
     "set": (_set_of(set), ()),
     "sorted": (sorted, ("reverse",)),
-    "sum": (lambda values: sum(values), ()),  # without a start: lists are not concatenated, which is quadratic
+    "sum": (_sum, ()),
     "tuple": (tuple, ()),
 }
 """Builtins that may stand round a call of the program, with the keywords that they may have."""

@@ -10,14 +10,15 @@ import hashlib
 import json
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlvr.verifiers.code.asserts import Expression
-from rlvr.verifiers.code.compare import Comparison, same_text, same_value, short
+from rlvr.verifiers.code import judge
+from rlvr.verifiers.code.asserts import Expression, holds
+from rlvr.verifiers.code.compare import Comparison, difference, same_text, short
 from rlvr.verifiers.code.programs import callable_name
-from rlvr.verifiers.code.runner import Call, Ended, Job, Limits, Outcome, Runner
+from rlvr.verifiers.code.runner import DECODED_SIZE, Call, Ended, Job, Limits, Outcome, Runner
 
 CHECKER_LIMITS = Limits(seconds=10.0, memory_mb=512)
 """What a task's own checker may spend on one output."""
@@ -49,8 +50,19 @@ class Trial:
         limits = replace(self.limits, output_bytes=max(self.limits.output_bytes, 2 * room))
         if call is not None:
             call = replace(call, name=callable_name(self.program, call.name))
-        job = Job(self.program, self.language, stdin.encode(), call, limits)
+        return await self.other(Job(self.program, self.language, stdin.encode(), call, limits))
+
+    async def other(self, job: Job) -> Outcome:
+        """One execution of anything that is needed to judge the program, counted as the program's own are."""
         return self._counted(await self.runner.run(job))
+
+    async def judged(self, job: Job) -> Result:
+        """The result that a judge gives who needs no call."""
+        outcome = await self.other(job)
+        if outcome.ended is Ended.BROKEN:
+            return failed(outcome)
+        said = judge.answer(outcome)
+        return Result(1.0) if said is None else Result(0.0, str(said))
 
     async def test(self, source: str, name: str) -> Result:
         """Test code, with `name` as a proxy of the program's function, in a process apart from the program."""
@@ -98,7 +110,12 @@ class StdioCase(Case):
         outcome = await trial.run(stdin=self.input, room=len(self.expected.encode()))
         if outcome.ended is not Ended.DONE:
             return failed(outcome)
-        problem = same_text(outcome.stdout.decode(errors="replace"), self.expected, self.how)
+        found = outcome.stdout.decode(errors="replace")
+        if found.rstrip() == self.expected.rstrip():  # as most right answers are; costs next to nothing, however large
+            return Result(1.0)
+        if len(outcome.stdout) + len(self.expected) > DECODED_SIZE:
+            return await trial.judged(judge.text_job(found.encode(), self.expected.encode(), self.how))
+        problem = same_text(found, self.expected, self.how)
         return Result(1.0) if problem is None else Result(0.0, problem)
 
 
@@ -106,24 +123,30 @@ class StdioCase(Case):
 class CallCase(Case):
     """What a function returns."""
 
-    name: str
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
+    call: Call
+    """With its arguments encoded, once for all programs."""
     expected: Any
+    expected_text: bytes = field(repr=False)
+    """What is expected as typed JSON."""
     how: Comparison
 
     async def judge(self, trial: Trial) -> Result:
-        outcome = await trial.run(Call(self.name, tuple(self.args), dict(self.kwargs)))
+        outcome = await trial.run(self.call)
         if outcome.ended is not Ended.DONE:
             return failed(outcome)
-        if same_value(outcome.value, self.expected, self.how):
-            return Result(1.0)
-        return Result(0.0, f"returned {short(outcome.value)} where {short(self.expected)} is expected")
+        if len(outcome.claim) + len(self.expected_text) > DECODED_SIZE:
+            return await trial.judged(judge.value_job(outcome.claim, self.expected_text, self.how))
+        problem = difference(outcome.value, self.expected, self.how)
+        return Result(1.0) if problem is None else Result(0.0, problem)
 
 
 class _CallFailedError(Exception):
     def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome
+
+
+class _TooLargeError(Exception):
+    """What the program returned is not decoded here."""
 
 
 @dataclass(frozen=True)
@@ -132,22 +155,46 @@ class AssertCase(Case):
 
     condition: Expression = field(repr=False)
     text: str
+    functions: frozenset[str]
+    """The names in `text` that stand for functions of the program."""
     name: str = ""
 
     async def judge(self, trial: Trial) -> Result:
+        claims: list[bytes] = []
+
         async def call(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             outcome = await trial.run(Call(self.name or name, tuple(args), kwargs))
             if outcome.ended is not Ended.DONE:
                 raise _CallFailedError(outcome)
+            claims.append(outcome.claim)
+            if sum(map(len, claims)) > DECODED_SIZE:
+                raise _TooLargeError
             return outcome.value
 
         try:
-            holds = bool(await self.condition(call))
+            problem = await holds(self.condition, call)
         except _CallFailedError as error:
             return failed(error.outcome)
-        except (TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
-            return Result(0.0, f"{type(error).__name__}: {short(str(error))} in {short(self.text)}")
-        return Result(1.0) if holds else Result(0.0, f"does not hold: {short(self.text)}")
+        except _TooLargeError:
+            return await self._in_sandbox(trial, claims)
+        return self._result(problem)
+
+    async def _in_sandbox(self, trial: Trial, claims: list[bytes]) -> Result:
+        """The same with a judge, which says what call it needs as long as it needs one."""
+        while True:
+            outcome = await trial.other(judge.test_job(self.text, self.functions, claims))
+            if outcome.ended is Ended.BROKEN:
+                return failed(outcome)
+            said = judge.answer(outcome)
+            if not isinstance(said, judge.NeededCall):
+                return self._result(said)
+            called = await trial.run(Call(self.name or said.name, encoded=said.encoded))
+            if called.ended is not Ended.DONE:
+                return failed(called)
+            claims.append(called.claim)
+
+    def _result(self, problem: str | None) -> Result:
+        return Result(1.0) if problem is None else Result(0.0, f"{problem}: {short(self.text)}")
 
 
 @dataclass(frozen=True)
@@ -196,9 +243,9 @@ class CheckerCase(Case):
         given = {"input": self.input, "output": outcome.stdout.decode(errors="replace"), "expected": self.expected}
         if self.parameters:
             call = Call("check", tuple(given.values())[: self.parameters])
-            said = await trial.runner.run(Job(self.checker, call=call, limits=CHECKER_LIMITS))
+            said = await trial.other(Job(self.checker, call=call, limits=CHECKER_LIMITS))
         else:
-            said = await trial.runner.run(Job(self.checker, stdin=json.dumps(given).encode(), limits=CHECKER_LIMITS))
+            said = await trial.other(Job(self.checker, stdin=json.dumps(given).encode(), limits=CHECKER_LIMITS))
         return self._verdict(said)
 
     def _verdict(self, said: Outcome) -> Result:

@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlvr.errors import nearest
-
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?", re.ASCII)
 _INTEGER = re.compile(r"[-+]?\d+", re.ASCII)
 _LONGEST = 400
@@ -43,6 +41,8 @@ class Comparison:
     @classmethod
     def read(cls, written: Any, default: Comparison) -> Comparison:
         """`default` with what a task writes. ValueError says what is wrong, in words."""
+        from rlvr.errors import nearest  # not above: what judges in a sandbox has the standard library only
+
         if written is None:
             return default
         if not isinstance(written, Mapping):
@@ -104,6 +104,13 @@ def same_value(found: Any, expected: Any, how: Comparison) -> bool:
         return _same(found, expected, how)
     except RecursionError:
         return False
+
+
+def difference(found: Any, expected: Any, how: Comparison) -> str | None:
+    """None where a returned value is the expected one, else both in words."""
+    if same_value(found, expected, how):
+        return None
+    return f"returned {short(found)} where {short(expected)} is expected"
 
 
 def _same(found: Any, expected: Any, how: Comparison) -> bool:

@@ -32,6 +32,7 @@ from rlvr.verifiers.code.compare import Comparison
 from rlvr.verifiers.code.extraction import ALIASES
 from rlvr.verifiers.code.names import MEANT, bound, called, missing, uses
 from rlvr.verifiers.code.programs import imports_of, without_function
+from rlvr.verifiers.code.runner import Call
 from rlvr.verifiers.code.values import encode
 
 MAX_SECONDS = 600.0
@@ -126,10 +127,11 @@ def _function(info: Mapping[str, Any], how: Comparison) -> _Read:
                 f"{place}: there is no 'expected' (it has {', '.join(row) or 'nothing'}); null is a value"
             )
         try:
-            encode([*args, dict(kwargs), row["expected"]])
+            call = Call(name, encoded=encode([list(args), dict(kwargs)]))
+            expected = encode(row["expected"])
         except ValueError as error:
             raise LayoutError(f"{place}: {error}") from None
-        return CallCase(place, weight, name, tuple(args), dict(kwargs), row["expected"], how)
+        return CallCase(place, weight, call, row["expected"], expected, how)
 
     return _cases(info, case, keep_null=True), {"entry_point": name}
 
@@ -153,7 +155,7 @@ def _asserts(info: Mapping[str, Any], how: Comparison) -> _Read:
             continue  # `assert True` would pay any program
         condition = rewritten(body[0], functions) if len(body) == 1 and not known & MEANT else None
         if condition is not None:
-            cases.append(AssertCase(place, weight, condition, ast.unparse(body[0])))
+            cases.append(AssertCase(place, weight, condition, ast.unparse(body[0]), frozenset(functions)))
             continue
         _check_names(body, known | {entry}, place)
         cases.append(ProxiedCase(place, weight, f"{setup}\n{test.strip()}\n", entry))
@@ -182,7 +184,7 @@ def _humaneval(info: Mapping[str, Any], how: Comparison) -> _Read:
         pairs = enumerate(zip(conditions, body, weights, strict=True))
         texts = [(number, condition, ast.unparse(node), weight) for number, (condition, node, weight) in pairs]
         cases: list[Case] = [
-            AssertCase(f"assert {number + 1} of check", weight, condition, text, entry)
+            AssertCase(f"assert {number + 1} of check", weight, condition, text, frozenset(names), entry)
             for number, condition, text, weight in texts
             if condition is not None
         ]

@@ -10,6 +10,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
+from rlvr.verifiers.code import values
+
+DECODED_SIZE = 2**14
+"""Bytes of a value that are decoded, compared or computed with in the trainer's process: the costliest take about 10 ms there, during
+which its event loop stands still. What is larger is judged in a sandbox of its own (`judge.py`)."""
+
 
 class Ended(Enum):
     """How an execution ended."""
@@ -53,6 +59,13 @@ class Call:
     """The function's name; `Solution.name` is a method of a fresh `Solution()`."""
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
+    encoded: bytes = b""
+    """`[args, kwargs]` as typed JSON, in place of the two."""
+
+    def message(self) -> bytes:
+        """`[name, args, kwargs]` as typed JSON. ValueError for arguments that are not plain."""
+        encoded = self.encoded or values.encode([list(self.args), self.kwargs])
+        return b"[" + values.encode(self.name) + b"," + encoded[1:]
 
 
 @dataclass(frozen=True)
@@ -74,10 +87,12 @@ class Outcome:
     stdout: bytes = b""
     stderr: bytes = b""
     value: Any = None
-    """The value that a call returned, of exact builtin types."""
+    """The value that a call returned, of exact builtin types; None where it takes more than DECODED_SIZE."""
     reason: str = ""
     """In words: the exception's type and message, the limit, the signal."""
     seconds: float = 0.0
+    claim: bytes = b""
+    """The value as typed JSON, as the program sent it; of a compiler, the file that it made."""
 
 
 class Runner(Protocol):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvr.verifiers.code import values
-from rlvr.verifiers.code.runner import Ended, Limits, Outcome
+from rlvr.verifiers.code.runner import DECODED_SIZE, Ended, Limits, Outcome
 from rlvr.verifiers.code.sandbox.inside.program import CALL, LOADED, RAISED, VALUE
 from rlvr.verifiers.code.sandbox.inside.supervisor import STARTED
 from rlvr.verifiers.code.sandbox.process import SandboxError, Zygote
@@ -145,6 +145,11 @@ class Execution:
                 if self._report[:1] == CALL and answer is not None:
                     reply = await answer(self._report[1:])
                     await self._channel.send(reply)
+                elif self._report[:1] not in (
+                    VALUE,
+                    RAISED,
+                ):  # nobody asked for it, and as many may follow as there is time
+                    return
         except (OSError, EOFError):
             return
 
@@ -172,13 +177,15 @@ class Execution:
             seconds = 0.0
         if how == "broken":
             raise SandboxError(why, self.started)
-        kind, value, words = _claim(self._report)
+        made = self._program.order["kind"] == "compile"
+        kind, value, words = ("value", None, "") if made and self._report[:1] == VALUE else _claim(self._report)
         if isinstance(how, str) and how in _ENDED:
             return Outcome(_ENDED[how], out, err, None, _WORDS.get(how, "{}").format(why), seconds)
         if how == "signal" and why == str(int(signal.SIGXCPU)):
             return Outcome(Ended.TIME, out, err, None, "it used all of its processor time", seconds)
         if how == "exit" and why == "0" and (kind == "value" or not self._program.answers):
-            return Outcome(Ended.DONE, out, err, value, "", seconds)
+            claim = self._report[1:] if kind == "value" else b""
+            return Outcome(Ended.DONE, out, err, value, "", seconds, claim)
         if how == "exit" and kind == "raised":
             ended = Ended.MEMORY if words.startswith("MemoryError") else Ended.RAISED
             return Outcome(ended, out, err, None, words, seconds)
@@ -189,12 +196,14 @@ class Execution:
 
 
 def _claim(report: bytes) -> tuple[str, Any, str]:
-    """The kind of a report (`value`, `raised` or nothing), its value, and its words."""
+    """The kind of a report (`value`, `raised` or nothing), its value where it is small, and its words."""
     kind, body = report[:1], report[1:]
     if kind not in (VALUE, RAISED):
         return "", None, ""
+    if kind == VALUE and len(body) > DECODED_SIZE:
+        return "value", None, ""
     try:
-        value = values.decode(body)
+        value = values.decode(body, DECODED_SIZE)
         if kind == VALUE:
             return "value", value, ""
     except (ValueError, TypeError) as error:

@@ -29,7 +29,8 @@ class Link:
         return await self._take(1)
 
     async def receive(self, most: int) -> bytes:
-        """The next frame's body."""
+        """The next frame's body. The loop turns once for each, however many there are already."""
+        await asyncio.sleep(0)
         (length,) = LENGTH.unpack(await self._take(LENGTH.size))
         if length > most:
             raise EOFError(f"{length} bytes are announced, over the limit of {most}")
@@ -39,6 +40,7 @@ class Link:
         loop = asyncio.get_running_loop()
         while len(self._data) < count:
             data = await loop.sock_recv(self.sock, _CHUNK)
+            await asyncio.sleep(0)  # sock_recv gives way only where nothing is there to read
             if not data:
                 raise EOFError("the other end is closed")
             self._data += data

@@ -16,9 +16,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 from rlvr.errors import ConfigError
-from rlvr.verifiers.code import values
-from rlvr.verifiers.code.runner import Ended, Job, Outcome
+from rlvr.verifiers.code.runner import Call, Ended, Job, Outcome
 from rlvr.verifiers.code.sandbox.execution import Execution, Program
+from rlvr.verifiers.code.sandbox.inside.program import RAISED, VALUE
 from rlvr.verifiers.code.sandbox.languages import COMPILING, NATIVE, PROGRAM, check_language, languages
 from rlvr.verifiers.code.sandbox.process import SandboxError, Zygote
 from rlvr.verifiers.code.sandbox.tiers import Tier
@@ -46,9 +46,8 @@ class LocalRunner:
         if job.language == "python":
             if job.call is None:
                 return await self._twice(Program({"kind": "script"}, source, job.limits, job.stdin))
-            call = values.encode([job.call.name, list(job.call.args), job.call.kwargs])
             order = {"kind": "serve", "once": True, "name": job.call.name}
-            return await self._twice(Program(order, source, job.limits, job.stdin, call))
+            return await self._twice(Program(order, source, job.limits, job.stdin, job.call.message()))
         language, tool = NATIVE[job.language], languages()[job.language]
         if not language.compiled:
             argv = [tool, f"--max-old-space-size={job.limits.memory_mb}", language.source]
@@ -58,16 +57,17 @@ class LocalRunner:
         if compiled.ended is not Ended.DONE:
             return compiled
         order = {"kind": "execute", "file": PROGRAM, "argv": [f"./{PROGRAM}"]}
-        return await self._twice(Program(order, compiled.value, job.limits, job.stdin))
+        return await self._twice(Program(order, compiled.claim, job.limits, job.stdin))
 
     async def test(self, job: Job, candidate: Job, name: str, token: str) -> Outcome:
         """See Runner. The candidate's process lives as long as the test does, under the test's wall clock."""
         if {job.language, candidate.language} != {"python"}:
             raise ConfigError("a test with a candidate is for programs in python")
         limits = replace(candidate.limits, seconds=job.limits.seconds)
-        served = Program({"kind": "serve", "once": False, "name": name}, _bytes(candidate.source), limits)
+        called = candidate.call.name if candidate.call is not None else name
+        served = Program({"kind": "serve", "once": False, "name": called}, _bytes(candidate.source), limits)
         test = Program({"kind": "test", "name": name, "token": token}, _bytes(job.source), job.limits, job.stdin)
-        return await self._again(lambda zygote: _pair(zygote, test, served, name))
+        return await self._again(lambda zygote: _pair(zygote, test, served, called))
 
     async def close(self) -> None:
         """End every process; jobs that still run are undecided."""
@@ -122,7 +122,7 @@ class LocalRunner:
         return Outcome(Ended.CRASHED if failure.started else Ended.BROKEN, reason=str(failure))
 
     async def _compile(self, language: str, source: bytes) -> Outcome:
-        """The compiled program as the outcome's value; one that another task compiles already is waited for."""
+        """The compiled program as the outcome's claim; one that another task compiles already is waited for."""
         key = language, source
         task = self._compiled.get(key)
         if task is None or task.cancelled() or (task.done() and task.result().ended is Ended.BROKEN):
@@ -137,7 +137,7 @@ class LocalRunner:
         argv = [languages()[language], *how.options, how.source, *how.after]
         order = {"kind": "compile", "file": how.source, "argv": argv, "made": PROGRAM}
         outcome = await self._twice(Program(order, source, COMPILING))
-        if outcome.ended is Ended.DONE and type(outcome.value) is not bytes:
+        if outcome.ended is Ended.DONE and not outcome.claim:
             return replace(outcome, ended=Ended.RAISED, reason="the compiler made no program")
         if outcome.ended is Ended.DONE:
             return outcome
@@ -164,12 +164,14 @@ async def _pair(zygote: Zygote, test: Program, served: Program, name: str) -> Ou
     with Execution(zygote, served) as candidate, Execution(zygote, test) as tester:
 
         async def answer(body: bytes) -> bytes:
+            # Only passed on: a call and its answer may be large, and the test's process decodes what the candidate says.
             try:
-                args, kwargs = values.decode(body)
-                report = await candidate.ask(values.encode([name, args, kwargs]))
-                return report[:1] + values.encode(values.decode(report[1:]))
-            except (OSError, EOFError, ValueError, TypeError) as error:
+                report = await candidate.ask(Call(name, encoded=body).message())
+            except (OSError, EOFError) as error:
                 raise _CandidateEndedError from error
+            if report[:1] not in (VALUE, RAISED):
+                raise _CandidateEndedError
+            return report
 
         try:
             if not await candidate.load():

@@ -20,7 +20,7 @@ from typing import Any
 
 from rlvr.errors import ConfigError, nearest
 from rlvr.verifiers.code import values
-from rlvr.verifiers.code.runner import Call, Ended, Job, Outcome
+from rlvr.verifiers.code.runner import DECODED_SIZE, Call, Ended, Job, Outcome
 
 WORKERS = 32
 """Requests at once, where nothing else is asked for."""
@@ -111,7 +111,7 @@ class RemoteRunner:
 
 
 def _around(source: str, call: Call, marker: str) -> str:
-    sent = values.encode([call.name, list(call.args), call.kwargs])
+    sent = call.message()
     return _AROUND.format(
         values=Path(values.__file__).read_text(encoding="utf-8"), source=source, call=sent, marker=marker
     )
@@ -143,9 +143,13 @@ def _outcome(reply: dict[str, Any], job: Job, marker: str) -> Outcome:
     if not marker:
         return Outcome(Ended.DONE, out, err, None, "", seconds)
     try:
-        return Outcome(Ended.DONE, out, err, values.decode(bytes.fromhex(typed.split(b"\n")[0].decode())), "", seconds)
+        claim = bytes.fromhex(typed.split(b"\n", 1)[0].decode())
+        value = values.decode(claim) if 0 < len(claim) <= DECODED_SIZE else None
     except ValueError as error:
         return Outcome(Ended.RAISED, out, err, None, f"it ended without an answer ({error})", seconds)
+    if not claim:
+        return Outcome(Ended.RAISED, out, err, None, "it ended without an answer", seconds)
+    return Outcome(Ended.DONE, out, err, value, "", seconds, claim)
 
 
 def _part(reply: dict[str, Any], name: str) -> dict[str, Any]:

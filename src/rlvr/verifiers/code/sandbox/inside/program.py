@@ -148,7 +148,7 @@ def _compile(channel: socket.socket, what: dict[str, Any], source: bytes) -> int
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code == 0:
         with open(what["made"], "rb") as file:
-            frames.send(channel, VALUE + values.encode(file.read()))
+            frames.send(channel, VALUE + file.read())
     return abs(code)
 
 

@@ -1,0 +1,108 @@
+"""Large claims are judged in a sandbox of their own, with the same result as small ones in the trainer's process."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+
+import pytest
+
+from rlvr.records import Task
+from rlvr.verifiers import judged
+from rlvr.verifiers.code import CodeVerifier, asserts, cases
+from rlvr.verifiers.code import judge as judge_module
+from rlvr.verifiers.code.runner import Ended, Outcome
+
+
+def task(**info):
+    return Task("t", "?", info=info)
+
+
+def asserted(*tests, **info):
+    return task(kind="asserts", tests=list(tests), **info)
+
+
+def score(one, program, **options):
+    verdict = asyncio.run(judged(CodeVerifier(case_time=10.0, **options), one, program))
+    return verdict.score, verdict.reason
+
+
+MANY = "def f(x): return list(range(x))\ndef g(x): return sum(x)\ndef h(x): return [x]"
+BIG = 20_000
+
+SAME = {
+    "a value": (task(kind="function", name="f", cases=[{"args": [BIG], "expected": list(range(BIG))}]), MANY),
+    "a wrong value": (task(kind="function", name="f", cases=[{"args": [BIG], "expected": [*range(BIG - 1), 0]}]), MANY),
+    "a type": (task(kind="function", name="f", cases=[{"args": [BIG], "expected": [*map(float, range(BIG))]}]),
+               "def f(x): return [float(n) + 1e-9 for n in range(x)]"),
+    "a text": (task(kind="stdio", cases=[{"input": "", "output": " ".join(f"{n}.5" for n in range(BIG))}]),
+               f"for n in range({BIG}): print(n + 0.50000001)"),
+    "a wrong text": (task(kind="stdio", cases=[{"input": "", "output": " ".join(f"{n}.5" for n in range(BIG))}]),
+                     f"for n in range({BIG}): print(n + 0.5 + (n == {BIG - 1}))"),
+    "asserts": (asserted(f"assert len(f({BIG})) == {BIG} and sorted(f({BIG}))[-1] == {BIG - 1}"), MANY),
+    "a wrong assert": (asserted(f"assert f({BIG})[5] == 6"), MANY),
+    "an error": (asserted(f"assert f({BIG})[{BIG}] == 6"), MANY),
+    "calls of calls": (asserted(f"assert g(f({BIG})) == {BIG * (BIG - 1) // 2} and len(h(f({BIG}))[0]) == {BIG}"), MANY),
+    "a call that fails": (asserted(f"assert h(f({BIG})) == 1 or f('x') == 2"), MANY),
+    "humaneval": (task(kind="humaneval", prompt="def f(x):\n", entry_point="f",
+                       test=f"def check(candidate):\n    assert candidate({BIG})[-1] == {BIG - 1}"), MANY),
+    "surrogates": (task(kind="function", name="f", cases=[{"args": [], "expected": ["\ud800\n"] * BIG}]),
+                   f"def f(): return ['\\ud800\\n'] * {BIG}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_a_judge_says_what_the_trainer_would(name, monkeypatch):
+    one, program = SAME[name]
+    inside = score(one, program)
+    used = []
+    for made in ("text_job", "value_job", "test_job"):
+        monkeypatch.setattr(judge_module, made, lambda *args: used.append(args))
+    monkeypatch.setattr("rlvr.verifiers.code.cases.DECODED_SIZE", 2**30)
+    monkeypatch.setattr("rlvr.verifiers.code.runner.DECODED_SIZE", 2**30)
+    monkeypatch.setattr("rlvr.verifiers.code.sandbox.execution.DECODED_SIZE", 2**30)
+    assert score(one, program) == inside
+    assert not used
+    assert inside[0] == (0 if name.startswith(("a wrong", "an error", "a call that")) else 1)
+
+
+NONSENSE = "import os\ndef f(x):\n    body = b'v' + {body!r} * 30000\n    os.write(3, len(body).to_bytes(4, 'big') + body)\n    os._exit(0)"
+
+
+@pytest.mark.parametrize("body", [b"[", b'{"set":[', b"x", b'{"int":"0x"}', b"\xff", b"[[]],", b'"a" '])
+def test_large_nonsense_is_a_failure(body):
+    for one in (SAME["a value"][0], SAME["asserts"][0], asserted("for n in [1]:\n    assert f(n) == 2")):
+        verdict = score(one, NONSENSE.format(body=body))
+        assert verdict[0] == 0, verdict
+
+
+@pytest.mark.parametrize("ended", [Ended.TIME, Ended.MEMORY, Ended.CRASHED, Ended.BROKEN])
+def test_a_judge_that_fails_fails_the_case_and_one_that_broke_leaves_it_undecided(ended, monkeypatch):
+    async def other(self, job):
+        return Outcome(ended, reason="why") if "NeedsCall" in job.source else await self.runner.run(job)
+
+    monkeypatch.setattr(cases.Trial, "other", other)
+    for name in ("a value", "a text", "asserts"):
+        assert score(*SAME[name])[0] == (None if ended is Ended.BROKEN else 0)
+
+
+def test_a_proxied_test_takes_large_arguments_and_results_and_methods():
+    test = f"for n in [1]:\n    rows = f(list(range({BIG})))\n    assert rows == list(range({BIG}))"
+    assert score(asserted(test), "def f(x): return x") == (1, "")
+    assert score(asserted(test), "class Solution:\n    def f(self, x): return x") == (1, "")
+
+
+def test_the_sum_means_what_python_means():
+    rng = random.Random(5)
+    added = asserts._PLAIN["sum"][0]
+    for _ in range(300):
+        items = [
+            rng.choice([rng.randint(-(2**70), 2**70), True, rng.uniform(-9, 9), 1j]) for _ in range(rng.randrange(9))
+        ]
+        items = sorted(items, key=lambda item: not isinstance(item, int)) if rng.random() < 0.5 else items
+        assert repr(added(items)) == repr(sum(items))
+    for bad in (["a"], [[1]], [None], 5):
+        with pytest.raises(TypeError):
+            added(bad)
+    assert math.isnan(added([math.nan]))
