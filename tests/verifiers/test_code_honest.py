@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from rlvr.verifiers.code.runner import Job, Limits, Outcome
-from rlvr.verifiers.code.sandbox import open_runner
+from rlvr.verifiers.code.runner import Ended, Job, Limits, Outcome
+from rlvr.verifiers.code.sandbox import languages, open_runner
 from rlvr.verifiers.code.sandbox.opening import problem_of
 from rlvr.verifiers.code.sandbox.tiers import TIERS
 
@@ -58,6 +58,12 @@ ENDINGS = {
     ),
     "a file in a list": "files = [open(1, 'w', buffering=4096)]\nprint(7, file=files[0])",
     "after an exception": "w = open(1, 'w')\nw.write('7\\n')\nraise SystemExit",
+    "/dev/stdin": "print(sum(map(int, open('/dev/stdin').read().split())))",
+    "/dev/stdin twice": "a = open('/dev/stdin').read()\nb = open('/dev/stdin').readline()\nprint(int(b.split()[0]) + 4)",
+    "/dev/fd": "print(sum(map(int, open('/dev/fd/0').read().split())))",
+    "/dev/stdout": "print(7, file=open('/dev/stdout', 'w'))",
+    "/dev/stdout and print": "with open('/dev/stdout', 'w') as w:\n    w.write('7')\nprint()",
+    "/dev/stderr": "print('x', file=open('/dev/stderr', 'w'))\nprint(7)",
     "__file__": "import os\nos.chdir(os.path.dirname(os.path.abspath(__file__)))\nprint(7 if __file__.endswith('.py') else 8)",
     "stack size": (
         "import sys, threading\nsys.setrecursionlimit(10**6)\nthreading.stack_size(2**29)\n"
@@ -69,7 +75,7 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("tier", ["full", "landlock"])
+@pytest.mark.parametrize("tier", ["full", "bubblewrap", "landlock"])
 def test_a_program_ends_and_reads_and_writes_as_elsewhere(tier):
     """Each prints 7 under the interpreter itself, whose word is taken for it, and in the sandbox."""
     jobs = [Job(source, stdin=b"3 4\n", limits=SLOW) for source in ENDINGS.values()]
@@ -110,3 +116,42 @@ def test_recursion_goes_as_deep_as_under_the_interpreter_itself(tmp_path):
     path.write_text(DEPTH)
     alone = subprocess.run([sys.executable, "-I", path], capture_output=True, check=True).stdout
     assert outcomes([Job(DEPTH)])[0].stdout == alone
+
+
+@pytest.mark.parametrize("language", sorted({"c", "cpp", "javascript"} & set(languages())))
+def test_other_languages_open_their_streams_by_path(language):
+    sources = {
+        "c": [
+            '#include <stdio.h>\nint main() { int a, b; FILE *f = fopen("/dev/stdin", "r"), *o = fopen("/dev/stdout", "w");\n'
+            ' fscanf(f, "%d %d", &a, &b); fprintf(o, "%d\\n", a + b); }',
+            '#include <stdio.h>\nint main() { int a, b; freopen("/dev/fd/0", "r", stdin); scanf("%d %d", &a, &b);\n'
+            ' printf("%d\\n", a + b); }',
+        ],
+        "cpp": [
+            '#include <fstream>\n#include <iostream>\nint main() { std::ifstream in("/dev/stdin"); int a, b; in >> a >> b;\n'
+            ' std::ofstream out("/dev/stdout"); out << a + b << "\\n"; }',
+        ],
+        "javascript": [
+            "const t = require('fs').readFileSync('/dev/stdin', 'utf8').split(' ').map(Number); console.log(t[0] + t[1])",
+            "const t = require('fs').readFileSync('/dev/fd/0').toString().split(' ').map(Number);\n"
+            "require('fs').writeFileSync('/dev/stdout', (t[0] + t[1]) + '\\n')",
+        ],
+    }[language]
+    found = outcomes([Job(source, language, b"3 4\n", limits=SLOW) for source in sources])
+    assert [(one.ended, one.stdout) for one in found] == [(Ended.DONE, b"7\n")] * len(sources)
+
+
+def test_a_program_can_neither_change_its_input_nor_leave_files_beside_it():
+    source = """
+import os
+for action in (lambda: open('/dev/stdin', 'r+'), lambda: os.truncate('/dev/stdin', 0), lambda: os.unlink('/dev/stdin'),
+               lambda: os.chmod('/dev/stdin', 0o777), lambda: open('/dev/fd/x', 'w'), lambda: os.remove('/dev/fd/0'),
+               lambda: os.rename('/dev/fd/0', '/dev/fd/5'), lambda: os.mkfifo('/dev/fd/y')):
+    try:
+        print(action())
+    except OSError:
+        pass
+print(input())
+"""
+    (found,) = outcomes([Job(source, stdin=b"3 4\n")])
+    assert found.stdout == b"3 4\n"

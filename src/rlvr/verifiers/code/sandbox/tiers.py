@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rlvr.verifiers.code.sandbox.inside.program import STREAMS
 from rlvr.verifiers.code.sandbox.inside.supervisor import Setting
 
 NOBODY = 65534
@@ -97,6 +98,7 @@ def command(tier: Tier, control: int, lifeline: int, tmp: str) -> list[str]:
     user = NOBODY if root else None
     setting = Setting(user, tier.namespaces, tier.landlock, tier.seccomp, readable=("/",), processes_beside=beside)
     inside = str(_CODE / "sandbox" / "inside")
+    streams = STREAMS if tier.namespaces else "/proc/self/fd"
     return [
         *(shutil.which("bwrap") or "bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
         *("--unshare-cgroup-try", "--as-pid-1", "--new-session", "--hostname", "sandbox", "--cap-drop", "ALL"),
@@ -105,11 +107,17 @@ def command(tier: Tier, control: int, lifeline: int, tmp: str) -> list[str]:
         *(option for path in (prefix, "/dev/null", "/etc/ld.so.cache") for option in _folders_to(path)),
         *(option for path in (*SYSTEM, prefix) if os.path.exists(path) for option in _read(path)),
         *(option for path in _DEVICES for option in ("--dev-bind", path, path)),
+        *(option for name, path in _streams(streams) for option in ("--symlink", path, f"/dev/{name}")),
         *_folders_to("/code/sandbox/inside"),
         *("--symlink", "/tmp", "/dev/shm", "--ro-bind", str(_CODE / "values.py"), "/code/values.py"),
         *("--ro-bind", inside, "/code/sandbox/inside", "--remount-ro", "/", "--chdir", "/tmp"),
         *_python(python, "/code", control, lifeline, setting),
     ]
+
+
+def _streams(folder: str) -> list[tuple[str, str]]:
+    """The names below /dev of a program's standard streams, and what they are links to."""
+    return [("fd", folder), *((name, f"{folder}/{fd}") for fd, name in enumerate(("stdin", "stdout", "stderr")))]
 
 
 def _nobody() -> Sequence[str]:

@@ -11,6 +11,7 @@ NAMESPACES = 0x10000000 | 0x20000000 | 0x40000000 | 0x00020000 | 0x08000000 | 0x
 """CLONE_NEWUSER, NEWPID, NEWNET, NEWNS, NEWIPC, NEWUTS, NEWCGROUP."""
 READ_ONLY, NO_SUID, NO_DEVICES, NO_EXEC = 1, 2, 4, 8
 """Flags of a mount."""
+_REMOUNT = 32
 
 _SIGCHLD = 17
 _SET_DEATH_SIGNAL, _SET_DUMPABLE, _DROP_BOUND, _SET_SUBREAPER, _NO_NEW_PRIVILEGES, _AMBIENT = 1, 4, 24, 36, 38, 47
@@ -47,6 +48,12 @@ def clone(flags: int) -> int:
 def mount_memory(target: str, options: str, flags: int = NO_SUID | NO_DEVICES) -> None:
     """Mount an empty tmpfs."""
     check(libc.mount(b"tmpfs", target.encode(), b"tmpfs", ctypes.c_ulong(flags), options.encode()), f"mount {target}")
+
+
+def make_read_only(target: str, flags: int = NO_SUID | NO_DEVICES) -> None:
+    """Let nobody write to a mounted tmpfs any more; what goes through its named pipes is no writing."""
+    flags |= _REMOUNT | READ_ONLY
+    check(libc.mount(b"tmpfs", target.encode(), b"tmpfs", ctypes.c_ulong(flags), None), f"remount {target}")
 
 
 def die_with_parent(signal: int) -> None:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 VALUE, RAISED, CALL, LOADED = b"v", b"r", b"c", b"l"
 """Reports: a value; an exception as in `crossing`; a test's call of its candidate as `[args, kwargs]`; ready for calls."""
 
+STREAMS = "/proc/fd"
+"""Where a program in namespaces of its own finds its standard streams by path; `/dev/stdin` and the like are links to it."""
 _CHANNEL = 3
 _FILE = "program.py"
 _OPEN_FILES = 64
@@ -92,7 +94,8 @@ def _lock(
     kernel.drop_capabilities()
     kernel.no_new_privileges()
     if setting.landlock:
-        landlock.restrict(setting.readable, [setting.tmp, "/dev/null"])
+        streams = [f"{STREAMS}/{number}" for number in (1, 2)]
+        landlock.restrict(setting.readable, [setting.tmp, "/dev/null", *streams])
     if setting.seccomp:
         seccomp.install()
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from rlvr.verifiers.code.sandbox.inside import frames, kernel
-from rlvr.verifiers.code.sandbox.inside.program import run_program
+from rlvr.verifiers.code.sandbox.inside.program import STREAMS, run_program
 
 STARTED = b"F"
 """The first byte to the trainer: from here on, the program is to blame for an end without an outcome."""
@@ -29,6 +29,7 @@ _WATCH_SECONDS = 0.03
 """Between two looks at the memory of all processes together."""
 _MOST = 2**16
 _SWEEPS = 50
+_NO_PROGRAMS = kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC
 
 
 @dataclass(frozen=True)
@@ -105,9 +106,12 @@ def _prepared(setting: Setting) -> OSError | None:
 def _run(job: socket.socket, channel: socket.socket, setting: Setting, order: Order, stdin: bytes) -> None:
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     if setting.namespaces:
-        _own_folders(order)
-    given = _file_of(stdin)
-    ends = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
+        files = order.file_mb * 256
+        kernel.mount_memory(TMP, f"size={order.file_mb}m,nr_inodes={files},mode=0700")
+        given, ends = _streams_with_paths(stdin)
+    else:
+        given = _file_of(stdin)
+        ends = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
     pid = os.fork()
     if pid == 0:
         job.send(STARTED)  # from here and not from the supervisor, which the program might end before it has said so
@@ -134,11 +138,28 @@ def _own_user() -> None:
         os.close(fd)
 
 
-def _own_folders(order: Order) -> None:
-    """Inside of new namespaces: an empty writable folder, and no /proc."""
-    files = order.file_mb * 256
-    kernel.mount_memory(TMP, f"size={order.file_mb}m,nr_inodes={files},mode=0700")
-    kernel.mount_memory("/proc", "size=4k,nr_inodes=2,mode=0555", kernel.READ_ONLY | kernel.NO_EXEC)
+def _streams_with_paths(stdin: bytes) -> tuple[int, list[tuple[int, int]]]:
+    """Inside of new namespaces: in place of /proc, a folder that holds a program's standard streams and cannot be changed.
+
+    A descriptor to read `stdin` from, and for output and errors the two ends of a named pipe each.
+    """
+    size = len(stdin) // 1024 + 64
+    kernel.mount_memory("/proc", f"size={size}k,nr_inodes=8,mode=0555", _NO_PROGRAMS)
+    os.mkdir(STREAMS, 0o555)
+    path = f"{STREAMS}/0"
+    with open(path, "xb") as file:
+        file.write(stdin)
+    os.chmod(path, 0o444)
+    given = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    ends = []
+    for number in (1, 2):
+        path = f"{STREAMS}/{number}"
+        os.mkfifo(path, 0o600)
+        read = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # it would wait for a writer else
+        os.set_blocking(read, True)
+        ends.append((read, os.open(path, os.O_WRONLY | os.O_CLOEXEC)))
+    kernel.make_read_only("/proc", _NO_PROGRAMS)
+    return given, ends
 
 
 def _file_of(data: bytes) -> int:
