@@ -140,7 +140,8 @@ def test_packed_cases_are_never_unpickled_to_anything_but_text(capsys):
 def test_verl(pack):
     task = to_task({**graded(pack(PAIRS)), "extra_info": {"index": 3}})
     assert (task.verifier, task.source, task.prompt) == ("code", "taco", CHAT)
-    assert task.info == {"index": 3, "kind": "stdio", "cases": [{"input": "1 2", "output": "3"}]}
+    stdio = {"kind": "stdio", "cases": [{"input": "1 2", "output": "3"}], "harness": "livecodebench"}
+    assert task.info == {"index": 3, **stdio}
     call = {"fn_name": "f", "inputs": ["1\n[2]"], "outputs": ["3"]}
     assert cases(graded(pack(call))) == [{"args": [1, [2]], "expected": 3}]
     assert to_task(graded(pack({"assert_case": ["assert f(1)"]}))).info["tests"] == ["assert f(1)"]

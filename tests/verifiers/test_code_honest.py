@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from rlvr.records import Task
+from rlvr.verifiers.code import CodeVerifier
 from rlvr.verifiers.code.runner import Ended, Job, Limits, Outcome
 from rlvr.verifiers.code.sandbox import languages, open_runner
 from rlvr.verifiers.code.sandbox.opening import problem_of
@@ -155,3 +157,74 @@ print(input())
 """
     (found,) = outcomes([Job(source, stdin=b"3 4\n")])
     assert found.stdout == b"3 4\n"
+
+
+# --- what LiveCodeBench's and LeetCode's harnesses give
+
+
+def scores(task: Task, programs: dict[str, str], **options) -> dict[str, float | None]:
+    """The score of each program, all judged beside each other."""
+
+    async def judge():
+        verifier = CodeVerifier(case_time=15.0, **options)
+        return await asyncio.gather(*(verifier.verify(task, program) for program in programs.values()))
+
+    return {name: one.score for name, one in zip(programs, asyncio.run(judge()), strict=True)}
+
+
+def function(*cases, **more) -> Task:
+    info = {"kind": "function", "name": "f", "cases": [{"args": args, "expected": out} for *args, out in cases]}
+    return Task("t", "?", info={**info, **more})
+
+
+def test_functions_have_the_names_that_livecodebench_gives():
+    task = function([[3, 1, 2], 2, 5], [[5, 5], 1, 5])
+    right = {
+        "List": "class Solution:\n    def f(self, nums: List[int], k: int) -> int:\n        return sum(sorted(nums)[-k:])",
+        "heapq": "def f(nums: List[int], k: int) -> Optional[int]:\n    return sum(nlargest(k, nums))",
+        "modules": "def f(n, k):\n    return sum(heapq.nlargest(k, n)) + int(math.log(1)) + len(collections.Counter())",
+        "collections": "def f(n, k):\n    d = deque(sorted(n)); h = defaultdict(int)\n    return sum(d.pop() for _ in range(k))",
+        "pow stays the builtin": "def f(n, k):\n    return sum(sorted(n)[-k:]) * pow(3, 2, 8)",
+        "cache": "@cache\ndef g(k):\n    return 0 if k == 0 else 1 + g(k - 1)\ndef f(n, k):\n    return sum(sorted(n)[-k:]) + 0 * g(400)",
+        "deep": "def g(k):\n    return 0 if k == 0 else 1 + g(k - 1)\ndef f(n, k):\n    return sum(sorted(n)[-k:]) + 0 * g(9000)",
+        "future": "from __future__ import annotations\ndef f(n: Listy, k): return sum(sorted(n)[-k:])",
+    }
+    assert scores(task, right) == dict.fromkeys(right, 1.0)
+    assert scores(task, {"wrong": "def f(nums: List[int], k): return sum(nums)"}) == {"wrong": 0.0}
+
+
+def test_programs_have_these_names_only_where_the_harness_gives_them():
+    cases = [{"input": "1 2", "output": "3"}]
+    program = {"p": "a: List[int] = list(map(int, sys.stdin.read().split()))\nprint(reduce(add, a))"}
+    plain = Task("t", "?", info={"kind": "stdio", "cases": cases})
+    assert scores(plain, program) == {"p": 0.0}
+    named = Task("t", "?", info={"kind": "stdio", "cases": cases, "harness": "livecodebench"})
+    assert scores(named, program) == {"p": 1.0}
+    unknown = Task("t", "?", info={"kind": "stdio", "cases": cases, "harness": "livecodebensh"})
+    assert "livecodebench" in CodeVerifier().check_task(unknown)
+
+
+LINKED = "class Solution:\n    def f(self, head: Optional[ListNode], k: int) -> Optional[ListNode]:\n        "
+DEFINED = "class ListNode(object):\n    def __init__(self, x):\n        self.val = x\n        self.next = None\n"
+TREES = "class Solution:\n    def f(self, root: Optional[TreeNode]) -> Optional[TreeNode]:\n        "
+
+
+def test_lists_become_the_nodes_that_a_function_is_annotated_with():
+    rotate = "for _ in range(k):\n            if head: head = head.next\n        return head"
+    linked = function([[1, 2, 3], 1, [2, 3]], [[], 0, []], [[1], 1, []])
+    right = {
+        "nodes of the harness": LINKED + rotate,
+        "nodes of its own": DEFINED + LINKED + rotate,
+        "new nodes": LINKED + "a = None\n        while head:\n            a = ListNode(head.val, a); head = head.next\n"
+        "        b = None\n        while a:\n            b = ListNode(a.val, b); a = a.next\n        return b.next if b and k else b",
+        "plain lists": "def f(head, k): return head[k:]",
+    }
+    assert scores(linked, right) == dict.fromkeys(right, 1.0)
+    wrong = {"whole": LINKED + "return head", "endless": LINKED + "head.next = head\n        return head"}
+    assert scores(linked, wrong) == dict.fromkeys(wrong, 0.0)
+
+    mirror = "if root:\n            root.left, root.right = self.f(root.right), self.f(root.left)\n        return root"
+    trees = function([[1, 2, 3, None, 4], [1, 3, 2, None, None, 4]], [[], []], [[1, None, 2], [1, 2]])
+    assert scores(trees, {"mirror": TREES + mirror, "same": TREES + "return root"}) == {"mirror": 1.0, "same": 0.0}
+    merge = "def f(lists: List[Optional[ListNode]]) -> int:\n    return sum(one.val for one in lists if one)"
+    assert scores(function([[[1, 2], [], [3]], 4]), {"several": merge}) == {"several": 1.0}

@@ -8,7 +8,8 @@
     {"kind": "property", "entry_point": "f", "property": "def holds(f, random): ...", "trials": 20}
 
 All may have `language`, `time_limit` (seconds of a case), `memory_mb`, `comparison`, `prelude` (code in front of the program),
-`solution`; a case may have a `weight`, and `weights` are those of `tests`. The first three lines of defence: what is expected stays
+`solution`; a case may have a `weight`, and `weights` are those of `tests`. `harness: livecodebench` gives a `stdio` program the names
+that this harness does (`preludes.py`); a `function` always has them. The first three lines of defence: what is expected stays
 in the cases here; `setup` is the tests' own, of which a program gets the imports only; a test that cannot be rewritten is run apart
 from the program.
 
@@ -31,6 +32,7 @@ from rlvr.verifiers.code.cases import AssertCase, CallCase, Case, CheckerCase, P
 from rlvr.verifiers.code.compare import Comparison
 from rlvr.verifiers.code.extraction import ALIASES
 from rlvr.verifiers.code.names import MEANT, bound, called, missing, uses
+from rlvr.verifiers.code.preludes import HARNESSES, IMPORTS, NODES
 from rlvr.verifiers.code.programs import imports_of, without_function
 from rlvr.verifiers.code.runner import Call
 from rlvr.verifiers.code.values import encode
@@ -89,7 +91,7 @@ def read_layout(info: Mapping[str, Any], language: str, comparison: Comparison, 
     if not any(case.weight > 0 for case in cases):
         raise LayoutError("the weights of all cases are 0")
     prelude = _parsed(_text(info, "prelude", ""), "prelude") if language == "python" else _text(info, "prelude", "")
-    prelude = "\n".join(part for part in (prelude, more.pop("prelude", "")) if part)
+    prelude = "\n".join(part for part in (more.pop("prelude", ""), prelude) if part)
     return Layout(
         kind=kind,
         language=language,
@@ -110,7 +112,7 @@ def _stdio(info: Mapping[str, Any], how: Comparison) -> _Read:
     def case(row: Mapping[str, Any], place: str, weight: float) -> Case:
         return StdioCase(place, weight, _string(row, "input", place, ""), _string(row, "output", place), how)
 
-    return _cases(info, case), {}
+    return _cases(info, case), {"prelude": _harness(info)}
 
 
 def _function(info: Mapping[str, Any], how: Comparison) -> _Read:
@@ -133,7 +135,17 @@ def _function(info: Mapping[str, Any], how: Comparison) -> _Read:
             raise LayoutError(f"{place}: {error}") from None
         return CallCase(place, weight, call, row["expected"], expected, how)
 
-    return _cases(info, case, keep_null=True), {"entry_point": name}
+    return _cases(info, case, keep_null=True), {"prelude": IMPORTS + NODES, "entry_point": name}
+
+
+def _harness(info: Mapping[str, Any]) -> str:
+    """What the harness that a task names puts before a program; nothing for a language other than Python."""
+    name = info.get("harness")
+    if name is None or _language(info, "python") != "python":
+        return ""
+    if name not in HARNESSES:
+        raise LayoutError(f"'harness' is {name!r}{nearest(str(name), HARNESSES)}; it is one of {', '.join(HARNESSES)}")
+    return HARNESSES[name]
 
 
 def _asserts(info: Mapping[str, Any], how: Comparison) -> _Read:

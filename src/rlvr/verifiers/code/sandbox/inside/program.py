@@ -29,7 +29,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlvr.verifiers.code import values
-from rlvr.verifiers.code.sandbox.inside import crossing, frames, kernel, landlock, seccomp
+from rlvr.verifiers.code.sandbox.inside import crossing, frames, kernel, landlock, nodes, seccomp
 
 if TYPE_CHECKING:
     from rlvr.verifiers.code.sandbox.inside.supervisor import Order, Setting
@@ -248,7 +248,8 @@ def _serve(channel: socket.socket, what: dict[str, Any], source: str) -> None:
     while (body := frames.receive(channel)) is not None:
         name, args, kwargs = values.decode(body)
         try:
-            frames.send(channel, VALUE + values.encode(_find(names, name)(*args, **kwargs)))
+            function = nodes.with_nodes(_find(names, name), names)
+            frames.send(channel, VALUE + values.encode(function(*args, **kwargs)))
         except Exception as error:
             if what["once"]:
                 raise

@@ -1,0 +1,61 @@
+"""The names that the harnesses of the field give a program before its first line.
+
+LiveCodeBench (`lcb_runner/evaluation/testing_util.py`, `import_string`) puts imports of these modules, with and without their
+names, in front of programs that read and print and of functions that it calls, and sets the recursion limit; the harness of APPS
+(`eval/testing_util.py`) gives fewer of the same names. LeetCode and the harness of LeetCodeDataset (github.com/newfacade) define the
+nodes of linked lists and binary trees too; a call's lists become such nodes and back in the sandbox (`inside/nodes.py`).
+"""
+
+from __future__ import annotations
+
+_STARRED = (
+    *(
+        "string",
+        "re",
+        "datetime",
+        "collections",
+        "heapq",
+        "bisect",
+        "copy",
+        "math",
+        "random",
+        "statistics",
+        "itertools",
+    ),
+    *(
+        "functools",
+        "operator",
+        "io",
+        "sys",
+        "json",
+        "builtins",
+        "typing",
+    ),  # `builtins` after what hides it: `pow`, `open`
+)
+_NAMED = tuple(name for name in _STARRED if name not in ("builtins", "typing"))
+
+IMPORTS = "\n".join(
+    [
+        *(f"from {name} import *" for name in _STARRED),
+        *(f"import {name}" for name in _NAMED),
+        "sys.setrecursionlimit(50000)",
+    ]
+)
+"""For programs that read and print."""
+
+NODES = """
+class ListNode:
+    def __init__(self, val=0, next=None):
+        self.val = val
+        self.next = next
+
+class TreeNode:
+    def __init__(self, val=0, left=None, right=None):
+        self.val = val
+        self.left = left
+        self.right = right
+"""
+"""For functions, after `IMPORTS`: the constructors that LeetCode shows above its stubs."""
+
+HARNESSES = {"livecodebench": IMPORTS}
+"""By the name that a task's `harness` gives."""

@@ -1,0 +1,113 @@
+"""LeetCode's linked lists and binary trees: a task writes them as lists, the program's function takes and returns nodes.
+
+A list is made into nodes where the function's annotation says `ListNode` or `TreeNode` and the program has that class; a tree's list goes
+level by level with None for a missing child, as LeetCode writes it. Nodes in a result become lists, and None where the annotation of
+the result says node becomes the empty list.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+LIST, TREE = "ListNode", "TreeNode"
+MOST = 2**19
+"""Nodes of one list or tree; a list that never ends has more."""
+
+
+def with_nodes(function: Callable[..., Any], names: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function, between lists where it is annotated with nodes."""
+    notes = {name: str(note) for name, note in getattr(function, "__annotations__", {}).items()}
+    if not any(kind in note for kind in (LIST, TREE) for note in notes.values()):
+        return function
+    code = getattr(function, "__code__", None)
+    parameters = code.co_varnames[: code.co_argcount] if code else ()
+    if hasattr(function, "__self__"):  # a method's own object is no argument of the call
+        parameters = parameters[1:]
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        given = [_built(notes.get(name, ""), arg, names) for name, arg in zip(parameters, args, strict=False)]
+        named = {name: _built(notes.get(name, ""), arg, names) for name, arg in kwargs.items()}
+        result = function(*given, *args[len(given) :], **named)
+        returned = notes.get("return", "")
+        if result is None and not _of_several(returned) and (LIST in returned or TREE in returned):
+            return []
+        return _listed(result)
+
+    return called
+
+
+def _of_several(note: str) -> bool:
+    """Whether an annotation is that of a list of nodes."""
+    return "list[" in note.lower()
+
+
+def _built(note: str, value: Any, names: Mapping[str, Any]) -> Any:
+    kind = LIST if LIST in note else TREE if TREE in note else None
+    if kind is None or kind not in names or not isinstance(value, list):
+        return value
+    build = _linked if kind == LIST else _tree
+    if _of_several(note):
+        return [build(item, names[kind]) if isinstance(item, list) else item for item in value]
+    return build(value, names[kind])
+
+
+def _linked(values: Sequence[Any], node: Callable[[Any], Any]) -> Any:
+    head = None
+    for value in reversed(values):
+        one = node(value)
+        one.next, head = head, one
+    return head
+
+
+def _tree(values: Sequence[Any], node: Callable[[Any], Any]) -> Any:
+    if not values or values[0] is None:
+        return None
+    root = node(values[0])
+    parents, rest = deque([root]), deque(values[1:])
+    while rest and parents:
+        parent = parents.popleft()
+        for side in ("left", "right"):
+            value = rest.popleft() if rest else None
+            if value is not None:
+                child = node(value)
+                setattr(parent, side, child)
+                parents.append(child)
+    return root
+
+
+def _listed(value: Any) -> Any:
+    kind = type(value).__name__
+    if kind == LIST:
+        return _values(value)
+    if kind == TREE:
+        return _levels(value)
+    if type(value) is list and any(type(item).__name__ in (LIST, TREE) for item in value):
+        return [[] if item is None else _listed(item) for item in value]
+    return value
+
+
+def _values(node: Any) -> list[Any]:
+    found = []
+    while node is not None:
+        if len(found) == MOST:
+            raise ValueError(f"a linked list of more than {MOST} nodes, or one that never ends")
+        found.append(node.val)
+        node = node.next
+    return found
+
+
+def _levels(root: Any) -> list[Any]:
+    found: list[Any] = []
+    queue = deque([root])
+    while queue:
+        node = queue.popleft()
+        if len(found) > MOST:
+            raise ValueError(f"a tree of more than {MOST} nodes, or one that never ends")
+        found.append(None if node is None else node.val)
+        if node is not None:
+            queue += (node.left, node.right)
+    while found and found[-1] is None:
+        found.pop()
+    return found
