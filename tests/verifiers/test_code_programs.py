@@ -15,7 +15,7 @@ from rlvr.errors import ConfigError
 from rlvr.verifiers.code import CodeVerifier
 from rlvr.verifiers.code.asserts import rewritten
 from rlvr.verifiers.code.compare import Comparison, same_text, same_value, short
-from rlvr.verifiers.code.extraction import NoProgramError, find_program
+from rlvr.verifiers.code.extraction import NoProgramError, find_program, language_of
 from rlvr.verifiers.code.layouts import LayoutError, read_layout
 from rlvr.verifiers.code.programs import assembled
 
@@ -44,6 +44,8 @@ HOW = Comparison()
         ("<think>```python\nprint(1)\n```</think>```python\nprint(2)\n```", "print(2)\n"),
         ("```python\nprint(1)\n```<|im_end|>\n<|im_start|>user\n```python\nprint(2)\n```", "print(1)\n"),
         ("```{.python}\r\nprint(1)\r\n```\r\n", "print(1)\r\n"),
+        ("\ufeffprint(1)", "print(1)"),
+        ("```python\n\ufeffprint(1)\n```", "print(1)\n"),
     ],
 )
 def test_the_program_is_the_last_fenced_block_or_the_bare_text(completion, program):
@@ -74,6 +76,27 @@ def test_which_block_and_which_language_are_options():
     assert find_program(text, "cpp", "first") == "2\n"
     assert find_program(text, "cpp") == "3\n"
     assert find_program(text, "python") == "1\n"
+
+
+@pytest.mark.parametrize(
+    ("marks", "language"),
+    [
+        ("python py Python3 python3.11 py3 PyPy3 pypy3.10 python2.7 main.py", "python"),
+        ("c C c99 c11 gcc main.c", "c"),
+        ("cpp c++ C++17 c++20 cpp20 cpp2a c++1z g++ gnu++17 cc cxx main.cpp", "cpp"),
+        ("js javascript node node.js nodejs18 es6 mjs index.js", "javascript"),
+        ("text bash csharp c# java output rust go 17 3.11 cs", None),
+    ],
+)
+def test_marks_of_a_language_with_its_version(marks, language):
+    for mark in marks.split():
+        assert language_of(mark) == language, mark
+        if language:
+            assert find_program(f"```{mark}\nx\n```\n```text\ny\n```", language) == "x\n"
+            assert (
+                read_layout({"kind": "stdio", "language": mark, "cases": [{"output": "1"}]}, "python", HOW).language
+                == language
+            )
 
 
 def some_text(seed):

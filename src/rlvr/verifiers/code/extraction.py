@@ -23,26 +23,48 @@ Which = Literal["last", "first", "only"]
 ALIASES = {
     "python": "python",
     "py": "python",
-    "python3": "python",
-    "python2": "python",
     "pypy": "python",
-    "pypy3": "python",
+    "cpython": "python",
     "c": "c",
+    "gcc": "c",
     "cpp": "cpp",
     "c++": "cpp",
     "cc": "cpp",
     "cxx": "cpp",
+    "g++": "cpp",
+    "gnu++": "cpp",
     "javascript": "javascript",
     "js": "javascript",
     "node": "javascript",
     "nodejs": "javascript",
+    "node.js": "javascript",
+    "ecmascript": "javascript",
+    "es": "javascript",
+    "mjs": "javascript",
+    "cjs": "javascript",
 }
-"""What a fence may call a language, and what a task may: the runner's name of it."""
+"""What a fence may call a language, and what a task may, less its version: the runner's name of it."""
 
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})")
-_MARK = re.compile(r"[{.]*([\w+#]*)")
+_MARK = re.compile(r"[{.]*([\w+#.]*)")
+_VERSION = re.compile(r"\d[\d.]*[a-z]?")
 _DEEPER = 4
 """Columns by which a closing fence may not be deeper than the opening one (CommonMark 4.5)."""
+
+
+def language_of(name: str) -> str | None:
+    """The language that a mark or a task names, with its version (`python3.11`, `c++17`, `cpp2a`) or the name of a file
+    (`main.py`); None for one that is unknown."""
+    name = name.casefold().strip()
+    for known in (name, _without_version(name), name.rpartition(".")[2]):
+        if known in ALIASES:
+            return ALIASES[known]
+    return None
+
+
+def _without_version(name: str) -> str:
+    version = next((found for found in _VERSION.finditer(name) if found.end() == len(name)), None)
+    return name[: version.start()] if version else name
 
 
 class NoProgramError(ValueError):
@@ -67,7 +89,7 @@ def find_program(
     text = after_reasoning(own_turn(completion), think_opened_by_prompt)
     if text is None:
         raise NoProgramError("the reasoning never ended")
-    program = _chosen(text, language, which)
+    program = _chosen(text, language, which).removeprefix("\ufeff")  # the mark of a file's encoding is none of its text
     if not program.strip():
         raise NoProgramError("there is no program")
     if len(program) > max_length:
@@ -81,7 +103,7 @@ def _chosen(text: str, language: str, which: Which) -> str:
     blocks = fenced_blocks(text)
     if not blocks:
         return text.strip("\r\n")
-    programs = [block.text for block in blocks if not block.mark or ALIASES.get(block.mark) == language]
+    programs = [block.text for block in blocks if not block.mark or language_of(block.mark) == language]
     if not programs:
         marks = ", ".join(dict.fromkeys(block.mark for block in blocks))
         raise NoProgramError(f"no fenced block is marked {language} or unmarked (marked: {marks[:80]})")
@@ -139,4 +161,4 @@ def _closes(fence: _Fence, opened: _Fence) -> bool:
 def _block(opened: _Fence, lines: list[str]) -> Block:
     body = [line.removeprefix(opened.indent) for line in lines] if opened.indent else lines
     mark = _MARK.match(opened.info)
-    return Block(re.sub(r"(?<=python)[\d.]+", "", mark[1].casefold()) if mark else "", "".join(body))
+    return Block(mark[1].casefold() if mark else "", "".join(body))

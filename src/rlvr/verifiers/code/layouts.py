@@ -30,7 +30,7 @@ from rlvr.errors import nearest
 from rlvr.verifiers.code.asserts import rewritten
 from rlvr.verifiers.code.cases import AssertCase, CallCase, Case, CheckerCase, PropertyCase, ProxiedCase, StdioCase
 from rlvr.verifiers.code.compare import Comparison
-from rlvr.verifiers.code.extraction import ALIASES
+from rlvr.verifiers.code.extraction import ALIASES, language_of
 from rlvr.verifiers.code.names import MEANT, bound, called, missing, uses
 from rlvr.verifiers.code.preludes import HARNESSES, IMPORTS, NODES
 from rlvr.verifiers.code.programs import imports_of, without_function
@@ -250,7 +250,7 @@ _PYTHON_ONLY = ("function", "asserts", "humaneval", "property")
 
 def _language(info: Mapping[str, Any], default: str) -> str:
     written = info.get("language", default)
-    language = ALIASES.get(str(written).casefold())
+    language = language_of(str(written))
     if language is None:
         raise LayoutError(
             f"'language' is {written!r}{nearest(str(written), ALIASES)}; it is python, c, cpp or javascript"
