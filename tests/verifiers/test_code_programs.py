@@ -78,6 +78,47 @@ def test_which_block_and_which_language_are_options():
     assert find_program(text, "python") == "1\n"
 
 
+F = "```python\ndef f(x):\n    return x\n```\n"
+READS = "```python\nprint(int(input()) + 1)\n```\n"
+BARE = "```\nprint(int(input()) + 1)\n```\n"
+
+
+@pytest.mark.parametrize(
+    ("completion", "wanted", "first_line"),
+    [
+        (READS + "Output:\n```\n3\n```", "", "print(int(input()) + 1)"),
+        (READS + "For the input\n```\n3 print\n```\nit prints\n```\n4\n```", "", "print(int(input()) + 1)"),
+        (BARE + "Output:\n```\n4\n```", "", "print(int(input()) + 1)"),
+        ("```\n1 2\n```\n" + BARE + "```\n4\n```", "", "print(int(input()) + 1)"),
+        ("```\n4\n```\n```\n5\n```", "", "5"),
+        ("```python\nx = 1\n```\n" + READS, "", "print(int(input()) + 1)"),
+        (READS + "```python\n>>> 3\n4\n```", "", "print(int(input()) + 1)"),
+        (F + "Use it:\n```python\nprint(f(3))\n```", "f", "def f(x):"),
+        (F + "Or:\n```python\nf = lambda x: x\n```\n```\n3\n```", "f", "f = lambda x: x"),
+        (F + "```python\ndef g(f):\n    return f(1)\n```", "f", "def f(x):"),
+        ("```python\nimport math\n```\n```\ndef f(x): return 1\n```", "f", "def f(x): return 1"),
+        (
+            "```python\nclass Solution:\n    def f(self): pass\n```\n```python\ns = Solution()\n```",
+            "f",
+            "class Solution:",
+        ),
+        ("```python\nclass A:\n    def f(self): pass\n```\n```python\ndef f(): pass\n```", "A.f", "class A:"),
+        ("```python\n    return 1\n```\n```text\n1\n```", "f", "    return 1"),
+        ("```python\n```\n" + BARE, "", "print(int(input()) + 1)"),
+    ],
+)
+def test_the_right_block_among_several(completion, wanted, first_line):
+    assert find_program(completion, wanted=wanted).splitlines()[0] == first_line
+
+
+def test_the_right_block_in_other_languages():
+    text = '```\nint main() { puts("3"); }\n```\nprints\n```\n3\n```'
+    assert find_program(text, "c").startswith("int main")
+    assert find_program(text, "cpp", "first").startswith("int main")
+    assert find_program("```\nconsole.log(3)\n```\n```\n3\n```", "javascript") == "console.log(3)\n"
+    assert find_program(READS + "```\n3\n```", which="only").startswith("print")
+
+
 @pytest.mark.parametrize(
     ("marks", "language"),
     [

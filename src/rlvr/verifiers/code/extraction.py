@@ -1,9 +1,11 @@
 """Which text of a completion is the program: an explicit policy, with one program or none.
 
 1. The completion's own turn, after the last closed reasoning block (rlvr.verifiers.extraction).
-2. Of its fenced blocks (``` or ~~~) those that are marked with the task's language or not marked at all; the last of them, or as
-   the option says. A block that is marked otherwise (`text`, `bash`, another language) shows something and is no program.
-3. Without any fenced block, the whole text.
+2. Of its fenced blocks (``` or ~~~) those that are marked with the task's language; where there is none, those without a mark. A
+   block that is marked otherwise (`text`, `bash`, another language) shows something and is no program.
+3. Of these the last, or as the option says, that defines the function which the task asks for; for a program that reads and
+   prints, the last that looks like one (it has a way to print) rather than like the output of one. Where none does, the last.
+4. Without any fenced block, the whole text.
 
 A block that is never closed goes to the end of the text. A mark at the very end that closes nothing closes the block that the
 prompt opened.
@@ -16,6 +18,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
+from rlvr.verifiers.code.programs import has_function
 from rlvr.verifiers.extraction import after_reasoning, own_turn
 
 Which = Literal["last", "first", "only"]
@@ -48,6 +51,13 @@ ALIASES = {
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})")
 _MARK = re.compile(r"[{.]*([\w+#.]*)")
 _VERSION = re.compile(r"\d[\d.]*[a-z]?")
+_PRINTS = {
+    "python": re.compile(r"\b(?:print|write|writelines|exec)\b"),
+    "c": re.compile(r"\bmain\b"),
+    "cpp": re.compile(r"\bmain\b"),
+    "javascript": re.compile(r"\b(?:console|stdout|print|writeSync|writeFileSync)\b"),
+}
+"""What no program that prints does without, by language."""
 _DEEPER = 4
 """Columns by which a closing fence may not be deeper than the opening one (CommonMark 4.5)."""
 
@@ -84,12 +94,16 @@ def find_program(
     which: Which = "last",
     think_opened_by_prompt: bool = False,
     max_length: int = 100_000,
+    wanted: str = "",
 ) -> str:
-    """The program of a completion, as written. NoProgramError says in words why there is none."""
+    """The program of a completion, as written. `wanted`: the function that it has to define, if any. NoProgramError says in words why
+    there is none."""
     text = after_reasoning(own_turn(completion), think_opened_by_prompt)
     if text is None:
         raise NoProgramError("the reasoning never ended")
-    program = _chosen(text, language, which).removeprefix("\ufeff")  # the mark of a file's encoding is none of its text
+    program = _chosen(text, language, which, wanted).removeprefix(
+        "\ufeff"
+    )  # the mark of a file's encoding is none of its text
     if not program.strip():
         raise NoProgramError("there is no program")
     if len(program) > max_length:
@@ -99,17 +113,30 @@ def find_program(
     return program
 
 
-def _chosen(text: str, language: str, which: Which) -> str:
-    blocks = fenced_blocks(text)
+def _chosen(text: str, language: str, which: Which, wanted: str) -> str:
+    blocks = [block for block in fenced_blocks(text) if block.text.strip() or block.mark]
     if not blocks:
         return text.strip("\r\n")
-    programs = [block.text for block in blocks if not block.mark or language_of(block.mark) == language]
+    marked = [block.text for block in blocks if block.mark and language_of(block.mark) == language]
+    unmarked = [block.text for block in blocks if not block.mark]
+    programs = marked if any(map(str.strip, marked)) or not unmarked else unmarked
     if not programs:
         marks = ", ".join(dict.fromkeys(block.mark for block in blocks))
         raise NoProgramError(f"no fenced block is marked {language} or unmarked (marked: {marks[:80]})")
-    if which == "only" and len(programs) > 1:
-        raise NoProgramError(f"{len(programs)} fenced blocks where one is asked for")
+    if which == "only":
+        if len(programs) > 1:
+            raise NoProgramError(f"{len(programs)} fenced blocks where one is asked for")
+        return programs[0]
+    fitting = [one for one in programs if _fits(one, language, wanted)]
+    if wanted and not fitting:
+        fitting = [one for one in unmarked if _fits(one, language, wanted)]
+    programs = fitting or programs
     return programs[0 if which == "first" else -1]
+
+
+def _fits(program: str, language: str, wanted: str) -> bool:
+    """Whether a block has the function that is wanted, or else can be a program that prints."""
+    return has_function(program, wanted) if wanted else _PRINTS[language].search(program) is not None
 
 
 class _Fence(NamedTuple):

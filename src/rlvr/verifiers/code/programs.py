@@ -36,6 +36,15 @@ def defines(program: str, name: str) -> bool:
     )
 
 
+def has_function(program: str, name: str) -> bool:
+    """Whether a Python program has that function at its top level, or as a method of `class Solution`; `A.f` is one of `class A`."""
+    owner, _, method = name.rpartition(".")
+    if not owner and defines(program, name):
+        return True
+    owned = re.search(rf"^class[ \t]+{re.escape(owner or 'Solution')}\b", program, re.MULTILINE)
+    return bool(owned and re.search(rf"^[ \t]+(?:async[ \t]+)?def[ \t]+{re.escape(method)}\b", program, re.MULTILINE))
+
+
 def callable_name(program: str, name: str) -> str:
     """How to call a function of a program: `Solution.name` where only that class can have it (the LeetCode form)."""
     if "." in name or defines(program, name) or not re.search(r"^class[ \t]+Solution\b", program, re.MULTILINE):

@@ -47,7 +47,7 @@ class CodeVerifier(Verifier):
     language: Literal["python", "c", "cpp", "javascript"] = "python"
     """Of programs whose task names no language."""
     block: Which = "last"
-    """Of several fenced blocks, the program: the `last`, the `first`, or none at all (`only`)."""
+    """Of several fenced blocks that may be the program: the `last`, the `first`, or none at all (`only`)."""
     credit: Credit = "all"
     """The score: 1 or 0 (`all`), the `share` of cases that pass, or the share before the `first_failure`; both by weight."""
     case_time: float = 2.0
@@ -151,7 +151,12 @@ class CodeVerifier(Verifier):
             return Verdict.undecided(f"bad task: {error}")
         try:
             program = find_program(
-                completion, layout.language, self.block, self.think_opened_by_prompt, self.max_length
+                completion,
+                layout.language,
+                self.block,
+                self.think_opened_by_prompt,
+                self.max_length,
+                layout.entry_point,
             )
         except NoProgramError as error:
             return Verdict(VerdictStatus.UNPARSABLE, 0.0, reason=str(error))
@@ -170,7 +175,9 @@ class CodeVerifier(Verifier):
         if given is None:
             return "it brings no solution to validate: give info['solution'], or set validate=false"
         try:
-            program = find_program(given, layout.language, self.block, max_length=self.max_length)
+            program = find_program(
+                given, layout.language, self.block, max_length=self.max_length, wanted=layout.entry_point
+            )
         except NoProgramError as error:
             return f"its solution: {error}"
         if layout.digest not in self._solutions:
