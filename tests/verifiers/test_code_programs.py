@@ -212,6 +212,30 @@ def test_a_program_is_put_together():
         ("4", "3", {"tolerance": 10}, False),
         ("1000000.5", "1000000.0", {}, True),
         ("1000002.5", "1000000.0", {}, False),
+        ("0", "2.5e-7", {}, False),
+        ("0.0", "0.0000001", {"tolerance": 1.0}, False),
+        ("2.5000001e-7", "2.5e-7", {}, True),
+        ("2.51e-7", "2.5e-7", {}, False),
+        ("1e-9", "0.0", {}, True),
+        ("-0.000000", "0.0", {}, True),
+        ("0.001", "0.0", {}, False),
+        ("3.14159", "3.14159265", {}, True),
+        ("3.1415", "3.14159265", {}, False),
+        ("123456889", "123456789.0", {}, False),
+        ("123456790", "123456789.0", {}, False),
+        ("123456789", "123456789.0", {}, True),
+        ("123456789.2", "123456789.0", {}, True),
+        ("123456799.0", "123456789.0", {"tolerance": 1e-4}, True),
+        ("1000000000000001024", "1e18", {}, True),
+        ("1000000100000000000", "1e18", {}, False),
+        ("0.5000004", "0.5", {"tolerance": 0}, False),
+        ("1.1", "1.10", {}, True),
+        ("1.1", "1.10", {"tolerance": 0}, True),
+        ("3e4567", "9e9999", {}, False),
+        ("9e9999", "9e9999", {}, True),
+        ("1e-4567", "0.0", {}, False),
+        ("0.0", "1e-4567", {}, False),
+        ("0e1234", "0.0", {}, True),
         ("nan", "0.5", {}, False),
         ("inf", "1e300", {}, False),
         ("1e400", "0.5", {}, False),
@@ -266,6 +290,31 @@ def test_printed_text_is_compared_token_by_token(found, expected, how, same):
 )
 def test_values_are_compared_by_type(found, expected, how, same):
     assert same_value(found, expected, Comparison(**how)) is same
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "same"),
+    [
+        (0.0, 3e-9, False),
+        (3e-9, 3e-9 * (1 + 1e-9), True),
+        (0, 1e-300, False),
+        (1e-12, 0.0, True),
+        (123456889.0, 123456789.0, False),
+        (123456889, 123456789.0, False),
+        (0.1 + 0.2, 0.3, True),
+        ({(True, True), (2.0, False)}, {(1, 1), (2, 0)}, False),
+        ({(1, 1), (2, 0)}, {(1, 1), (2, 0)}, True),
+        ({(1, (True,))}, {(1, (1,))}, False),
+        ({frozenset({1})}, {frozenset({True})}, False),
+        ({(1, True): 0}, {(1, 1): 0}, False),
+        ({(1, 1): 0}, {(1, 1): 0}, True),
+        ({1, 2}, {1, 2.0}, False),
+    ],
+)
+def test_values_within_sets_and_close_to_zero(found, expected, same):
+    assert same_value(found, expected, HOW) is same
+    loose = Comparison(strict_numbers=False)
+    assert same_value(found, expected, loose) is (same or isinstance(found, (set, dict)))
 
 
 def test_deep_and_large_values_are_compared_and_shown():

@@ -113,6 +113,7 @@ def _codecontests(row: Row) -> Row:
     columns = [row.pop(name, None) or {} for name in ("public_tests", "private_tests", "generated_tests")]
     pairs = [pair for one in columns for pair in zip(one.get("input", ()), one.get("output", ()), strict=True)]
     info: dict[str, Any] = {"kind": "stdio", "cases": [{"input": i, "output": o} for i, o in dict.fromkeys(pairs)]}
+    info["comparison"] = {"ignore_case": True}  # as its own harness does (execution/tester_sandboxer.cc)
     if limit := row.pop("time_limit", None):
         info["time_limit"] = limit.get("seconds", 0) + limit.get("nanos", 0) / 1e9 or None
     if memory := row.pop("memory_limit_bytes", None):

@@ -2,7 +2,10 @@
 
 Text is compared token by token: equal letter by letter, but for an expected token that is a number and no integer, which any
 number within the tolerance equals. So an expected `3` is not `3.0`, and an expected `0.5` may be `0.50` or `5e-1`. Values are
-compared by type: a bool is no number, an expected integer is an integer.
+compared by type, also within sets and the keys of dicts: a bool is no number, an expected integer is an integer.
+
+The peers: LiveCodeBench compares lines of decimals exactly (`testing_util.py`), EvalPlus takes 1e-6 + 1e-7 |expected|
+(`evalplus/eval/__init__.py`), CodeContests 1e-5 in all (`execution/tester_sandboxer.cc`). The last two take 0 for a small answer.
 
 Invariants: the time is linear in the texts and values; nothing here raises on what a program gave.
 """
@@ -12,12 +15,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?", re.ASCII)
 _INTEGER = re.compile(r"[-+]?\d+", re.ASCII)
+GROWS_TO = 5e5
+"""The expected number from which on the tolerance is what it is there: with 1e-6, one half, so that no other integer will do."""
+_DOUBLE_LOSS = 1e-12
+"""What computing with doubles may lose of a number of any size, which is more than that from 5e11 on."""
 _LONGEST = 400
 """Characters of a token that may be a number that is compared by value."""
 
@@ -27,7 +34,7 @@ class Comparison:
     """How outputs and values are compared; a task's `comparison` gives these by name."""
 
     tolerance: float = 1e-6
-    """Of a number that is expected and is no integer: absolute below 1, else relative to what is expected. 0 or more."""
+    """Of a number that is expected and is no integer, relative to it (up to `GROWS_TO`); absolute where 0.0 is expected. 0 or more."""
     lines: bool = False
     """Line by line, with the space inside lines, in place of token by token; space at the ends of lines never counts."""
     ignore_case: bool = False
@@ -86,7 +93,16 @@ def _near(found: str, expected: str, tolerance: float) -> bool:
         return False
     if not (_NUMBER.fullmatch(expected) and _NUMBER.fullmatch(found)):
         return False
-    return _close(float(found), float(expected), tolerance)
+    one, wanted = _float(found), _float(expected)
+    return one is not None and wanted is not None and _close(one, wanted, tolerance)
+
+
+def _float(text: str) -> float | None:
+    """The number that a token writes, or None where a float cannot hold it: 1e999 and 1e-999 are equal to themselves only."""
+    value = float(text)
+    mantissa = text.casefold().partition("e")[0]
+    lost = value == 0 and any(digit in mantissa for digit in "123456789")
+    return None if lost or math.isinf(value) else value
 
 
 def _close(found: float, expected: float, tolerance: float) -> bool:
@@ -95,7 +111,11 @@ def _close(found: float, expected: float, tolerance: float) -> bool:
         return math.isnan(found)
     if found == expected:
         return True
-    return math.isfinite(expected) and abs(found - expected) <= tolerance * max(1.0, abs(expected))
+    if not math.isfinite(expected):
+        return False
+    size = abs(expected)
+    allowed = tolerance if size == 0 else max(tolerance * min(size, GROWS_TO), min(tolerance, _DOUBLE_LOSS) * size)
+    return abs(found - expected) <= allowed and (found != 0 or size == 0)
 
 
 def same_value(found: Any, expected: Any, how: Comparison) -> bool:
@@ -122,19 +142,27 @@ def _same(found: Any, expected: Any, how: Comparison) -> bool:
             and all(_same(f, e, how) for f, e in zip(found, expected, strict=True))
         )
     if isinstance(expected, dict):
-        same_keys = isinstance(found, dict) and len(found) == len(expected) and found.keys() == expected.keys()
-        return same_keys and _same_types(found, expected) and all(_same(found[k], v, how) for k, v in expected.items())
+        same_keys = isinstance(found, dict) and _same_members(found.keys(), expected.keys(), how)
+        return same_keys and all(_same(found[k], v, how) for k, v in expected.items())
     if isinstance(expected, (set, frozenset)):
-        return type(found) is type(expected) and found == expected and _same_types(found, expected)
+        return type(found) is type(expected) and _same_members(found, expected, how)
     if isinstance(expected, (bool, int, float)):
         return _same_number(found, expected, how)
     return type(found) is type(expected) and bool(found == expected)
 
 
-def _same_types(found: Any, expected: Any) -> bool:
-    """Of equal keys or members: whether 1 is not True or 1.0."""
-    kinds = {key: type(key) for key in expected}
-    return all(type(key) is kinds[key] for key in found)
+def _same_members(found: Collection[Any], expected: Collection[Any], how: Comparison) -> bool:
+    """Whether two sets, or the keys of two dicts, are equal and of equal types at every depth. Numbers in them are exact."""
+    if len(found) != len(expected) or set(found) != set(expected):
+        return False
+    return not how.strict_numbers or {_typed(one) for one in found} == {_typed(one) for one in expected}
+
+
+def _typed(value: Any) -> Any:
+    """A member of a set that is equal to another only where the types are, too."""
+    if isinstance(value, (tuple, frozenset)):
+        return type(value), type(value)(_typed(item) for item in value)
+    return type(value), value
 
 
 def _same_number(found: Any, expected: bool | int | float, how: Comparison) -> bool:
