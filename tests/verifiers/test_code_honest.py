@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 
@@ -228,3 +229,21 @@ def test_lists_become_the_nodes_that_a_function_is_annotated_with():
     assert scores(trees, {"mirror": TREES + mirror, "same": TREES + "return root"}) == {"mirror": 1.0, "same": 0.0}
     merge = "def f(lists: List[Optional[ListNode]]) -> int:\n    return sum(one.val for one in lists if one)"
     assert scores(function([[[1, 2], [], [3]], 4]), {"several": merge}) == {"several": 1.0}
+
+
+# --- compilers
+
+LARGE = '#include <cstdio>\nint a[{n}] = {{1}};\nint main() {{ int x, y; scanf("%d %d", &x, &y); printf("%d\\n", a[0] + a[{n} - 1] + x + y - 1); }}'
+
+
+@pytest.mark.skipif("cpp" not in languages(), reason="there is no C++ compiler here")
+def test_programs_with_large_initialised_arrays_compile_and_run():
+    """A binary of 4 MB, one of 24 MB (more than the files that a program may write), and one that is refused, at once."""
+    interpreter = os.path.realpath(sys.executable)  # a file of many MB that a sandbox can read, and that packs badly
+    random_data = f'asm(".data\\n.incbin \\"{interpreter}\\"");\nint main() {{}}'
+    jobs = [Job(LARGE.format(n=n), "cpp", b"3 4\n", limits=SLOW) for n in (1_000_005, 6_000_000)]
+    *found, refused = outcomes([*jobs, Job(random_data, "cpp", limits=SLOW)])
+    assert [(one.ended, one.stdout) for one in found] == [(Ended.DONE, b"7\n")] * 2, found
+    if os.path.getsize(interpreter) > 10 * 2**20:
+        assert refused.ended is Ended.RAISED
+        assert "the program is too large" in refused.reason

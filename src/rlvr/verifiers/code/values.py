@@ -57,7 +57,8 @@ class _Tree:
 
     def of(self, value: Any, depth: int) -> Any:
         kind = type(value)
-        size = len(value) if kind is str or kind is bytes else value.bit_length() // 4 if kind is int else 0
+        size = len(value) if kind is str else 2 * len(value) if kind is bytes else 0  # bytes are written in hexadecimal
+        size = value.bit_length() // 4 if kind is int else size
         self.left -= size + 1
         self.items -= 1
         if self.left < 0 or self.items < 0:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from rlvr.errors import ConfigError
 from rlvr.verifiers.code.runner import Call, Ended, Job, Outcome
 from rlvr.verifiers.code.sandbox.execution import Execution, Program
-from rlvr.verifiers.code.sandbox.inside.program import RAISED, VALUE
+from rlvr.verifiers.code.sandbox.inside.program import RAISED, SIZE_BYTES, VALUE
 from rlvr.verifiers.code.sandbox.languages import COMPILING, NATIVE, PROGRAM, check_language, languages
 from rlvr.verifiers.code.sandbox.process import SandboxError, Zygote
 from rlvr.verifiers.code.sandbox.tiers import Tier
@@ -56,8 +56,11 @@ class LocalRunner:
         compiled = await self._compile(job.language, source)
         if compiled.ended is not Ended.DONE:
             return compiled
-        order = {"kind": "execute", "file": PROGRAM, "argv": [f"./{PROGRAM}"]}
-        return await self._twice(Program(order, compiled.claim, job.limits, job.stdin))
+        size = int.from_bytes(compiled.claim[:SIZE_BYTES], "big")
+        order = {"kind": "execute", "file": PROGRAM, "argv": [f"./{PROGRAM}"], "packed": True}
+        # The program itself is a file, too.
+        limits = replace(job.limits, file_mb=job.limits.file_mb + -(-size // 2**20))
+        return await self._twice(Program(order, compiled.claim[SIZE_BYTES:], limits, job.stdin))
 
     async def test(self, job: Job, candidate: Job, name: str, token: str) -> Outcome:
         """See Runner. The candidate's process lives as long as the test does, under the test's wall clock."""
@@ -137,10 +140,10 @@ class LocalRunner:
         argv = [languages()[language], *how.options, how.source, *how.after]
         order = {"kind": "compile", "file": how.source, "argv": argv, "made": PROGRAM}
         outcome = await self._twice(Program(order, source, COMPILING))
-        if outcome.ended is Ended.DONE and not outcome.claim:
-            return replace(outcome, ended=Ended.RAISED, reason="the compiler made no program")
         if outcome.ended is Ended.DONE:
-            return outcome
+            if _is_program(outcome.claim):
+                return outcome
+            return replace(outcome, ended=Ended.RAISED, claim=b"", reason="the compiler made no program")
         errors = outcome.stderr.decode(errors="replace").splitlines()
         first = next((line for line in errors if "error" in line), outcome.reason)
         return replace(outcome, reason=f"it does not compile: {first}")
@@ -189,6 +192,12 @@ def _failed(outcome: Outcome) -> Outcome:
     if outcome.ended is Ended.DONE:
         return replace(outcome, ended=Ended.RAISED, value=None, reason="the candidate ended during the test")
     return replace(outcome, reason=f"the candidate: {outcome.reason}")
+
+
+def _is_program(claim: bytes) -> bool:
+    """Whether a compiler's claim is the size of a program and the program, packed."""
+    size = int.from_bytes(claim[:SIZE_BYTES], "big")
+    return len(claim) > SIZE_BYTES and size <= COMPILING.file_mb * 2**20
 
 
 def _bytes(text: str) -> bytes:

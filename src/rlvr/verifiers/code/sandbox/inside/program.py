@@ -24,6 +24,7 @@ import socket
 import sys
 import threading
 import traceback
+import zlib
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -41,6 +42,12 @@ STREAMS = "/proc/fd"
 """Where a program in namespaces of its own finds its standard streams by path; `/dev/stdin` and the like are links to it."""
 _CHANNEL = 3
 _FILE = "program.py"
+SIZE_BYTES = 8
+"""Bytes of a compiled program's own size, big-endian, before it."""
+LARGEST_PROGRAM = values.MAX_SIZE - SIZE_BYTES
+"""Bytes of a compiled program, packed."""
+_PART = 2**20
+"""Bytes of a compiled program that are packed or unpacked at a time."""
 _OPEN_FILES = 64
 _CLOSED_UP_TO = 1024
 _STACK = 8 * 2**20, 64 * 2**20
@@ -131,11 +138,14 @@ def _make_killable(proc: int) -> None:
 
 
 def _execute(what: dict[str, Any], source: bytes) -> NoReturn:
-    """Write the source and become the command."""
+    """Write the source, or the compiled program that it packs, and become the command."""
+    unpack = zlib.decompressobj()
     fd = os.open(what["file"], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700)
-    left = memoryview(source)
-    while left:
-        left = left[os.write(fd, left) :]
+    while source:
+        left = memoryview(unpack.decompress(source, _PART) if what.get("packed") else source)
+        source = unpack.unconsumed_tail
+        while left:
+            left = left[os.write(fd, left) :]
     os.close(fd)
     os.execve(what["argv"][0], what["argv"], _ENVIRONMENT)
 
@@ -150,9 +160,20 @@ def _compile(channel: socket.socket, what: dict[str, Any], source: bytes) -> int
             os._exit(127)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code == 0:
-        with open(what["made"], "rb") as file:
-            frames.send(channel, VALUE + file.read())
+        packed = _packed(what["made"])
+        if len(packed) > LARGEST_PROGRAM:
+            os.write(2, f"error: the program is too large ({len(packed)} bytes packed)\n".encode())
+            return 1
+        frames.send(channel, VALUE + os.stat(what["made"]).st_size.to_bytes(SIZE_BYTES, "big") + packed)
     return abs(code)
+
+
+def _packed(path: str) -> bytes:
+    """A file, compressed: large arrays with initial values make programs of megabytes, nearly all of them zeros."""
+    pack = zlib.compressobj(1)
+    with open(path, "rb") as file:
+        parts = [pack.compress(part) for part in iter(lambda: file.read(_PART), b"")]
+    return b"".join([*parts, pack.flush()])
 
 
 def _python(channel: socket.socket, what: dict[str, Any], source: bytes, order: Order) -> int:
