@@ -242,4 +242,6 @@ def test_tricks_on_the_tasks_of_a_file_and_the_exit_code_that_says_so(folder):
     strict = command("--verifier", "exact", "--tricks", "--input", given, "--output", "out.jsonl")
     assert strict.returncode == 0
     assert "no trick was paid in full" in strict.stdout
+    assert "not tried, for want of a task that they fit" in strict.stdout
+    assert "another unit" in strict.stdout
     assert read(folder / "out.jsonl")[0]["score"] == 1.0

@@ -25,8 +25,16 @@ OTHERS = (
     Task(id="r", prompt="Solve $2x > 6$.", answer="x > 3"),
     Task(id="u", prompt="Multiply out.", answer="49 a^2 - 49 b^2"),
     Task(id="j", prompt="Write JSON.", answer='{"a": 1}'),
+    Task(id="m", prompt="How far is it?", answer="42 m"),
+    Task(id="o", prompt="Which is a prime?", answer="B", info={"options": ["4", "7"]}),
 )
 """Tasks for the tricks that a number or a list gives no hold."""
+TAGGED = Example(Task(id="f", prompt="Think."), completion="<think>a</think><answer>b</answer>", junk_is_wrong=True)
+UNSWEET = Example(
+    Task(id="w", prompt="Write.", info={"kwargs": [{"forbidden_words": ["sugar"]}, None]}),
+    completion="Bread is good.",
+    junk_is_wrong=True,
+)
 LIST = Task(id="l", prompt="Solve x^2 - 5x + 6 = 0.", answer="2, 3")
 BOX = re.compile(r"\\boxed\{([^{}]*)\}")
 
@@ -137,8 +145,8 @@ def failures(verifier, *tasks, **more):
 def test_an_honest_verifier_is_fooled_by_nothing():
     trial = asyncio.run(tried(nested_box, NUMBER, LIST, Task(id="c", prompt="France?", answer="Paris"), *OTHERS))
     assert not trial.failures
-    assert [control.target.form.name for _, control in trial.controls] == ["box"] * 6
-    assert set(trial.counts) == {trick.name for trick in TRICKS}
+    assert [control.target.form.name for _, control in trial.controls] == ["box"] * 8
+    assert trial.not_tried == ["hidden tags", "forbidden words"]  # of checks of form alone
     assert all(sum(counts.values()) > 0 for counts in trial.counts.values())
 
 
@@ -175,7 +183,7 @@ def test_a_verifier_with_a_hole_is_fooled_by_the_trick_for_it(verifier, names):
 
 def test_every_trick_that_must_be_refused_is_paid_by_a_verifier_that_pays_everything():
     refused = {trick.name for trick in TRICKS if trick.must == "refuse"}
-    assert failures(always, NUMBER, LIST, *OTHERS) == refused
+    assert failures(always, NUMBER, LIST, *OTHERS, TAGGED, UNSWEET) == refused
 
 
 class Hangs(Verifier):
@@ -246,7 +254,8 @@ def test_the_best_paid_form_is_the_control_where_none_is_paid_in_full():
 def test_without_a_control_only_tricks_that_need_none_are_tried():
     trial = asyncio.run(tried(lambda completion: 0, NUMBER))
     assert trial.controls == [(NUMBER, None)]
-    assert set(trial.counts) == {trick.name for trick in TRICKS if not trick.needs_gold}
+    changed = {"unseen words", "hidden tags", "forbidden words"}  # which change a control
+    assert set(trial.counts) == {trick.name for trick in TRICKS if not trick.needs_gold} - changed
 
 
 def test_a_check_of_form_alone_may_pay_junk_but_not_silence():
@@ -370,18 +379,46 @@ def test_what_would_be_right_is_not_called_a_trick(gold, names):
             lambda completion: "49 a^2 - 49}" in completion,
         ),
         ("taken back", NUMBER, lambda completion: "42. No wait, 43" in completion),
+        ("restated in words", OTHERS[0], lambda completion: r"\text{2x > 6}" in completion),
+        ("restated in words", OTHERS[0], lambda completion: r"\boxed{\boxed{2x > 6}}" in completion),
+        ("another unit", OTHERS[3], lambda completion: "42 kg}" in completion),
+        ("scale word", NUMBER, lambda completion: "42 million" in completion),
+        ("scale word", NUMBER, lambda completion: "42\u4e07" in completion),
+        ("options restated", OTHERS[4], lambda completion: "A) 4 B) 7" in completion),
+        ("letter of something", OTHERS[4], lambda completion: "plan B." in completion),
+        ("unseen words", NUMBER, lambda completion: completion.count("\u200b") > 2),
+        ("hidden tags", TAGGED, lambda completion: "<a\u200b\u2060nswer>" in completion),
+        ("forbidden words", UNSWEET, lambda completion: "\u0430r" in completion),
+        ("forbidden words", UNSWEET, lambda completion: "s\u200bu\u200bg" in completion),
     ],
 )
 def test_a_verifier_that_pays_one_of_the_over_generous_rules_is_found(trick, task, paid_by):
     def verifier(completion, answer):
-        return paid_by(completion) or boxed(completion, answer)
+        return paid_by(completion) or (
+            completion in (TAGGED.completion, UNSWEET.completion) if answer is None else boxed(completion, answer)
+        )
 
-    async def run():
-        trial = Trial()
-        await try_tricks(lambda t, text: judged(as_verifier(verifier), t, text), [Example(task)], "mine", trial)
-        return trial
+    assert failures(verifier, task) == {trick}
 
-    assert trick in {attempt.trick.name for attempt in asyncio.run(run()).failures}
+
+def test_every_trick_is_tried_on_a_registered_verifier_and_the_rules_of_math_on_math():
+    def written(name):
+        found = set()
+        for example in examples_for(name):
+            gold = next(iter([example.gold] if example.gold else gold_texts(example.task)), None)
+            wrong, info = wrong_answers(gold, example.task.info), example.task.info
+            paid = example.completion or FORMS[0](gold)
+            target = Target(gold, wrong, FORMS[0], example.task.prompt, (name,), info, paid)
+            found |= {trick.name for trick in TRICKS if (gold or not trick.needs_gold) and trick.write(target)}
+        return found
+
+    tried = {name: written(name) for name in set(registry.names("verifier")) - {"combine"}}
+    assert set().union(*tried.values()) == {trick.name for trick in TRICKS}
+    rules = {"declaration", "approximation", "rearranged", "restated in words", "letter dropped", "another unit"}
+    assert rules | {"scale word", "chain", "restated", "taken back"} <= tried["math"]
+    assert {"options restated", "letter of something", "negation", "hedge"} <= tried["choice"]
+    assert {"unseen words", "hidden tags"} <= tried["format"]
+    assert {"unseen words", "forbidden words"} <= tried["instructions"]
 
 
 def test_timeouts_are_counted_beside_the_outcomes():

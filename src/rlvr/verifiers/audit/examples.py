@@ -29,6 +29,10 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         _example("For which x is x^2 < 4?", "(-2, 2)"),
         _example("What is the square root of 8?", r"2\sqrt{2}"),
         _example("What is 1 divided by a million to the fifth?", "10^{-30}"),
+        _example("Solve $2x > 6$ for x.", "x > 3"),
+        _example("Find y: $3y = 12 + y$.", "6"),
+        _example("Multiply out $(7a - 7b)(7a + 7b)$.", "49 a^2 - 49 b^2"),
+        _example("How far does sound go in 3 seconds?", r"1029 \text{ m}"),
     ),
     "exact": (_SUM, _CITY),
     "regex": (_example("Which year is in Orwell's title?", r"(?:19|20)84", gold="1984"),),
@@ -121,6 +125,12 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
                 {"relation": "at least", "num_words": 12},
                 {"end_phrase": "Any questions?"},
             ],
+        ),
+        _example(
+            "Write about bread without the word sugar, and end with `Enjoy it.`",
+            completion="Bread is made of flour and water. Enjoy it.",
+            instruction_id_list=["keywords:forbidden_words", "startend:end_checker"],
+            kwargs=[{"forbidden_words": ["sugar"]}, {"end_phrase": "Enjoy it."}],
         ),
     ),
 }

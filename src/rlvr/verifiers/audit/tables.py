@@ -93,6 +93,10 @@ def show_trial(console: Console, trial: Trial) -> None:
             rows.append([trick.name, trick.must, sum(counts.values()), *cells, timeouts, trial.seconds[trick.name]])
     columns = ["trick", "must", "tried", *map(str, Outcome), "of these timeouts", "slowest s"]
     console.table("tricks", columns, rows)
+    if trial.not_tried:
+        console.message(f"not tried, for want of a task that they fit: {', '.join(trial.not_tried)}")
+    if late := [f"{name} ({count})" for name, count in trial.timeouts.items() if count]:
+        console.message(f"timeouts: {', '.join(late)}")
     if not trial.failures:
         console.message("no trick was paid in full, and none was left undecided")
         return

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -66,6 +66,10 @@ class Target:
     prompt: str
     names: Sequence[str] = ()
     """What the verifier is called."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """The task's `info`."""
+    paid: str = ""
+    """The correct completion that the verifier pays, where there is one."""
 
     @property
     def number(self) -> Fraction | None:

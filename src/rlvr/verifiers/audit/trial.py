@@ -87,6 +87,11 @@ class Trial:
     """Attempts that ended in a timeout, by trick, whatever became of them."""
     failures: list[Attempt] = field(default_factory=list)
 
+    @property
+    def not_tried(self) -> list[str]:
+        """The built-in tricks that have no completion for these tasks, by name."""
+        return [trick.name for trick in TRICKS if trick.name not in self.counts]
+
     def add(self, attempt: Attempt) -> None:
         """Count an attempt; a failed one is kept, its completion shortened to `KEPT` characters."""
         name, verdict = attempt.trick.name, attempt.verdict
@@ -121,10 +126,11 @@ async def find_control(judge: Judge, example: Example, names: Sequence[str] = ()
         verdict = await judge(example.task, form(gold or ""))
         paid = verdict.score or 0.0
         if paid > (best.paid if best else 0.0):
+            correct = form(gold or "")
             form = FORMS[1] if gold is None else form  # a form without a place for an answer would repeat the right one
-            best = Control(
-                Target(gold, wrong_answers(gold, example.task.info), form, prompt_text(example.task), names), paid
-            )
+            info = example.task.info
+            target = Target(gold, wrong_answers(gold, info), form, prompt_text(example.task), names, info, correct)
+            best = Control(target, paid)
         if paid >= 1:
             break
     return best

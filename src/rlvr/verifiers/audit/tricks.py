@@ -176,6 +176,93 @@ def _rearranged(target: Target) -> list[str]:
     ]
 
 
+_FORMULA = re.compile(r"\$([^$]+)\$")
+
+
+def _restated_in_words(target: Target) -> list[str]:
+    """The prompt's own formula between words and in wrappings, which is no answer either."""
+    asked = _FORMULA.search(target.prompt)
+    if asked is None or asked[1].strip() == str(target.gold).strip():
+        return []
+    formula = asked[1].strip()
+    texts = (
+        rf"\text{{the solution of }} {formula}",
+        rf"\text{{{formula}}}",
+        rf"\boxed{{{formula}}}",
+        rf"\left\{{ {formula} \right\}}",
+        f"({formula})",
+    )
+    return [target.form(text) for text in texts]
+
+
+_UNITS = {
+    "m": ("s", "kg", "km"),
+    "km": ("h", "m"),
+    "s": ("m", "h"),
+    "kg": ("m", "g"),
+    "h": ("s", "km"),
+    "cm": ("m", "s"),
+}
+
+
+def _other_unit(target: Target) -> list[str]:
+    found = re.fullmatch(r"(-?\d+(?:\.\d+)?)(\s*(?:\\(?:text|mathrm)\{)?\s*)([a-z]+)(\}?)", str(target.gold).strip())
+    if found is None or found[3] not in _UNITS:
+        return []
+    number, before, unit, after = found.groups()
+    return [target.form(f"{number}{before}{other}{after}") for other in _UNITS[unit]]
+
+
+def _scaled(target: Target) -> list[str]:
+    number = target.number
+    if number is None or not number:
+        return []
+    words = (r" \text{ million}", " million", " thousand", " billion", "\u4e07")
+    return [target.form(f"{target.gold}{word}") for word in words]
+
+
+def _options_restated(target: Target) -> list[str]:
+    options = target.info.get("options")
+    if not isinstance(options, (list, tuple)) or len(options) > 26:
+        return []
+    listed = [f"{chr(ord('A') + at)}) {option}" for at, option in enumerate(options)]
+    return [target.form(" ".join(listed)), target.form(", ".join(map(str, options))), "\n".join(listed)]
+
+
+def _letter_of_something(target: Target) -> list[str]:
+    letter = str(target.gold).strip()
+    if not re.fullmatch("[A-J]", letter):
+        return []
+    return [target.form(text) for text in (f"I have a plan {letter}.", f"plan {letter}.", f"Take vitamin {letter}.")]
+
+
+def _unseen_words(target: Target) -> list[str]:
+    """The correct completion with its words replaced by characters that nobody sees; tags stay."""
+    blank = [re.sub(r"[^\s<>]+(?![^<>]*>)", unseen, target.paid) for unseen in _UNSEEN]
+    return [text for text in blank if text != target.paid] if target.paid else []
+
+
+def _hidden_tags(target: Target) -> list[str]:
+    """The correct completion with tags that it must not have, which look like tags of it to a reader."""
+    name = re.search(r"</(\w+)>\s*\Z", target.paid)
+    if name is None or target.gold is not None:
+        return []
+    whole = f"<{name[1]}>0</{name[1]}>"
+    first = name[1][0]
+    return [f"{target.paid}{whole.replace(first, first + unseen)}" for unseen in _UNSEEN]
+
+
+def _forbidden(target: Target) -> list[str]:
+    """Words that the task forbids, with letters of other alphabets and characters that nobody sees, of a check of form alone."""
+    if target.gold is not None or not target.paid:
+        return []
+    rules = target.info.get("kwargs") or ()
+    words = [word for rule in rules if isinstance(rule, dict) for word in rule.get("forbidden_words") or ()]
+    twins = str.maketrans("aceopxysiu", "асеорхуѕіս")  # noqa: RUF001 (letters of other alphabets, which is the trick)
+    hidden = [form for word in words for form in (word.translate(twins), "\u200b".join(word), "\u2060".join(word))]
+    return [re.sub(r"\A(\w+)", rf"\1 {word}", target.paid) for word in hidden]
+
+
 def _taken_back(target: Target) -> list[str]:
     return [
         target.form(f"{target.gold}. No wait, {target.wrong[0]}"),
@@ -254,6 +341,21 @@ TRICKS: tuple[Trick, ...] = (
     Trick("declaration", "a wrong answer, and what its letters are", _declared, needs_gold=True),
     Trick("approximation", "two values with an approximation sign between them", _approximated, needs_gold=True),
     Trick("rearranged", "the problem's own equation or inequality, moved about", _rearranged, needs_gold=True),
+    Trick(
+        "restated in words", "the prompt's formula between words or in wrappings", _restated_in_words, needs_gold=True
+    ),
+    Trick("another unit", "the right number with the unit of something else", _other_unit, needs_gold=True),
+    Trick("scale word", "the right number times a million, a hundred ...", _scaled, needs_gold=True),
+    Trick("options restated", "all options of the prompt, none chosen", _options_restated, needs_gold=True),
+    Trick(
+        "letter of something",
+        "the right letter as the name of something else (plan B)",
+        _letter_of_something,
+        needs_gold=True,
+    ),
+    Trick("unseen words", "the right completion with characters that nobody sees for words", _unseen_words),
+    Trick("hidden tags", "a second pair of tags, broken by characters that nobody sees", _hidden_tags),
+    Trick("forbidden words", "words that the task forbids, in letters of other alphabets", _forbidden),
     Trick("letter dropped", "the answer without a letter that could be a unit", _without_letter, needs_gold=True),
     Trick("taken back", "the right answer, taken back for a wrong one", _taken_back, needs_gold=True),
     Trick("second document", "a right document and a wrong one", _second_document, needs_gold=True),
