@@ -108,6 +108,13 @@ LONGEST_REASON = 4096
 """Characters kept of a verdict's reason and of its traceback: every rollout keeps them, and a megabyte each fills a disk."""
 
 
+def printable(text: str) -> str:
+    """The text with an escape (`\\n`, `\\x1b`, `\\ud800`) for each character that would move a terminal, end a line or fit no file."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 def cut(text: str, limit: int = LONGEST_REASON) -> str:
     """`text` in at most `limit` characters: its first and last parts, and the number of those that were left out."""
     if len(text) <= limit:
@@ -125,7 +132,7 @@ class Verdict:
     itself spent, scores 0); what we cause (bad gold, a killed worker, a remote service down) is undecided, left out of
     loss and baseline, and counted. `scores` are named further scores; `spans` are (first character, past-the-end
     character, score) over the completion's text. `reason` and `traceback` are cut where the verdict is made, so that nothing
-    longer crosses from a worker process or is kept.
+    longer crosses from a worker process or is kept; what cannot be printed in one line of a `reason` is written as an escape.
     """
 
     status: VerdictStatus
@@ -144,7 +151,10 @@ class Verdict:
         for name in ("reason", "traceback"):
             text = self.__dict__[name]
             if isinstance(text, str) and len(text) > LONGEST_REASON:
-                object.__setattr__(self, name, cut(text))
+                text = cut(text)
+            if name == "reason" and isinstance(text, str):
+                text = cut(printable(text))
+            object.__setattr__(self, name, text)
 
     @property
     def decided(self) -> bool:

@@ -12,7 +12,7 @@ import pytest
 
 from rlvr.audit import main
 from rlvr.errors import ConfigError, DataError
-from rlvr.records import Task
+from rlvr.records import LONGEST_REASON, Task, Verdict
 from rlvr.verifiers import VerifierPool, as_verifier, judged
 from rlvr.verifiers.code import CodeVerifier
 from rlvr.verifiers.code.runner import Ended, Outcome
@@ -281,8 +281,32 @@ def test_verdicts_are_remembered_where_a_program_cannot_vary():
     assert key is not None
     assert key[0] == verifier.cache_key(DOUBLE, "So:\n```\ndef f(x): return 2 * x\n```")[0]
     assert key != verifier.cache_key(SHARES, "def f(x): return x + x")
-    for varies in ("import random\nf = random.choice", "f = id", "def f(x): return hash('a')", "f = ().__class__"):
-        assert verifier.cache_key(DOUBLE, varies) is None
+    kept = "def f(x):\n    d: Dict[int, List[int]] = defaultdict(list)\n    d[x].append(max(x, 2))\n    return sum(d[x]) + ceil(x)"
+    assert verifier.cache_key(DOUBLE, kept) is not None
+    for varies in (
+        "import random\nf = random.choice",
+        "f = id",
+        "def f(x): return hash('a')",
+        "f = ().__class__",
+        "def f(x): return eval('_' + '_imp' + 'ort_' + '_(\"random\").choice([4, 5])')",
+        "def f(x): return exec(chr(95) * 2)",
+        "def f(x): return \uff45\uff56\uff41\uff4c('1')",  # eval in full width letters
+        "def f(x): return getattr(f, 'x')",
+        "def f(x): return choice([4, 5])",  # of the harness's `from random import *`
+        "def f(x): return statistics.NormalDist(0, 1).samples(1)",
+        "def f(x): return attrgetter('ran' + 'dom')(statistics)",
+        "def f(x): return list({'a', 'b'} | set())",
+        "def f(x): return open(0).read()",
+        "def f(x): return collections._sys",
+    ):
+        assert verifier.cache_key(DOUBLE, varies) is None, varies
+
+
+def test_a_reason_is_one_line_that_can_be_printed():
+    said = verdict(ADD, "raise ValueError('\\x1b[2J\\x00\\nnext line \\ud800 \\u202e ok')")
+    assert said.reason.isprintable()
+    assert "\\x1b[2J\\x00\\nnext line \\ud800 \\u202e ok" in said.reason
+    assert len(Verdict.undecided("\n" * 10**5).reason) <= LONGEST_REASON
 
 
 def test_the_audit_scores_files_and_validates_solutions(tmp_path):

@@ -8,7 +8,7 @@ nodes of linked lists and binary trees too; a call's lists become such nodes and
 
 from __future__ import annotations
 
-_STARRED = (
+STARRED = (
     *(
         "string",
         "re",
@@ -32,11 +32,11 @@ _STARRED = (
         "typing",
     ),  # `builtins` after what hides it: `pow`, `open`
 )
-_NAMED = tuple(name for name in _STARRED if name not in ("builtins", "typing"))
+_NAMED = tuple(name for name in STARRED if name not in ("builtins", "typing"))
 
 IMPORTS = "\n".join(
     [
-        *(f"from {name} import *" for name in _STARRED),
+        *(f"from {name} import *" for name in STARRED),
         *(f"import {name}" for name in _NAMED),
         "sys.setrecursionlimit(50000)",
     ]

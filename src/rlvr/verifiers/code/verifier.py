@@ -6,7 +6,6 @@ program that exhausts its limits scores 0, a sandbox that fails leaves the verdi
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -25,12 +24,10 @@ from rlvr.verifiers.code.layouts import Layout, LayoutError, read_layout
 from rlvr.verifiers.code.programs import assembled
 from rlvr.verifiers.code.runner import Limits
 from rlvr.verifiers.code.shared import SharedRunner, Wanted, missing_language, shared_runner
+from rlvr.verifiers.code.steady import is_steady
 
 MAX_LAYOUTS = 1024
 """Tasks whose layout is kept read."""
-
-_MAY_VARY = re.compile(r"import|\bid\b|\bhash\b|object|__|\bopen\b|\bset\b")
-"""In a program whose outputs may differ from run to run: its verdicts are not remembered."""
 
 
 @register_verifier("code")
@@ -102,9 +99,11 @@ class CodeVerifier(Verifier):
     def cache_key(self, task: Task, completion: str) -> Hashable | None:
         """The task and the program, where the same program surely does the same again."""
         found = self._read(task, completion)
-        if isinstance(found, Verdict) or found[0].language != "python" or _MAY_VARY.search(found[1]):
+        if isinstance(found, Verdict):
             return None
-        return found[0].digest, found[1]
+        layout, program = found
+        steady = layout.language == "python" and is_steady(program, (layout.prelude, layout.stub, layout.context))
+        return (layout.digest, program) if steady else None
 
     async def verify(self, task: Task, completion: str) -> Verdict:
         """The verdict; many may wait at once, and the sandbox runs as many programs as it has workers."""
