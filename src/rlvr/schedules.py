@@ -143,6 +143,17 @@ def least_value(scalar: Scalar) -> float:
     return scalar
 
 
+def most_value(scalar: Scalar) -> float:
+    """Return an upper bound of what `scalar` may become, over all steps."""
+    if isinstance(scalar, Controller):
+        return max(0.0 if scalar.idle else -math.inf, scalar.maximum)
+    if isinstance(scalar, Schedule):
+        return max(scalar.start, scalar.end)
+    if isinstance(scalar, StepSchedule):
+        return max(scalar.at.values())
+    return scalar
+
+
 def refuse_below(name: str, scalar: Scalar | str | None, limit: float, above: bool = False) -> None:
     """ValueError where a number, or a schedule or controller of it, may fall below `limit` (with `above`: to `limit`).
 
@@ -154,6 +165,15 @@ def refuse_below(name: str, scalar: Scalar | str | None, limit: float, above: bo
     if least < limit or (above and least == limit):
         reaches = f"is {least:g}" if isinstance(scalar, (int, float)) else f"goes down to {least:g}"
         raise ValueError(f"{name} {reaches}, and must be {'above' if above else 'at least'} {limit:g}")
+
+
+def refuse_above(name: str, scalar: Scalar, limit: float) -> None:
+    """ValueError where a number, or a schedule or controller of it, may rise above `limit`."""
+    most = most_value(scalar)
+    if most > limit:
+        reaches = f"is {most:g}" if isinstance(scalar, (int, float)) else f"goes up to {most:g}"
+        fix = " (set `maximum`)" if isinstance(scalar, Controller) else ""
+        raise ValueError(f"{name} {reaches}, and must be at most {limit:g}{fix}")
 
 
 def scalar_value(scalar: Scalar, step: int, steps: int) -> float:

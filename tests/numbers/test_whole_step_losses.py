@@ -188,8 +188,8 @@ def test_trajectory_balance_is_reinforce_where_the_policy_is_flat():
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (lambda: TrajectoryBalance(floor=0.0), "floor must be above 0"),
-        (lambda: TrajectoryBalance(scale=-1.0), "scale must be above 0"),
+        (lambda: TrajectoryBalance(floor=0.0), "floor is 0, and must be above 0"),
+        (lambda: TrajectoryBalance(scale=-1.0), "scale is .*, and must be above 0"),
         (lambda: LastTokenReward("~", beta=0.0), "beta=0.0 must be above 0"),
         (lambda: LastTokenReward("~", constant=1.0), "constant=1.0 below 0"),
     ],

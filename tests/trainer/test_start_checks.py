@@ -150,6 +150,28 @@ FOLLOWS = {"metric": "entropy", "target": 1.0, "initial": 1.0}
             "clip_high goes down to -0.1, and must be at least 0",
         ),
         ({"algorithm": {"loss": {"name": "gmpo", "clip_high": -1.0}}}, "clip_high is -1, and must be at least 0"),
+        ({"algorithm": {"loss": {"clip_low": 1.2}}}, "clip_low is 1.2, and must be at most 1"),
+        ({"algorithm": {"loss": {"clip_low": moving(0.2, 3)}}}, "clip_low goes up to 3, and must be at most 1"),
+        (
+            {"algorithm": {"loss": {"clip_low": FOLLOWS}}},
+            r"clip_low goes up to inf, and must be at most 1 \(set `maximum`",
+        ),
+        ({"algorithm": {"loss": {"clip": "detach", "clip_low": 1.5}}}, "clip_low is 1.5, and must be at most 1"),
+        ({"algorithm": {"loss": {"name": "clip_cov", "clip_low": 1.01}}}, "clip_low is 1.01, and must be at most 1"),
+        ({"algorithm": {"loss": {"name": "clip_cov", "share": 2.0}}}, "share is 2, and must be at most 1"),
+        ({"algorithm": {"loss": {"name": "kl_cov", "share": -0.1}}}, "share is -0.1, and must be at least 0"),
+        (
+            {"algorithm": {"loss": {"name": "kl_cov", "share": moving(0.1, 2)}}},
+            "share goes up to 2, and must be at most 1",
+        ),
+        (
+            {"algorithm": {"loss": {"name": "weighted_likelihood", "temperature": moving(1.0, 0.0)}}},
+            "temperature goes down to 0, and must be above 0",
+        ),
+        (
+            {"algorithm": {"loss": {"name": "trajectory_balance", "floor": moving(0.1, 0.0)}}},
+            "floor goes down to 0, and must be above 0",
+        ),
         ({"algorithm": {"loss": {"clip_low": math.nan}}}, "finite"),
         ({"algorithm": {"advantage": {"name": "group", "baseline": math.inf}}}, "group"),
         ({"algorithm": {"entropy": math.nan}}, "algorithm.entropy: .*finite"),
@@ -168,6 +190,15 @@ def test_numbers_at_the_edge_are_taken():
     assert follows.maximum == math.inf
     config = load_config({"algorithm": {"loss": {"clip_low": 0.0, "clip_high": moving(0.0, 1.0)}}})
     assert registry.build("loss", config.algorithm.loss).clip_low == 0.0
+    for loss in [
+        {"clip_low": 1.0},
+        {"clip": "detach", "clip_low": 1.0},
+        {"clip": "kl", "clip_low": 2.0},
+        {"clip_low": {**FOLLOWS, "initial": 0.2, "maximum": 1.0}},
+        {"name": "gmpo", "clip_low": 2.0},
+        {"name": "clip_cov", "share": 1.0},
+    ]:
+        assert registry.build("loss", load_config({"algorithm": {"loss": loss}}).algorithm.loss)
     assert load_config(config.dump()) == config
 
 

@@ -13,7 +13,7 @@ from rlvr.config import Config, term_name
 from rlvr.errors import ConfigError, nearest
 from rlvr.records import Batch, Task
 from rlvr.registry import register
-from rlvr.schedules import Scalar
+from rlvr.schedules import Scalar, refuse_above, refuse_below
 
 
 @register("modifier", "blend")
@@ -38,8 +38,8 @@ class Blend:
     per_response = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.share, (int, float)) and not 0 <= self.share <= 1:
-            raise ValueError(f"share is {self.share}: it must be 0 to 1")
+        refuse_below("share", self.share, 0)
+        refuse_above("share", self.share, 1)
 
     def check(self, config: Config, tasks: Sequence[Task]) -> None:
         """ConfigError where no reward term has the name."""

@@ -19,7 +19,7 @@ from rlvr.config import Config, term_name
 from rlvr.errors import ConfigError, nearest
 from rlvr.records import Batch, Task
 from rlvr.registry import register
-from rlvr.schedules import Scalar
+from rlvr.schedules import Scalar, refuse_below
 
 Baseline = Literal["mean", "leave_one_out", "length_weighted", "batch_mean", "greedy", "reference", "history", "none"]
 Scale = Literal["std", "batch_std", "none"]
@@ -76,8 +76,7 @@ class GroupAdvantage:
             raise ValueError(
                 f"per_reward normalises every term by itself, and baseline {self.baseline!r} is of their sum"
             )
-        if isinstance(self.scale, (int, float)) and not self.scale > 0:
-            raise ValueError(f"scale is {self.scale}: it must be above 0")
+        refuse_below("scale", self.scale, 0, above=True)
 
     @property
     def smallest_group(self) -> int:

@@ -12,7 +12,7 @@ from rlvr.losses.ratio import Ratio, log_ratio
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
 from rlvr.needs import PROXIMAL, Need
 from rlvr.registry import register
-from rlvr.schedules import Scalar, refuse_below
+from rlvr.schedules import Scalar, refuse_above, refuse_below
 
 
 @register("loss", "clip")
@@ -25,8 +25,8 @@ class ClippedPolicyLoss:
     """
 
     clip_low: Scalar = 0.2
-    """The ratio is not rewarded for falling below 1 - clip_low. With clip tv or kl: the bound of the divergence by which a
-    probability may fall."""
+    """The ratio is not rewarded for falling below 1 - clip_low; 1: no lower bound. With clip tv or kl: the bound of the divergence
+    by which a probability may fall."""
     clip_high: Scalar = 0.2
     """The ratio is not rewarded for rising above 1 + clip_high. With clip tv or kl: the bound of the divergence by which a
     probability may rise."""
@@ -67,6 +67,8 @@ class ClippedPolicyLoss:
         if self.clip == "hard" and numbers and self.cap <= 1 + self.clip_high:  # type: ignore[operator]
             raise ValueError(f"cap is {self.cap}, and must be above 1 + clip_high = {1 + self.clip_high:g}")  # type: ignore[operator]
         refuse_below("clip_low", self.clip_low, 0)
+        if self.clip in ("hard", "detach"):
+            refuse_above("clip_low", self.clip_low, 1)  # 1 - clip_low bounds a ratio, which is never negative
         refuse_below("clip_high", self.clip_high, 0)
         refuse_below("soft_positive", self.soft_positive, 0, above=True)
         refuse_below("soft_negative", self.soft_negative, 0, above=True)

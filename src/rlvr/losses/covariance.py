@@ -16,7 +16,7 @@ from rlvr.losses.ratio import log_ratio
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
 from rlvr.needs import PROXIMAL, Need
 from rlvr.registry import register
-from rlvr.schedules import Scalar, refuse_below
+from rlvr.schedules import Scalar, refuse_above, refuse_below
 
 
 def covariances(tokens: TokenBatch) -> torch.Tensor:
@@ -55,7 +55,9 @@ class ClipCovLoss:
 
     def __post_init__(self) -> None:
         refuse_below("share", self.share, 0)
+        refuse_above("share", self.share, 1)
         refuse_below("clip_low", self.clip_low, 0)
+        refuse_above("clip_low", self.clip_low, 1)
         refuse_below("clip_high", self.clip_high, 0)
 
     def choose(self, tokens: TokenBatch) -> torch.Tensor:
@@ -107,6 +109,10 @@ class KLCovLoss:
 
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", PROXIMAL)})
     chooses_by = frozenset({Need("logprobs")})
+
+    def __post_init__(self) -> None:
+        refuse_below("share", self.share, 0)
+        refuse_above("share", self.share, 1)
 
     def choose(self, tokens: TokenBatch) -> torch.Tensor:
         """1 where the token is penalised, else 0, [T]."""

@@ -15,7 +15,7 @@ import torch
 from rlvr.losses.tokens import TokenBatch
 from rlvr.needs import Need
 from rlvr.registry import register
-from rlvr.schedules import Scalar
+from rlvr.schedules import Scalar, refuse_above, refuse_below
 
 
 class TokenSelector(Protocol):
@@ -46,8 +46,8 @@ class TopEntropy:
     needs = frozenset({Need("entropy")})
 
     def __post_init__(self) -> None:
-        if isinstance(self.share, float) and not 0 < self.share <= 1:
-            raise ValueError(f"share must be above 0 and at most 1, not {self.share}")
+        refuse_below("share", self.share, 0, above=True)
+        refuse_above("share", self.share, 1)
 
     def __call__(self, tokens: TokenBatch) -> torch.Tensor:
         entropy = tokens.entropy

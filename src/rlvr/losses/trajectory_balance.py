@@ -11,7 +11,7 @@ from rlvr.losses.sequences import SequenceBatch
 from rlvr.losses.tokens import Average
 from rlvr.needs import Need
 from rlvr.registry import register
-from rlvr.schedules import Scalar
+from rlvr.schedules import Scalar, refuse_below
 
 
 @register("loss", "trajectory_balance")
@@ -36,10 +36,8 @@ class TrajectoryBalance:
     needs = frozenset({Need("logprobs", grad=True)})
 
     def __post_init__(self) -> None:
-        for name in ("scale", "floor"):
-            value = getattr(self, name)
-            if isinstance(value, (int, float)) and value <= 0:
-                raise ValueError(f"{name} must be above 0, not {value}")
+        refuse_below("scale", self.scale, 0, above=True)
+        refuse_below("floor", self.floor, 0, above=True)
 
     def shares(self, sequences: SequenceBatch) -> torch.Tensor:
         """See SequenceLoss. ValueError for a negative reward, which has no logarithm."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
 from rlvr.needs import Need
 from rlvr.registry import register
-from rlvr.schedules import Scalar
+from rlvr.schedules import Scalar, refuse_below
 
 
 @register("loss", "weighted_likelihood")
@@ -31,8 +31,7 @@ class WeightedLikelihood:
     needs = frozenset({Need("logprobs", grad=True)})
 
     def __post_init__(self) -> None:
-        if isinstance(self.temperature, float) and self.temperature <= 0:
-            raise ValueError(f"temperature must be above 0, not {self.temperature}")
+        refuse_below("temperature", self.temperature, 0, above=True)
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
         scaled = tokens.advantage / float(self.temperature)  # type: ignore[arg-type]
