@@ -95,6 +95,13 @@ def found(tmp_path_factory, folders):
             OFFLOADED["zero2 offloaded"], folders / "saved zero3", after_a_step=True
         ),
     }
+    following = {
+        "follows": 0.01,
+        "policy": {"model": {"dtype": "bfloat16"}},
+        "folder": str(folders / "saved following"),
+    }
+    saving["save following"] = {"run": "save", "backend": ZERO[3], **ADAM, **following}
+    saving["following goes on"] = resuming(ZERO[3], **following)
     more = {
         "stages": {"run": "stages", "backend": ZERO[3], "then": [DECAYING], **ADAM},
         "buckets": {"run": "buckets", "backend": ZERO[3], "size": 8000},
@@ -266,6 +273,26 @@ def test_a_resumed_run_is_the_run_that_went_on(found, name):
     assert [m["kl/ref"] for m in found[name]["metrics"]] == pytest.approx(
         [m["kl/ref"] for m in saved["metrics"]], rel=1e-4
     )
+
+
+def test_a_reference_that_follows_is_saved_and_loaded_whole_where_weights_are_partitioned(found, folders):
+    """ZeRO-3 in bfloat16 on two ranks: the reference comes back in float32, bit for bit, and goes on following."""
+    files = [load_file(folders / "saved following" / f"{rank}.safetensors") for rank in range(2)]
+    written = {name: t for file in files for name, t in file.items() if name.startswith("reference/")}
+    weights = {name: t for file in files for name, t in file.items() if name.startswith("weights/")}
+    assert {name.removeprefix("reference/") for name in written} == {name.removeprefix("weights/") for name in weights}
+    assert {t.dtype for t in written.values()} == {torch.float32}
+    assert any(not torch.equal(t, t.bfloat16().float()) for t in written.values())  # bfloat16 would lose some
+    resumed = found["following goes on"]
+    assert resumed["loaded"].keys() == written.keys()
+    for name, tensor in written.items():
+        assert torch.equal(resumed["loaded"][name], tensor), name
+    went_on = found["save following"]
+    for name, tensor in went_on["reference"].items():
+        assert tensor.shape == weights[name.replace("reference/", "weights/")].shape
+        assert torch.equal(resumed["reference"][name], tensor), name
+    assert 0 < gap(went_on["reference"], written, "reference/")
+    assert [m["kl/ref"] for m in resumed["metrics"]] == [m["kl/ref"] for m in went_on["metrics"]]
 
 
 @pytest.mark.parametrize("name", ["zero1 goes on from zero3", "offloaded zero2 goes on from zero3"])

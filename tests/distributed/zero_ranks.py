@@ -7,6 +7,7 @@ Rank 0 writes, for each setting, the whole weights after each step, the metrics,
 
 from __future__ import annotations
 
+import dataclasses
 import faulthandler
 import json
 import math
@@ -31,6 +32,7 @@ from rlvr.distributed.zero_config import zero_config
 from rlvr.distributed.zero_loading import partition
 from rlvr.learner import Learner
 from rlvr.losses import ClippedPolicyLoss, Component, EntropyBonus, KLPenalty, Objective, k3
+from rlvr.losses.objective import Renewal
 from rlvr.needs import CURRENT, Need
 from rlvr.policy import Snapshot, forward, load_policy
 from rlvr.policy.microbatch import rows_of
@@ -126,11 +128,14 @@ def start(setting, world, **options):
 def updates(setting, world, policy, backend, config, learner=None, first=0):
     """Train as `setting` says: metrics, and weights and optimizer state after each step."""
     learner = learner or Learner(backend, Snapshot(policy), world)
+    of_step = objective(setting.get("loss"))
+    if setting.get("follows"):
+        of_step = dataclasses.replace(of_step, renewal=Renewal(1, setting["follows"]))
     metrics, tensors = [], []
     for step in range(first, first + setting.get("steps", 2)):
         rewards = REWARDS if step != 1 else REWARDS[:1]  # fewer rollouts than ranks could share evenly
         batch = recorded(policy, seed=step, rewards=rewards)
-        metrics.append(learner.update(batch, objective(setting.get("loss")), config, setting.get("lr", 0.5)))
+        metrics.append(learner.update(batch, of_step, config, setting.get("lr", 0.5)))
         tensors.append(whole(backend.saved_tensors(), world))
     return {"metrics": metrics, "tensors": tensors}
 
@@ -186,19 +191,20 @@ def troubles(setting, world):
 def save(setting, world):
     """Two steps, a checkpoint's tensors in `folder`, and two steps more."""
     policy, backend, config = start(setting, world)
-    learner = Learner(backend, Snapshot(policy), world)
+    learner = Learner(backend, Snapshot(policy, follows="follows" in setting), world)
     updates(setting, world, policy, backend, config, learner)
     tensors = {**backend.saved_tensors(), **saved_reference(learner.reference, world)}
     Path(setting["folder"]).mkdir(exist_ok=True)
     save_file({n: t.clone() for n, t in tensors.items()}, Path(setting["folder"]) / f"{world.rank}.safetensors")
     world.meet("the files")
-    return updates(setting, world, policy, backend, config, learner, first=2)
+    found = updates(setting, world, policy, backend, config, learner, first=2)
+    return {**found, "reference": whole(saved_reference(learner.reference, world), world)}
 
 
 def resume(setting, world):
     """The two steps more, from other weights and the tensors in `folder`."""
     policy, backend, config = start(setting, world, seed=1)
-    learner = Learner(backend, Snapshot(policy), world)
+    learner = Learner(backend, Snapshot(policy, follows="follows" in setting), world)
     saved = {}
     for file in sorted(Path(setting["folder"]).glob("*.safetensors")):
         saved |= load_file(file)
@@ -206,7 +212,10 @@ def resume(setting, world):
         updates({**setting, "steps": 1}, world, policy, backend, config, learner)
     backend.load_tensors(saved)
     load_reference(learner.reference, saved)
-    return updates(setting, world, policy, backend, config, learner, first=2)
+    loaded = whole(saved_reference(learner.reference, world), world)
+    found = updates(setting, world, policy, backend, config, learner, first=2)
+    reference = whole(saved_reference(learner.reference, world), world)
+    return {**found, "loaded": loaded, "reference": reference}
 
 
 def stages(setting, world):
