@@ -956,7 +956,77 @@ CONDITIONS_REFUSED = [
     (r"x \text{ if } x>0, -x \text{ if } x<0", r"-x \text{ if } x>0, x \text{ if } x<0"),
 ]
 
+NOUNS_ACCEPTED = [
+    (r"5", r"5 apples"),
+    (r"5", r"5 \text{ clowns}", r"How many clowns are there?"),
+    (r"5", r"5 clown", r"How many clowns?"),
+    (r"5", r"5 \text{ funny clowns}", r"How many of the funny clowns juggle?"),
+    (r"0.05", r"5 percent"),
+    (r"60", r"5 dozen"),
+    (r"5", r"5 \text{ negative integers}"),
+    (r"5", r"5 \text{ different ways}"),
+    (r"5", r"5 \text{ possible values}"),
+    (r"5", r"5 \text{ apples per day}"),
+    (r"5", r"5^{th}"),
+    (r"5", r"5 \text{ vertices}"),
+    (r"5", r"5 \text{ miles per hour}"),
+    (r"\sqrt{2}", r"\sqrt{2} \text{ clowns}", r"clowns"),
+    (r"x+1", r"x+1 \text{ apples}"),
+    (r"5", r"5 \text{ buses}"),
+    (r"5", r"5 \text{ boxes}"),
+    (r"5", r"5 \text{ cm long}"),
+    (r"5", r"5 \text{ years old}"),
+    (r"5", r"5 \text{ cookies in total}"),
+    (r"5", r"5 \text{ degrees}"),
+    (r"5 \text{ clowns}", r"5"),
+    (r"5 \text{ clowns}", r"5 \text{ clown}"),
+    (r"5", r"5 \text{ square feet}"),
+    (r"5", r"5 \text{ points}"),
+    (r"5", r"5 points"),
+    (r"5", r"5 \text{ whole numbers}"),
+    (r"5", r"5 \text{ real solutions}"),
+    (r"5", r"5 \text{ solutions}"),
+]
+NOUNS_REFUSED = [
+    (r"5", r"5 clowns", r"What?"),
+    (r"5", r"5 is wrong", r"What is wrong here?"),
+    (r"5", r"5 \text{ is wrong}", r"What is wrong here?"),
+    (r"5", r"5 less than x"),
+    (r"5", r"5 \text{ less than } x"),
+    (r"5", r"5 times", r"How many times?"),
+    (r"5", r"5 dozen"),
+    (r"5", r"5 hundred"),
+    (r"5", r"5 or 6"),
+    (r"5", r"5 \text{ or } 6"),
+    (r"5", r"5 \text{ if it rains}", r"Does it rain?"),
+    (r"5", r"5 \text{ except Sunday}", r"Except Sunday?"),
+    (r"5", r"5 halves"),
+    (r"5", r"5 \text{ tenths}"),
+    (r"5", r"5 \text{ negative}", r"negative?"),
+    (r"5", r"5 \text{ bogus}"),
+    (r"5", r"5 nonsense"),
+    (r"5", r"5 \text{ rejected}", r"Which is rejected?"),
+    (r"5", r"5 \text{ works}", r"works?"),
+    (r"5", r"5 \text{ twice}"),
+    (r"5", r"5 \text{ more apples}", r"more apples?"),
+    (r"5", r"5 \text{ possible}"),
+    (r"5", r"5 \text{ students and teachers}"),
+    (r"5", r"5 \text{ quickly}", r"quickly?"),
+    (r"5", r"5 \text{ correct}", r"correct?"),
+    (r"\sqrt{2}", r"\sqrt{2} \text{ bogus}"),
+    (r"x+1", r"x+1 \text{ fails}"),
+    (r"5", r"5 \text{ almost}"),
+    (r"5", r"5 \text{ five}", r"five"),
+    (r"5", r"5 \text{ squared}"),
+    (r"5", r"5 \text{ factorial}"),
+    (r"5", r"5 \text{ unless stated}"),
+    (r"5 \text{ clowns}", r"5 \text{ jugglers}", r"clowns jugglers"),
+    (r"5", r"-5 \text{ apples}"),
+    (r"5", r"5 \text{ is the largest}", r"largest"),
+]
+
 RULES = {
+    "counted nouns": (NOUNS_ACCEPTED, NOUNS_REFUSED),
     "conditions": (CONDITIONS_ACCEPTED, CONDITIONS_REFUSED),
     "tuples, nested sets, residues, empty equations": (SHAPES_ACCEPTED, SHAPES_REFUSED),
     "writing": (WRITING_ACCEPTED, WRITING_REFUSED),
@@ -1032,3 +1102,23 @@ def test_a_gold_may_have_its_phrase_in_braces(gold):
     assert score(gold, "2") == 1
     assert score(gold, gold) == 1
     assert score(gold, "3") == 0
+
+
+ADDED = [
+    "%s m",
+    r"%s \text{ apples}",
+    r"\text{Answer: } %s",
+    r"  %s  ",
+    r"%s \text{ if } x > 0",
+    r"%s \approx %s",
+    r"(%s)",
+    r"%s。",
+    r"%s \pmod 7",
+]
+
+
+@pytest.mark.parametrize(
+    ("gold", "wrong"), [("5", "6"), ("x+1", "x+2"), ("(1,2)", "(2,1)"), (r"\sqrt{2}", r"\sqrt{3}"), ("6:30", "2:10")]
+)
+def test_nothing_that_is_added_makes_a_wrong_answer_right(gold, wrong):
+    assert [added for added in ADDED if score(gold, added.replace("%s", wrong)) != 0] == []

@@ -17,7 +17,7 @@ from rlvr.verifiers.math.latex import balanced, clean
 from rlvr.verifiers.math.parser import parse
 from rlvr.verifiers.math.statements import is_label
 from rlvr.verifiers.math.tokens import LONGEST_SYMBOL, Unreadable
-from rlvr.verifiers.math.units import dimension
+from rlvr.verifiers.math.units import dimension, singular
 
 _MAY_BE_UNIT = re.compile(r"\d\s*[A-Za-z]")
 _LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
@@ -108,6 +108,12 @@ def variables_of(prompt: str) -> frozenset[str]:
     for place, formula in enumerate(texts):
         found |= _letters_of(formula, is_read=len(texts) - place <= MAX_FORMULAS)
     return frozenset(found.union(_LONE_LETTER.findall(_prose(prompt))))
+
+
+@functools.lru_cache(maxsize=256)
+def words_of(prompt: str) -> frozenset[str]:
+    """The words of a prompt of three letters and more, in lower case and singular."""
+    return frozenset(singular(word) for word in re.findall("[a-z]{3,}", prompt[-PROMPT_LENGTH:].lower()))
 
 
 def _prose(prompt: str) -> str:

@@ -72,6 +72,8 @@ class NumberRules:
     tolerance: float = 0.0
     percent: Percent = "either"
     units: Units = "checked"
+    nouns: frozenset[str] = frozenset()
+    """Words of the problem, which may stand behind a number."""
 
 
 _DEFAULTS = NumberRules()
@@ -98,7 +100,7 @@ class Number:
         """Whether `answer` is this gold number."""
         if rules.units == "required" and self.unit and not answer.unit:
             return False
-        factor = _ONE if rules.units == "ignored" else conversion(self.unit, answer.unit)
+        factor = _ONE if rules.units == "ignored" else conversion(self.unit, answer.unit, rules.nouns)
         if factor is None:
             return False
         golds, answers = self._readings(answer, rules.percent), answer._readings(self, rules.percent)

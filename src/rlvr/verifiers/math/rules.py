@@ -18,6 +18,8 @@ class Rules:
     """Relative rounding error allowed between numbers; 0 compares exactly."""
     variables: frozenset[str] = frozenset()
     """Letters that the problem uses as variables: they are no units."""
+    nouns: frozenset[str] = frozenset()
+    """Words of the problem, which may stand behind a number (`5 clowns`)."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ import functools
 import re
 from fractions import Fraction
 
+from rlvr.verifiers.math.counted import ADJECTIVES, NOUNS
+
 _BASE: dict[str, dict[str, int | str]] = {
     "length": {"mm": "1/1000", "cm": "1/100", "dm": "1/10", "m": 1, "km": 1000, "inch": "127/5000", "in": "127/5000",
                "ft": "381/1250", "foot": "381/1250", "feet": "381/1250", "yd": "1143/1250", "yard": "1143/1250",
@@ -110,7 +112,8 @@ SCALES = {
 _MEANINGFUL = re.compile(
     r"\b(?:or|and|not|no|maybe|perhaps|possibly|either|alternatively|unless|except|but|else|instead|rather|wrong|incorrect|approximately|about|minus|plus"
     r"|times|divided|over|squared|cubed|more|less|than|at|least|most|up|between|half|halves|thirds?|fourths?|quarters?|fifths?|sixths?|sevenths?|eighths?|ninths?"
-    r"|tenths?|hundredths?|thousandths?|modulo|mod)\b",
+    r"|tenths?|hundredths?|thousandths?|modulo|mod|fewer|greater|larger|smaller|another|twice|thrice|doubled?|tripled?|until|till|nearly|almost"
+    r"|roughly|around|however|though|although|otherwise|provided|assuming|whenever|whether)\b",
     re.IGNORECASE,
 )
 _WORD = re.compile(r"((?:[^\W\d_]|\.)+(?: [CF]\b)?|[€₹])(?:\^\{?(-?\d))?|/|\*")
@@ -128,13 +131,17 @@ _COUNTER_WORDS = (
 )
 _COUNTERS = frozenset(_COUNTER_WORDS.split())
 """Words of other scripts that count or measure; any other one behind a number may say something of it (`5不是答案`, `2以上`)."""
-_NO_UNIT = re.compile(
+_SAYS_MORE = re.compile(
     r"\b(?:is|are|was|were|be|been|has|have|had|does|do|did|can|could|will|would|should|must|may|might|fails?|works?|holds?|satisf(?:y|ies)"
     r"|in|on|at|by|from|to|with|without|for|if|when|where|which|that|this|because|since|so|too|very|only|never|nor|both|after|before|below"
-    r"|above|under|extraneous|invalid|false|true|valid|impossible|base|\w{2,}ed)\b",
+    r"|above|under|extraneous|invalid|false|true|impossible|base|correct|right|it|its|they|them|he|she|we|you|me|us|what|why|how|who|whose"
+    r"|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|hundreds|thousands|millions|dozens|first|third|fourth|fifth"
+    r"|here|there|then|again|also|already|still|yet|just|even|\w{2,}ed|\w{3,}ly)\b",
     re.IGNORECASE,
 )
-"""Verbs, prepositions, participles and judgements: no phrase that has one only names what is counted."""
+"""Verbs, prepositions, participles, judgements, pronouns, number words, adverbs: no phrase that has one only names what is counted, though
+the problem may have the word."""
+_ORDINALS = frozenset(["st", "nd", "rd", "th"])
 _IRREGULAR = {"people": "person", "men": "man", "women": "woman", "children": "child", "feet": "foot", "mice": "mouse"}
 
 
@@ -143,16 +150,16 @@ def changes_meaning(words: str) -> bool:
     return _MEANINGFUL.search(words) is not None
 
 
-def conversion(gold: str, answer: str) -> Fraction | None:
-    """How many of the gold's unit one of the answer's is; None where they disagree.
+def conversion(gold: str, answer: str, nouns: frozenset[str] = frozenset()) -> Fraction | None:
+    """How many of the gold's unit one of the answer's is; None where they disagree. `nouns` are the words of the problem.
 
-    A unit may be left out, and one may be added. Where both sides state one, either both are known, and of one dimension, or they are the same words
+    A unit may be left out, and one may be added (see `_may_be_added`). Where both sides state one, either both are known, and of one dimension, or they are the same words
     (`3 apples`, `3 apple`).
     """
     if gold == answer or not answer:
         return Fraction(1)
     if not gold:
-        return Fraction(1) if _may_be_added(answer) else None
+        return Fraction(1) if _may_be_added(answer, nouns) else None
     gold, answer = _bare(gold), _bare(answer)
     ours, theirs = dimension(gold), dimension(answer)
     if ours is None or theirs is None:
@@ -164,18 +171,28 @@ def conversion(gold: str, answer: str) -> Fraction | None:
     return Fraction(1) if has_scale_left_out else None
 
 
-def _may_be_added(unit: str) -> bool:
-    """Whether words beside a gold without a unit are one: a known unit, a counter, or what an English phrase counts.
+def _may_be_added(unit: str, nouns: frozenset[str]) -> bool:
+    """Whether words beside a gold without a unit only name what is counted.
 
-    Such a phrase has no verb, preposition or judgement (`is extraneous`, `in base 6`, `(rejected)`).
+    They do where all of them are known: units, counters, words of the problem, common nouns (counted.py). An adjective stands before
+    a noun. Words that say more (`is extraneous`, `in base 6`, `(rejected)`) never do.
     """
     unit = _bare(unit)
     if dimension(unit) is not None:
         return True
-    words = re.findall(r"[^\W\d_]+", unit)
-    return all(
-        word in _COUNTERS or dimension(word) is not None if not word.isascii() else True for word in words
-    ) and not (_NO_UNIT.search(unit) or unit.startswith("("))
+    words = re.findall(r"[^\W\d_]+", unit.casefold())
+    if not words or unit.startswith("(") or _SAYS_MORE.search(unit) or changes_meaning(unit):
+        return False
+    if words[-1] in ADJECTIVES - NOUNS:
+        return False
+    return all(_may_count(word, nouns) for word in words)
+
+
+def _may_count(word: str, nouns: frozenset[str]) -> bool:
+    if word in _COUNTERS or word in ADJECTIVES or word in _ORDINALS or dimension(word) is not None:
+        return True
+    forms = {word, singular(word), word.removesuffix("s")}
+    return word.isascii() and not (forms.isdisjoint(NOUNS) and forms.isdisjoint(nouns))
 
 
 def _bare(unit: str) -> str:
@@ -185,10 +202,11 @@ def _bare(unit: str) -> str:
 
 def _folded(unit: str) -> list[str]:
     """The words of a unit in one case and number."""
-    return [_singular(word) for word in re.findall(r"[^\W\d_]+|\d+|[^\w\s]", unit.casefold()) if word != "."]
+    return [singular(word) for word in re.findall(r"[^\W\d_]+|\d+|[^\w\s]", unit.casefold()) if word != "."]
 
 
-def _singular(word: str) -> str:
+def singular(word: str) -> str:
+    """A lower-case English word without the ending of its plural."""
     if word.endswith("ies"):
         return word[:-3] + "y"
     if word.endswith(("ches", "shes", "sses", "xes")):
@@ -215,7 +233,7 @@ def dimension(unit: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | None:
             continue
         small = word.rstrip(".").lower()
         found = (
-            _UNITS.get(word) or _UNITS.get(small.removesuffix("s")) or _UNITS.get(small) or _UNITS.get(_singular(small))
+            _UNITS.get(word) or _UNITS.get(small.removesuffix("s")) or _UNITS.get(small) or _UNITS.get(singular(small))
         )
         if found is None:
             return None

@@ -153,7 +153,7 @@ class Values(ABC):
         """Units convert where both are known; one side may leave its unit out."""
         one = gold if isinstance(gold, Quantity) else Quantity(gold, "")
         other = answer if isinstance(answer, Quantity) else Quantity(answer, "")
-        factor = conversion(one.unit, other.unit)
+        factor = conversion(one.unit, other.unit, self.rules.nouns)
         if factor is None:
             return False
         if factor == 1:

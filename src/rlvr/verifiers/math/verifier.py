@@ -28,7 +28,7 @@ from rlvr.verifiers.math.compare import Rules, compare
 from rlvr.verifiers.math.deadline import OutOfTime
 from rlvr.verifiers.math.gold import Gold, is_readable, read_golds
 from rlvr.verifiers.math.latex import balanced, clean, spelling
-from rlvr.verifiers.math.letters import is_product, variables_of
+from rlvr.verifiers.math.letters import is_product, variables_of, words_of
 from rlvr.verifiers.math.numeric import Number, NumberRules, Percent, Units, read_number
 from rlvr.verifiers.math.restatement import restates
 
@@ -205,7 +205,10 @@ class MathVerifier(Verifier):
                 return None  # only the tree tells `5cm` from `5 \text{cm}`
             if gold.number.label and number.label and gold.number.label != number.label:
                 return None
-            if not gold.number.equals(number, self._number_rules):
+            rules = self._number_rules
+            if number.unit and not gold.number.unit:
+                rules = replace(rules, nouns=words_of(_last_message(task.prompt)))
+            if not gold.number.equals(number, rules):
                 return "another number"
             integer = gold.number.value.denominator == 1 and gold.number.scale == 1 and not gold.number.is_fraction
             restated = number.is_fraction and integer
@@ -233,7 +236,8 @@ class MathVerifier(Verifier):
 
     def _compare(self, task: Task, gold: Gold, answer: str, found: str, seconds: float) -> Verdict:
         """The stages behind `quick`, for one gold."""
-        said = compare(gold.text, answer, replace(self._rules, variables=variables_of(_last_message(task.prompt))))
+        prompt = _last_message(task.prompt)
+        said = compare(gold.text, answer, replace(self._rules, variables=variables_of(prompt), nouns=words_of(prompt)))
         equal = said.equal is True
         status = VerdictStatus.WRONG if said.equal is False else VerdictStatus.UNPARSABLE
         reason = said.reason
