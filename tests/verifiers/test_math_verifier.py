@@ -231,7 +231,8 @@ def test_options_that_cannot_be_meant_are_refused(options):
 
 def test_math_verify_is_asked_only_where_the_option_says_so(monkeypatch):
     monkeypatch.setattr("rlvr.verifiers.math.verifier.SYMBOLIC_SECONDS", 10.0)
-    gold, answer = r"\sqrt{2} + e^{-300}", r"\sqrt{2}"  # no precision here tells them apart, and SymPy's neither
+    # No precision here tells them apart, and SymPy's neither.
+    gold, answer = r"\sqrt{2} + e^{-99 \cdot 99}", r"\sqrt{2}"
     assert score(gold, answer) == 0
     assert score(gold, answer, math_verify=True, time_limit=10.0) == 1
     monkeypatch.setattr("rlvr.verifiers.math.symbolic.is_installed", lambda: False)

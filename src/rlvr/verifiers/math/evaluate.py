@@ -129,13 +129,16 @@ class Evaluator:
 
     def _apply(self, node: Apply) -> Value:
         head = node.head
-        if head == "det":
+        if head == "det" and isinstance(node.args[0], Matrix):
             return self._determinant(node.args[0])
         if head.startswith("call "):
             return self._scrambled(head, [self(arg) for arg in node.args])
         if head == "^" and node.args[0] == Symbol("e"):
             return self._exp(self(node.args[1]))
-        args = [self(arg) for arg in node.args]
+        return self.operate(head, [self(arg) for arg in node.args])
+
+    def operate(self, head: str, args: list[Value]) -> Value:
+        """The value of an operation on values."""
         operation = _OPERATIONS.get((head, len(args))) or _OPERATIONS.get((head, -1))
         if operation is None:
             raise Unknown(f"{head} of {len(args)} is no number")
@@ -321,8 +324,8 @@ class Evaluator:
             raise Unknown("a remainder of no fractions")
         return value % modulus
 
-    def _determinant(self, matrix: Node) -> Value:
-        if not isinstance(matrix, Matrix) or len(matrix.rows) != len(matrix.rows[0]) or len(matrix.rows) > 6:
+    def _determinant(self, matrix: Matrix) -> Value:
+        if len(matrix.rows) != len(matrix.rows[0]) or len(matrix.rows) > 6:
             raise Unknown("a determinant of no small square matrix")
         rows = [[self(entry) for entry in row] for row in matrix.rows]
         result: Value = Fraction(1)

@@ -27,6 +27,7 @@ from rlvr.verifiers.math.expression import (
     depth,
 )
 from rlvr.verifiers.math.joined import CONNECTIVES, alternatives, compound, ratio
+from rlvr.verifiers.math.matrices import is_vector
 from rlvr.verifiers.math.tokens import END, Token, Unreadable, tokenize
 from rlvr.verifiers.math.vocabulary import CONDITIONS, CURRENCIES
 
@@ -50,6 +51,7 @@ _INFIX = {
     "pm": SUM,
     "mp": SUM,
     "*": PRODUCT,
+    "times": PRODUCT,
     "/": PRODUCT,
     ":": 15,
 }
@@ -268,7 +270,12 @@ class _Parser(Commands):
         right = self.expression(binding + 1)
         if token.text == "-":
             right = Apply("neg", (right,))
-        head = {"-": "+"}.get(token.text, token.text)
+        if token.text == "times" and is_vector(right):
+            *scalars, last = left.args if isinstance(left, Apply) and left.head == "*" else (left,)
+            if is_vector(last):
+                product = Apply("cross", (last, right))
+                return Apply("*", (*scalars, product)) if scalars else product
+        head = {"-": "+", "times": "*"}.get(token.text, token.text)
         if head in ("+", "*") and isinstance(left, Apply) and left.head == head:
             return Apply(head, (*left.args, right))
         if token.text == ":":
@@ -331,10 +338,10 @@ class _Parser(Commands):
         assert isinstance(numbers, Symbol)
         braced = self.peek().text == "group"
         sign = self.peek(int(braced)).text
-        if sign not in ("+", "-", "*") or (braced and self.peek(2) != ("close", "group", False)):
+        if sign not in ("+", "-", "*", "times") or (braced and self.peek(2) != ("close", "group", False)):
             return None
         self.at += 3 if braced else 1
-        return Symbol(f"{numbers.name} {sign}")
+        return Symbol(f"{numbers.name} {'*' if sign == 'times' else sign}")
 
     def _degrees(self, left: Node) -> Node:
         if self.peek().kind == "symbol" and self.peek().text in "CF":
@@ -372,8 +379,8 @@ class _Parser(Commands):
                 parts[-1] += f"^{sign}{self.next().text}"
                 if braced:
                     self.expect("close", "group")
-            elif token.text in ("/", "*") and self.peek(1).kind == "words":
-                parts.append(self.next().text)
+            elif token.text in ("/", "*", "times") and self.peek(1).kind == "words":
+                parts.append("/" if self.next().text == "/" else "*")
             else:
                 return " ".join(parts)
 

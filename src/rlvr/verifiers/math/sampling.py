@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from rlvr.verifiers.math import matrices
 from rlvr.verifiers.math.evaluate import DIGITS, MARGIN, Evaluator, Fuel, TooLarge, Unknown, Value
 from rlvr.verifiers.math.expression import Apply, Node, Number, Symbol, as_decimal, is_integer_literal, symbols, walk
 from rlvr.verifiers.math.numeric import is_rounding
@@ -86,6 +87,11 @@ class Sampler:
         """
         if not (symbols(gold) or symbols(answer)):
             return self._constants(gold, answer)
+        if matrices.order_counts(gold, answer):
+            try:
+                return matrices.equal(gold, answer, self.fuel)
+            except Unknown:  # the gold is no formula of vectors or matrices: its letters are numbers
+                pass
         has_i = any(isinstance(node, Symbol) and node.name == "i" for side in (gold, answer) for node in walk(side))
         strict = has_any(_ABS, gold) != has_any(_ABS, answer)
         agreed = agreed_off_axis = 0
@@ -161,8 +167,10 @@ class Sampler:
     def proportional(self, gold: Node, answer: Node, factors: Sequence[str] = ()) -> bool | None:
         """Whether one expression is a constant, not zero, times the other; None where too few points tell.
 
-        Powers of the symbols in `factors` count as constants.
+        Powers of the symbols in `factors` count as constants. Formulas of vectors or matrices must be equal.
         """
+        if matrices.order_counts(gold, answer):
+            return self.equal(gold, answer) or self.equal(gold, Apply("neg", (answer,)))
         if factors and len(factors) <= 3:
             powers = itertools.product(range(-2, 3), repeat=len(factors))
             return any(self._proportional(gold, answer, dict(zip(factors, power, strict=True))) for power in powers)

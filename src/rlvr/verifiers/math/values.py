@@ -37,7 +37,7 @@ from rlvr.verifiers.math.sampling import Sampler
 from rlvr.verifiers.math.statements import Entry, plain, read_entry
 from rlvr.verifiers.math.units import conversion
 
-_COMPOSED = frozenset(["pmod", "cases", ":", "time", "cup", "cap", "minus", "transpose"])
+_COMPOSED = frozenset(["pmod", "cases", ":", "time", "cup", "cap", "minus"])
 Rows = tuple[tuple[Node, ...], ...]
 _PARAMETERS = frozenset("kKnNmMlLjtsrpqcCaAbBdD")
 _CONSTANTS = frozenset("cCkK")

@@ -1,0 +1,271 @@
+r"""Products whose order counts: formulas of vectors and matrices are compared by the values of 3 x 3 matrices.
+
+The rule, decided here alone: a letter with an arrow is a vector, and capital letters are matrices where two of them occur in a
+formula that transposes one, writes two or three of them in two orders (`AB - BA`), or, if it has no other letters, raises one
+to the power -1 (`(AB)^{-1}`). Everywhere else letters are numbers: `nRT`, `\frac{1}{2}AB \sin C`, `PQ + QR`.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from rlvr.verifiers.math.evaluate import Evaluator, Fuel, Unknown
+from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number, Symbol, symbols, walk
+
+SIDE = 3
+"""Rows of the matrices, and entries of the vectors, that letters stand for: a cross product needs three."""
+SAMPLES = 2
+"""Choices of all matrices at which formulas are compared; a false identity of random matrices fails at the first."""
+MAX_POWER = 6
+
+_ARROWS = ("vec ", "overrightarrow ")
+_UNIT_VECTORS = {"hat i": 0, "hat j": 1, "hat k": 2}
+_MINUS_ONE = Apply("neg", (Number(Fraction(1)),))
+_TRANSPOSED = frozenset({Symbol("T"), Symbol("top")})
+
+
+def is_vector(node: Node) -> bool:
+    """Whether a factor is a vector as written: a letter with an arrow, a cross product, a multiple or a sum of these."""
+    match node:
+        case Symbol(name):
+            return name.startswith(_ARROWS) or name in _UNIT_VECTORS
+        case Apply("cross"):
+            return True
+        case Apply("neg", (arg,)) | Bracket(items=(arg,)):
+            return is_vector(arg)
+        case Apply("+", args):
+            return all(map(is_vector, args))
+        case Apply("*", args):
+            return sum(map(is_vector, args)) == 1
+    return False
+
+
+def order_counts(gold: Node, answer: Node) -> bool:
+    """Whether the two are formulas of vectors or matrices."""
+    return bool(_matrix_letters(gold, answer)) or any(
+        (isinstance(below, Symbol) and below.name.startswith(_ARROWS))
+        or (isinstance(below, Apply) and below.head == "cross")
+        for side in (gold, answer)
+        for below in walk(side)
+    )
+
+
+def equal(gold: Node, answer: Node, fuel: Fuel) -> bool | None:
+    """Whether two formulas have the same value for all vectors and matrices; raises Unknown where the gold has none, None
+    where the answer has none."""
+    letters = _matrix_letters(gold, answer)
+    for sample in range(SAMPLES):
+        evaluate = _Evaluator(sample, letters, fuel)
+        one = evaluate.checked(gold)
+        try:
+            other = evaluate.checked(answer)
+        except Unknown:
+            return None
+        if not evaluate.same(one, other):
+            return False
+    return True
+
+
+def _matrix_letters(gold: Node, answer: Node) -> frozenset[str]:
+    """The capital letters that are matrices; none where they are numbers."""
+    capitals = frozenset(name for side in (gold, answer) for name in symbols(side) if _is_capital(name)) - {"T"}
+    if any(isinstance(below, Apply) and below.head == "transpose" for side in (gold, answer) for below in walk(side)):
+        return capitals
+    if len(capitals - {"I"}) < 2:
+        return frozenset()
+    others = {name for side in (gold, answer) for name in symbols(side)} - capitals
+    for side in (gold, answer):
+        for below in walk(side):
+            match below:
+                case Apply("^", (base, power)) if symbols(base) and symbols(base) <= capitals:
+                    if power in _TRANSPOSED or (power == _MINUS_ONE and not others):
+                        return capitals
+        products = [letters for letters in map(_ordered, walk(side)) if 2 <= len(letters) <= 3]
+        if any(sorted(one) == sorted(other) and one != other for one in products for other in products):
+            return capitals
+    return frozenset()
+
+
+def _is_capital(name: str) -> bool:
+    return name[0].isupper() and (len(name) == 1 or name[1] in "_'")
+
+
+def _ordered(node: Node) -> list[str]:
+    """The capital letters of a product, each once, in its order."""
+    if not (isinstance(node, Apply) and node.head == "*"):
+        return []
+    letters = [arg.name for arg in node.args if isinstance(arg, Symbol) and _is_capital(arg.name)]
+    return letters if len(set(letters)) == len(letters) else []
+
+
+@dataclass(frozen=True)
+class _Array:
+    """Rows of numbers; a vector is one column."""
+
+    rows: tuple[tuple[Any, ...], ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.rows), len(self.rows[0])
+
+    def entries(self) -> Iterator[Any]:
+        return (entry for row in self.rows for entry in row)
+
+
+class _Evaluator(Evaluator):
+    """Values of formulas in which some letters are arrays."""
+
+    def __init__(self, sample: int, letters: frozenset[str], fuel: Fuel) -> None:
+        super().__init__({}, fuel)
+        self.sample, self.letters = sample, letters
+
+    def checked(self, node: Node) -> Any:
+        """The value; raises Unknown for whatever it cannot be."""
+        try:
+            return self(node)
+        except (ArithmeticError, ValueError, TypeError, AttributeError) as error:  # an array where a number is needed
+            raise Unknown(str(error)) from None
+
+    def same(self, one: Any, other: Any) -> bool:
+        """Whether two values are one; a number is no array, but 0 is the array of zeros."""
+        if isinstance(one, _Array) and isinstance(other, _Array):
+            return one.shape == other.shape and all(map(self._near, one.entries(), other.entries()))
+        if isinstance(one, _Array) or isinstance(other, _Array):
+            array, number = (one, other) if isinstance(one, _Array) else (other, one)
+            return number == 0 and all(self._near(entry, number) for entry in array.entries())
+        return self._near(one, other)
+
+    def _near(self, one: Any, other: Any) -> bool:
+        if isinstance(one, Fraction) and isinstance(other, Fraction):
+            return one == other
+        one, other = self.inexact(one), self.inexact(other)
+        return bool(abs(one - other) <= 1e-30 * (1 + abs(one)))
+
+    def _symbol(self, name: str) -> Any:
+        rng = random.Random(zlib.crc32(f"{name} {self.sample}".encode()))
+        if name in _UNIT_VECTORS:
+            return _Array(tuple((Fraction(int(place == _UNIT_VECTORS[name])),) for place in range(SIDE)))
+        if name.startswith(_ARROWS):
+            return _Array(tuple((Fraction(rng.randint(-9, 9)),) for _ in range(SIDE)))
+        if name in self.letters:
+            return (
+                _IDENTITY
+                if name == "I"
+                else _Array(tuple(tuple(Fraction(rng.randint(-9, 9)) for _ in range(SIDE)) for _ in range(SIDE)))
+            )
+        if symbols(Symbol(name)):
+            return Fraction(2 * rng.randint(1, 9) + 1, 8)
+        return super()._symbol(name)
+
+    def _apply(self, node: Apply) -> Any:
+        if node.head == "^" and node.args[1] in _TRANSPOSED and isinstance(base := self(node.args[0]), _Array):
+            return _transposed(base)
+        return super()._apply(node)
+
+    def operate(self, head: str, args: list[Any]) -> Any:
+        if not any(isinstance(arg, _Array) for arg in args):
+            return super().operate(head, args)
+        self.fuel.spend(20)
+        operation = _OPERATIONS.get(head)
+        if operation is None:
+            raise Unknown(f"{head} of a vector or a matrix")
+        return operation(self, *args)
+
+    def plus(self, *terms: Any) -> Any:
+        arrays = [term for term in terms if term != 0]
+        if len({term.shape for term in arrays}) != 1:
+            raise Unknown("a sum of different shapes")
+        rows = zip(*(term.rows for term in arrays), strict=True)
+        return _Array(tuple(tuple(self.add(*entries) for entries in zip(*row, strict=True)) for row in rows))
+
+    def negative(self, array: _Array) -> Any:
+        return self.scaled(array, Fraction(-1))
+
+    def scaled(self, array: _Array, factor: Any) -> Any:
+        return _Array(tuple(tuple(self.multiply(factor, entry) for entry in row) for row in array.rows))
+
+    def times(self, first: Any, *factors: Any) -> Any:
+        product = first
+        for factor in factors:
+            product = self._product(product, factor)
+        return product
+
+    def _product(self, one: Any, other: Any) -> Any:
+        if not isinstance(other, _Array):
+            return self.scaled(one, other) if isinstance(one, _Array) else self.multiply(one, other)
+        if not isinstance(one, _Array):
+            return self.scaled(other, one)
+        if one.shape == other.shape == (SIDE, 1):  # the scalar product
+            one = _transposed(one)
+        if one.shape[1] != other.shape[0]:
+            raise Unknown("a product of shapes that do not fit")
+        columns = tuple(zip(*other.rows, strict=True))
+        rows = tuple(tuple(self._dot(row, column) for column in columns) for row in one.rows)
+        return rows[0][0] if len(rows) == len(rows[0]) == 1 else _Array(rows)
+
+    def _dot(self, one: tuple[Any, ...], other: tuple[Any, ...]) -> Any:
+        return self.add(*(self.multiply(a, b) for a, b in zip(one, other, strict=True)))
+
+    def over(self, array: Any, divisor: Any) -> Any:
+        if isinstance(divisor, _Array):
+            raise Unknown("a division by a vector or a matrix")
+        return self.scaled(array, self.divide(Fraction(1), divisor))
+
+    def raised(self, array: Any, power: Any) -> Any:
+        if not isinstance(power, Fraction) or power.denominator != 1 or not 0 < abs(power) <= MAX_POWER:
+            raise Unknown("a power of a matrix that is no small integer")
+        return self.times(*[self.inverse(array) if power < 0 else array] * abs(int(power)))
+
+    def inverse(self, array: _Array) -> Any:
+        """By cofactors."""
+        value = self.determinant(array)
+        if value == 0:
+            raise Unknown("the inverse of a singular matrix")
+        columns = tuple(zip(*array.rows, strict=True))
+        cofactors = _Array(tuple(_crossed(self, columns[place - 2], columns[place - 1]) for place in range(SIDE)))
+        return self.scaled(cofactors, self.divide(Fraction(1), value))
+
+    def determinant(self, array: _Array) -> Any:
+        if array.shape != (SIDE, SIDE):
+            raise Unknown("the determinant of no square matrix")
+        return self._dot(array.rows[0], _crossed(self, array.rows[1], array.rows[2]))
+
+    def size(self, array: _Array) -> Any:
+        """The length of a vector, or the determinant that bars round a matrix mean."""
+        if array.shape == (SIDE, 1):
+            return self.root(self._product(array, array))
+        return self.determinant(array)
+
+    def crossed(self, one: Any, other: Any) -> Any:
+        if not (isinstance(one, _Array) and isinstance(other, _Array) and one.shape == other.shape == (SIDE, 1)):
+            raise Unknown("a cross product of no vectors")
+        entries = _crossed(self, tuple(one.entries()), tuple(other.entries()))
+        return _Array(tuple((entry,) for entry in entries))
+
+
+def _crossed(e: Evaluator, one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
+    pairs = ((place - 2, place - 1) for place in range(SIDE))
+    return tuple(e.add(e.multiply(one[a], other[b]), -e.multiply(one[b], other[a])) for a, b in pairs)
+
+
+def _transposed(array: _Array) -> _Array:
+    return _Array(tuple(zip(*array.rows, strict=True)))
+
+
+_IDENTITY = _Array(tuple(tuple(Fraction(int(row == column)) for column in range(SIDE)) for row in range(SIDE)))
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "+": _Evaluator.plus,
+    "neg": _Evaluator.negative,
+    "*": _Evaluator.times,
+    "/": _Evaluator.over,
+    "^": _Evaluator.raised,
+    "cross": _Evaluator.crossed,
+    "abs": _Evaluator.size,
+    "det": _Evaluator.determinant,
+    "transpose": lambda e, array: _transposed(array),
+}
