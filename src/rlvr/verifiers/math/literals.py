@@ -29,8 +29,8 @@ class Literals(Reader):
             if base.isdecimal() and 2 <= int(base) <= 36 and all(int(digit) < int(base) for digit in token.text):
                 return Number(Fraction(int(token.text, int(base))), int(base))
             raise Unreadable("a number with an index")
-        places = decimal_places(token.text)
-        return self._joined(value) if places is None and value.denominator == 1 else Number(value, places=places)
+        decimals = decimal_places(token.text)
+        return self._joined(value) if decimals is None and value.denominator == 1 else Number(value, places=decimals)
 
     def _based(self, node: Node) -> Node:
         """A number in brackets with its base behind them, `(1011)_2`; anything else as it is."""

@@ -57,9 +57,9 @@ def has_any(heads: frozenset[str], *nodes: Node) -> bool:
 def has_domain_at(point: Point, *nodes: Node) -> bool:
     """Whether it counts at this point that one expression is real and another one is not: variables are often understood to
     be positive, and an exponent of what may be negative (`(-1)^n`) to be an integer."""
-    if not is_real_point(point) or min(point.values()) <= 0:
+    if not is_positive_point(point):
         return False
-    return all(value.denominator == 1 for value in point.values()) or not any(
+    return all(isinstance(value, Fraction) and value.denominator == 1 for value in point.values()) or not any(
         isinstance(below, Apply) and below.head == "^" and symbols(below.args[1]) and not _is_positive(below.args[0])
         for node in nodes
         for below in walk(node)
@@ -79,6 +79,11 @@ def needs_all_points(*nodes: Node) -> bool:
 def is_real_point(point: Point) -> bool:
     """Whether all coordinates are real."""
     return not any(isinstance(value, Complex) for value in point.values())
+
+
+def is_positive_point(point: Point) -> bool:
+    """Whether all coordinates are positive reals."""
+    return all(isinstance(value, Fraction) and value > 0 for value in point.values())
 
 
 def complex_variables(*nodes: Node) -> frozenset[str]:

@@ -15,7 +15,15 @@ from rlvr.verifiers.math import matrices
 from rlvr.verifiers.math.evaluate import DIGITS, MARGIN, Evaluator, Fuel, TooLarge, Unknown, Value
 from rlvr.verifiers.math.expression import Apply, Node, Number, Symbol, as_decimal, is_integer_literal, symbols, walk
 from rlvr.verifiers.math.numeric import is_rounding
-from rlvr.verifiers.math.points import Point, has_any, has_domain_at, is_real_point, needs_all_points, points
+from rlvr.verifiers.math.points import (
+    Point,
+    has_any,
+    has_domain_at,
+    is_positive_point,
+    is_real_point,
+    needs_all_points,
+    points,
+)
 
 ENOUGH = 8
 """Points of agreement that need no more: numbers of both signs, large and small ones."""
@@ -99,7 +107,7 @@ class Sampler:
         thorough = needs_all_points(gold, answer)
         for number, point in self._points(gold, answer):
             is_complex = has_i or not is_real_point(point)
-            if positive and (not is_real_point(point) or min(point.values()) < 0):
+            if positive and not is_positive_point(point):
                 continue
             try:
                 one, other = self._at(gold, number, point), self._at(answer, number, point)
@@ -155,14 +163,17 @@ class Sampler:
     def _is_rounded(self, exact: Node, rounded: Node) -> bool:
         """Whether `rounded` is a decimal that is right for the real number `exact`, see numeric.is_rounding."""
         decimal, other = as_decimal(rounded), as_decimal(exact)
-        if decimal is None or is_integer_literal(exact) or (other is not None and other.places <= decimal.places):
+        if decimal is None or decimal.places is None or is_integer_literal(exact):
             return False
-        digits = next((digits for digits in DIGITS if digits > decimal.places + 2 * MARGIN), DIGITS[-1])
+        places = decimal.places
+        if other is not None and other.places is not None and other.places <= places:
+            return False
+        digits = next((digits for digits in DIGITS if digits > places + 2 * MARGIN), DIGITS[-1])
         try:
             value = self.value(exact, digits)
         except Unknown:
             return False
-        return _is_real(value) and is_rounding(value.real, decimal.value, decimal.places)
+        return _is_real(value) and is_rounding(value.real, decimal.value, places)
 
     def proportional(self, gold: Node, answer: Node, factors: Sequence[str] = ()) -> bool | None:
         """Whether one expression is a constant, not zero, times the other; None where too few points tell.
