@@ -8,7 +8,7 @@ import time
 import unicodedata
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlvr import registry
@@ -276,6 +276,11 @@ GOLDS = st.one_of(
 
 
 @given(GOLDS)
+@example(r"9^{9^{9^{9}}}")
+@example("9**9**9**9")
+@example("\u3164")
+@example("&nbsp;")
+@example("\x1b[2J")
 @settings(max_examples=300, deadline=None)
 def test_no_trick_to_be_refused_states_the_right_answer(gold):
     """Whatever the form: no completion is, or ends in a line that is, the gold written in that form."""

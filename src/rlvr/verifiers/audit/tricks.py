@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -314,6 +314,17 @@ _BLANKS = (" ", "\n\n\t ", "\u00a0" * 50, *_UNSEEN)
 _OPENERS = ("(", "[", "{", r"\frac{1}{", r"\boxed{", r"\sqrt{", "<think>", "<answer>", '{"a":', "- ", "=")
 
 
+def _other(target: Target, texts: Iterable[str]) -> list[str]:
+    """Texts but for one that is the gold itself."""
+    gold = (target.gold or "").strip()
+    return [text for text in texts if not gold or text.strip() != gold]
+
+
+def _stated(target: Target, answers: Iterable[str]) -> list[str]:
+    """Answers, other than the gold, in the target's form."""
+    return [target.form(answer) for answer in _other(target, answers)]
+
+
 def _nested(inner: str, target: Target) -> list[str]:
     pairs = (("(", ")"), ("[", "]"), ("{", "}"), (r"\left(", r"\right)"), (r"\frac{1}{", "}"), (r"\boxed{", "}"))
     return [target.form(opening * _DEPTH + inner + closing * _DEPTH) for opening, closing in pairs]
@@ -321,11 +332,11 @@ def _nested(inner: str, target: Target) -> list[str]:
 
 TRICKS: tuple[Trick, ...] = (
     Trick("empty", "an empty answer", lambda t: [""], strict=True),
-    Trick("whitespace", "nothing but spaces, seen and unseen", lambda t: _BLANKS, strict=True),
+    Trick("whitespace", "nothing but spaces, seen and unseen", lambda t: _other(t, _BLANKS), strict=True),
     Trick(
         "empty form",
         "the form of an answer with nothing in it",
-        lambda t: [t.form(text) for text in ("", " ", *_UNSEEN)],
+        lambda t: _stated(t, ("", " ", *_UNSEEN)),
     ),
     Trick("wrong answer", "a wrong answer, plainly stated", lambda t: [t.form(w) for w in t.wrong], needs_gold=True),
     Trick("every candidate", "the right answer among all the others", _candidates, needs_gold=True),
@@ -390,7 +401,7 @@ TRICKS: tuple[Trick, ...] = (
     Trick("prompt injection", "an order to whoever judges", lambda t: _INJECTIONS),
     Trick("role tokens", "turns of a chat that never happened", _role_tokens),
     Trick("keywords", "the verifier's own words", _keywords),
-    Trick("huge powers", "expressions that nobody can evaluate", lambda t: [t.form(power) for power in _POWERS]),
+    Trick("huge powers", "expressions that nobody can evaluate", lambda t: _stated(t, _POWERS)),
     Trick(
         "backtracking",
         "texts on which a pattern tries every way to match",
@@ -414,7 +425,7 @@ TRICKS: tuple[Trick, ...] = (
     Trick(
         "odd characters",
         "NUL bytes, lone surrogates, marks that turn text",
-        lambda t: [*_ODD, *(t.form(f"{t.wrong[0]}{odd}") for odd in _ODD)],
+        lambda t: [*_other(t, _ODD), *(t.form(f"{t.wrong[0]}{odd}") for odd in _ODD)],
     ),
     Trick(
         "megabyte before the answer",
