@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -184,7 +185,9 @@ def _misfit(schema: Any, formats: bool, document: Any) -> str | None:
     from referencing.exceptions import Unresolvable
 
     try:
-        error = next(_validator(json.dumps(schema), formats).iter_errors(document), None)
+        with warnings.catch_warnings():  # Python warns of odd regular expressions that a document holds (format: regex)
+            warnings.simplefilter("ignore")
+            error = next(_validator(json.dumps(schema), formats).iter_errors(document), None)
     except (Unresolvable, TimeoutError, MemoryError):  # the schema's fault, a slow pattern; the pool judges the last
         raise
     except Exception as raised:  # the schema was probed before training: what goes wrong now is the document's doing
