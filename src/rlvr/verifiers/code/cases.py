@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -42,8 +43,14 @@ class Trial:
     program: str
     language: str
     limits: Limits
+    total_time: float = math.inf
     seconds: float = 0.0
-    """Wall clock that the program's executions took so far."""
+    """Wall clock that the program's executions, and those that judge it, took so far."""
+
+    @property
+    def seconds_left(self) -> float:
+        """What is left of `total_time`."""
+        return self.total_time - self.seconds
 
     async def run(self, call: Call | None = None, stdin: str = "", room: int = 0) -> Outcome:
         """One execution; `room`: bytes of output that may be needed."""
@@ -110,11 +117,14 @@ class StdioCase(Case):
         outcome = await trial.run(stdin=self.input, room=len(self.expected.encode()))
         if outcome.ended is not Ended.DONE:
             return failed(outcome)
-        found = outcome.stdout.decode(errors="replace")
-        if found.rstrip() == self.expected.rstrip():  # as most right answers are; costs next to nothing, however large
+        expected = self.expected.encode()
+        if (
+            outcome.stdout.rstrip() == expected.rstrip()
+        ):  # as most right answers are; costs next to nothing, however large
             return Result(1.0)
-        if len(outcome.stdout) + len(self.expected) > DECODED_SIZE:
-            return await trial.judged(judge.text_job(found.encode(), self.expected.encode(), self.how))
+        if len(outcome.stdout) + len(expected) > DECODED_SIZE:
+            return await trial.judged(judge.text_job(outcome.stdout, expected, self.how))
+        found = outcome.stdout.decode(errors="replace")
         problem = same_text(found, self.expected, self.how)
         return Result(1.0) if problem is None else Result(0.0, problem)
 
@@ -210,16 +220,20 @@ class ProxiedCase(Case):
 
 @dataclass(frozen=True)
 class PropertyCase(Case):
-    """A property of a function on an input made at random: of the program's text, so that no program can know it before."""
+    """A property of a function on an input made at random: of the program's text, so that no program can know it before.
+
+    It holds by a true value. One that returns no value anywhere in its source holds where it raises nothing.
+    """
 
     source: str
     name: str
     number: int
+    returns: bool
 
     async def judge(self, trial: Trial) -> Result:
         digest = hashlib.sha256(f"{self.number}\0{self.source}\0{trial.program}".encode()).hexdigest()
-        check = f"assert holds({self.name}, __import__('random').Random({digest!r})) is not False"
-        return await trial.test(f"{self.source}\n{check}\n", self.name)
+        made = f"holds({self.name}, __import__('random').Random({digest!r}))"
+        return await trial.test(f"{self.source}\n{'assert ' if self.returns else ''}{made}\n", self.name)
 
 
 @dataclass(frozen=True)
@@ -241,11 +255,12 @@ class CheckerCase(Case):
         if outcome.ended is not Ended.DONE:
             return failed(outcome)
         given = {"input": self.input, "output": outcome.stdout.decode(errors="replace"), "expected": self.expected}
+        limits = replace(CHECKER_LIMITS, seconds=max(0.1, min(CHECKER_LIMITS.seconds, trial.seconds_left)))
         if self.parameters:
             call = Call("check", tuple(given.values())[: self.parameters])
-            said = await trial.other(Job(self.checker, call=call, limits=CHECKER_LIMITS))
+            said = await trial.other(Job(self.checker, call=call, limits=limits, sealed=True))
         else:
-            said = await trial.other(Job(self.checker, stdin=json.dumps(given).encode(), limits=CHECKER_LIMITS))
+            said = await trial.other(Job(self.checker, stdin=json.dumps(given).encode(), limits=limits, sealed=True))
         return self._verdict(said)
 
     def _verdict(self, said: Outcome) -> Result:

@@ -22,13 +22,13 @@ AT_ONCE = 8
 _UNREADABLE = ("SyntaxError", "IndentationError", "TabError")
 
 
-async def tried(cases: Sequence[Case], trial: Trial, credit: Credit, total_time: float) -> list[Result]:
-    """The results of the first cases, as many as decide the score; past `total_time` seconds the rest counts as failed."""
+async def tried(cases: Sequence[Case], trial: Trial, credit: Credit) -> list[Result]:
+    """The results of the first cases, as many as decide the score; past the trial's `total_time` the rest counts as failed."""
     results: list[Result] = []
     size = 1
     while len(results) < len(cases):
-        if trial.seconds > total_time:
-            late = Result(0.0, f"all cases together took more than {total_time:g} s", Ended.TIME)
+        if trial.seconds_left < 0:
+            late = Result(0.0, f"all cases together took more than {trial.total_time:g} s", Ended.TIME)
             return results + [late] * (len(cases) - len(results))
         group = cases[len(results) : len(results) + size]
         results += await asyncio.gather(*(case.judge(trial) for case in group))

@@ -31,7 +31,7 @@ from rlvr.verifiers.code.asserts import rewritten
 from rlvr.verifiers.code.cases import AssertCase, CallCase, Case, CheckerCase, PropertyCase, ProxiedCase, StdioCase
 from rlvr.verifiers.code.compare import Comparison
 from rlvr.verifiers.code.extraction import ALIASES, language_of
-from rlvr.verifiers.code.names import MEANT, bound, called, missing, uses
+from rlvr.verifiers.code.names import MEANT, bound, called, missing, returns_value, uses, yields
 from rlvr.verifiers.code.preludes import HARNESSES, IMPORTS, NODES
 from rlvr.verifiers.code.programs import imports_of, without_function
 from rlvr.verifiers.code.runner import Call
@@ -226,15 +226,17 @@ def _property(info: Mapping[str, Any], how: Comparison) -> _Read:
     if len(found) != 1 or len(found[0].args.args) != 2:
         raise LayoutError(
             "'property' defines holds(f, random), which tries the function f on one input made with random, and raises "
-            "or returns False where the property does not hold"
+            "or returns a false value where the property does not hold"
         )
     _check_names(ast.parse(text).body, {entry}, "property")
+    if yields(found[0]):
+        raise LayoutError("'property': holds(f, random) is a generator, which is always true; return a bool")
     trials = info.get("trials", TRIALS)
     if not isinstance(trials, int) or isinstance(trials, bool) or trials < 1:
         raise LayoutError(f"'trials' is a whole number of 1 or more, not {trials!r}")
-    return [PropertyCase(f"trial {number + 1}", 1.0, text, entry, number) for number in range(trials)], {
-        "entry_point": entry
-    }
+    valued = returns_value(found[0])
+    cases: list[Case] = [PropertyCase(f"trial {at + 1}", 1.0, text, entry, at, valued) for at in range(trials)]
+    return cases, {"entry_point": entry}
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any], Comparison], _Read]] = {

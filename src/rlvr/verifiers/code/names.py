@@ -53,6 +53,27 @@ def missing(body: Sequence[ast.stmt], known: set[str]) -> str | None:
     return min(lacking, default=None)
 
 
+def returns_value(function: ast.FunctionDef) -> bool:
+    """Whether a return of this function gives a value other than a literal None."""
+    returns = [node for node in _own_nodes(function) if isinstance(node, ast.Return) and node.value is not None]
+    return any(not (isinstance(node.value, ast.Constant) and node.value.value is None) for node in returns)
+
+
+def yields(function: ast.FunctionDef) -> bool:
+    """Whether calling this function makes a generator."""
+    return any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in _own_nodes(function))
+
+
+def _own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
+    """The nodes of a function's body, without those of functions and classes within it."""
+    waiting: list[ast.AST] = [*function.body]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            waiting += ast.iter_child_nodes(node)
+
+
 def _nodes(body: str | Sequence[ast.stmt]) -> Iterator[ast.AST]:
     statements = ast.parse(body).body if isinstance(body, str) else body
     return (inner for statement in statements for inner in ast.walk(statement))

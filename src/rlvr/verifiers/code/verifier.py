@@ -52,7 +52,7 @@ class CodeVerifier(Verifier):
     memory_mb: int = 256
     """Memory of one run, where the task says nothing else."""
     total_time: float = 30.0
-    """Seconds that all cases of one answer may take together; those left over count as failed."""
+    """Seconds that all cases of one answer may take together, checkers included; those left over count as failed."""
     comparison: dict[str, Any] = field(default_factory=dict)
     """How outputs and values are compared, where the task says nothing else: `tolerance` (1e-6), `lines`, `ignore_case`,
     `strict_sequences`, `strict_numbers`."""
@@ -164,8 +164,8 @@ class CodeVerifier(Verifier):
     async def _judged(self, layout: Layout, program: str, runner: SharedRunner) -> Verdict:
         limits = Limits(seconds=layout.time_limit or self.case_time, memory_mb=layout.memory_mb or self.memory_mb)
         text = assembled(program, layout.prelude, layout.stub, layout.context, layout.entry_point)
-        trial = Trial(runner, text, layout.language, limits)
-        results = await tried(layout.cases, trial, self.credit, self.total_time)
+        trial = Trial(runner, text, layout.language, limits, self.total_time)
+        results = await tried(layout.cases, trial, self.credit)
         return replace(scored(layout.cases, results, self.credit, program), seconds=trial.seconds)
 
     async def _solution_problem(self, task: Task, layout: Layout, runner: SharedRunner) -> str | None:

@@ -45,8 +45,10 @@ class LocalRunner:
         source = _bytes(job.source)
         if job.language == "python":
             if job.call is None:
-                return await self._twice(Program({"kind": "script"}, source, job.limits, job.stdin))
-            order = {"kind": "serve", "once": True, "name": job.call.name}
+                return await self._twice(
+                    Program({"kind": "script", "sealed": job.sealed}, source, job.limits, job.stdin)
+                )
+            order = {"kind": "serve", "once": True, "name": job.call.name, "sealed": job.sealed}
             return await self._twice(Program(order, source, job.limits, job.stdin, job.call.message()))
         language, tool = NATIVE[job.language], languages()[job.language]
         if not language.compiled:
@@ -68,7 +70,9 @@ class LocalRunner:
             raise ConfigError("a test with a candidate is for programs in python")
         limits = replace(candidate.limits, seconds=job.limits.seconds)
         called = candidate.call.name if candidate.call is not None else name
-        served = Program({"kind": "serve", "once": False, "name": called}, _bytes(candidate.source), limits)
+        served = Program(
+            {"kind": "serve", "once": False, "name": called, "sealed": False}, _bytes(candidate.source), limits
+        )
         test = Program({"kind": "test", "name": name, "token": token}, _bytes(job.source), job.limits, job.stdin)
         return await self._again(lambda zygote: _pair(zygote, test, served, called))
 

@@ -16,11 +16,13 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rlvr.errors import ConfigError, nearest
 from rlvr.verifiers.code import values
-from rlvr.verifiers.code.runner import DECODED_SIZE, Call, Ended, Job, Outcome
+from rlvr.verifiers.code.runner import DECODED_SIZE, Ended, Job, Outcome
+from rlvr.verifiers.code.sandbox.inside import sealing
 
 WORKERS = 32
 """Requests at once, where nothing else is asked for."""
@@ -36,12 +38,25 @@ values = types.ModuleType("values")
 exec({values!r}, values.__dict__)
 program = sys.modules["program"] = types.ModuleType("program")
 exec(compile({source!r}, "program.py", "exec"), program.__dict__)
+{seal}
 name, args, kwargs = values.decode({call!r})
 first, *rest = name.split(".")
 found = getattr(program, first)
 for part in rest:
     found = getattr(found(), part)
 print("\\n" + {marker!r} + values.encode(found(*args, **kwargs)).hex(), flush=True)
+"""
+
+
+_SEALED = """
+import types
+sealing = types.ModuleType("sealing")
+exec({sealing!r}, sealing.__dict__)
+"""
+_SEALED_SCRIPT = """
+code = compile({source!r}, "program.py", "exec")
+sealing.seal("program.py")
+exec(code, {{"__name__": "__main__"}})
 """
 
 
@@ -62,7 +77,7 @@ class RemoteRunner:
             raise ConfigError(f"functions are called in python only, not in {job.language}")
         marker = secrets.token_hex(16) if job.call else ""
         body = {
-            "code": _around(job.source, job.call, marker) if job.call else job.source,
+            "code": _code(job, marker),
             "language": _LANGUAGES[job.language],
             "stdin": job.stdin.decode("utf-8", "replace"),
             "compile_timeout": COMPILE_SECONDS,
@@ -110,11 +125,17 @@ class RemoteRunner:
         return reply
 
 
-def _around(source: str, call: Call, marker: str) -> str:
-    sent = call.message()
-    return _AROUND.format(
-        values=Path(values.__file__).read_text(encoding="utf-8"), source=source, call=sent, marker=marker
-    )
+def _code(job: Job, marker: str) -> str:
+    """What the service runs: the source, or a program around it that makes the call or seals it."""
+    seal = _SEALED.format(sealing=_text_of(sealing)) if job.sealed else ""
+    if job.call is None:
+        return seal + _SEALED_SCRIPT.format(source=job.source) if job.sealed else job.source
+    seal = f"{seal}sealing.seal('program.py')" if seal else ""
+    return _AROUND.format(values=_text_of(values), source=job.source, call=job.call.message(), marker=marker, seal=seal)
+
+
+def _text_of(module: ModuleType) -> str:
+    return Path(str(module.__file__)).read_text(encoding="utf-8")
 
 
 def _outcome(reply: dict[str, Any], job: Job, marker: str) -> Outcome:

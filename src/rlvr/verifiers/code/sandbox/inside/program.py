@@ -30,7 +30,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlvr.verifiers.code import values
-from rlvr.verifiers.code.sandbox.inside import crossing, frames, kernel, landlock, nodes, seccomp
+from rlvr.verifiers.code.sandbox.inside import crossing, frames, kernel, landlock, nodes, sealing, seccomp
 
 if TYPE_CHECKING:
     from rlvr.verifiers.code.sandbox.inside.supervisor import Order, Setting
@@ -247,23 +247,28 @@ def _exit_code(error: SystemExit) -> int:
     return 1
 
 
-def _load(source: str, name: str, **given: Any) -> dict[str, Any]:
-    """The names that a program defines."""
+def _load(source: str, name: str, sealed: bool = False, **given: Any) -> dict[str, Any]:
+    """The names that a program defines; `sealed`: it runs nothing but itself."""
     module = sys.modules[name] = ModuleType(name)
     module.__dict__.update(__builtins__=builtins, __file__=os.path.abspath(_FILE), **given)
     linecache.cache[_FILE] = (len(source), None, source.splitlines(keepends=True), _FILE)
+    code = compile(source, _FILE, "exec", dont_inherit=True)
     _hide_own_frames()
-    exec(compile(source, _FILE, "exec", dont_inherit=True), module.__dict__)
+    if sealed:
+        sealing.seal(_FILE)
+    exec(code, module.__dict__)
     return module.__dict__
 
 
 def _script(channel: socket.socket, what: dict[str, Any], source: str) -> None:
-    _load(source, "__main__")
+    _load(source, "__main__", what["sealed"])
 
 
 def _serve(channel: socket.socket, what: dict[str, Any], source: str) -> None:
     """Call the program's functions as asked, until nobody asks any more."""
     names = _load(source, "program")
+    if what["sealed"]:
+        sealing.seal(_FILE)
     _find(names, what["name"].partition(".")[0])
     frames.send(channel, LOADED)
     while (body := frames.receive(channel)) is not None:
@@ -292,8 +297,12 @@ def _find(names: dict[str, Any], path: str) -> Callable[..., Any]:
 
 def _test(channel: socket.socket, what: dict[str, Any], source: str) -> None:
     """Run a test, in which the candidate's name stands for a way to ask the trainer."""
+    sealed = functools.cache(
+        functools.partial(sealing.seal, _FILE)
+    )  # with the first answer, the candidate's values are here
 
     def candidate(*args: Any, **kwargs: Any) -> Any:
+        sealed()
         try:
             frames.send(channel, CALL + values.encode([args, kwargs]))
             answer = frames.receive(channel)
@@ -301,10 +310,8 @@ def _test(channel: socket.socket, what: dict[str, Any], source: str) -> None:
                 os._exit(1)
             body = values.decode(answer[1:])
             error = None if answer[:1] == VALUE else crossing.raised_again(body)
-        except (
-            ValueError,
-            crossing.CandidateEndedError,
-        ) as trouble:  # ours: the test must not take it for the candidate's
+        except (ValueError, crossing.CandidateEndedError) as trouble:
+            # It is ours: the test must not take it for the candidate's.
             _report(channel, trouble)
             os._exit(1)
         if error is not None:
