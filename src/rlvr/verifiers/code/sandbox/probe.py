@@ -18,6 +18,7 @@ _DONE = "tried"
 
 _SOURCE = """
 import ctypes, os, socket
+import colorsys, csv  # not loaded before: the standard library can be read
 
 canary, secret, trainer, port = {canary!r}, {secret!r}, {trainer}, {port}
 libc = ctypes.CDLL(None, use_errno=True)

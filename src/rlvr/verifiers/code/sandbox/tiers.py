@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlvr.verifiers.code.sandbox.inside.program import STREAMS
-from rlvr.verifiers.code.sandbox.inside.supervisor import Setting
+from rlvr.verifiers.code.sandbox.inside.supervisor import TMP, Setting
 
 NOBODY = 65534
 SANDBOX_MB = 64
@@ -96,23 +96,29 @@ def command(tier: Tier, control: int, lifeline: int, tmp: str) -> list[str]:
     root = os.geteuid() == 0
     beside = 1 if tier.namespaces else 64
     user = NOBODY if root else None
-    setting = Setting(user, tier.namespaces, tier.landlock, tier.seccomp, readable=("/",), processes_beside=beside)
+    folder = _writable(prefix)
+    setting = Setting(user, tier.namespaces, tier.landlock, tier.seccomp, folder, ("/",), beside)
     inside = str(_CODE / "sandbox" / "inside")
     streams = STREAMS if tier.namespaces else "/proc/self/fd"
     return [
         *(shutil.which("bwrap") or "bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
         *("--unshare-cgroup-try", "--as-pid-1", "--new-session", "--hostname", "sandbox", "--cap-drop", "ALL"),
         *(("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID") if root else _nobody()),
-        *("--proc", "/proc", "--size", str(SANDBOX_MB * 2**20), "--perms", "1777", "--tmpfs", "/tmp"),
+        *("--proc", "/proc", "--size", str(SANDBOX_MB * 2**20), "--perms", "1777", "--tmpfs", folder),
         *(option for path in (prefix, "/dev/null", "/etc/ld.so.cache") for option in _folders_to(path)),
         *(option for path in (*SYSTEM, prefix) if os.path.exists(path) for option in _read(path)),
         *(option for path in _DEVICES for option in ("--dev-bind", path, path)),
         *(option for name, path in _streams(streams) for option in ("--symlink", path, f"/dev/{name}")),
         *_folders_to("/code/sandbox/inside"),
-        *("--symlink", "/tmp", "/dev/shm", "--ro-bind", str(_CODE / "values.py"), "/code/values.py"),
-        *("--ro-bind", inside, "/code/sandbox/inside", "--remount-ro", "/", "--chdir", "/tmp"),
+        *("--symlink", folder, "/dev/shm", "--ro-bind", str(_CODE / "values.py"), "/code/values.py"),
+        *("--ro-bind", inside, "/code/sandbox/inside", "--remount-ro", "/", "--chdir", folder),
         *_python(python, "/code", control, lifeline, setting),
     ]
+
+
+def _writable(prefix: str) -> str:
+    """The one writable folder in a sandbox: /tmp, but where Python itself is there and would be hidden."""
+    return "/scratch" if f"{prefix}/".startswith(f"{TMP}/") else TMP
 
 
 def _streams(folder: str) -> list[tuple[str, str]]:

@@ -56,8 +56,6 @@ _LARGEST_LIMIT = 2**31 - 1
 """What the interpreter takes as a recursion limit: a C int."""
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
-    "HOME": "/tmp",
-    "TMPDIR": "/tmp",
     "LANG": "C.UTF-8",
     "OPENSSL_CONF": "/dev/null",
 }
@@ -147,7 +145,8 @@ def _execute(what: dict[str, Any], source: bytes) -> NoReturn:
         while left:
             left = left[os.write(fd, left) :]
     os.close(fd)
-    os.execve(what["argv"][0], what["argv"], _ENVIRONMENT)
+    folder = os.getcwd()
+    os.execve(what["argv"][0], what["argv"], {**_ENVIRONMENT, "HOME": folder, "TMPDIR": folder})
 
 
 def _compile(channel: socket.socket, what: dict[str, Any], source: bytes) -> int:

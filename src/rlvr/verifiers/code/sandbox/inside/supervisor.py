@@ -107,7 +107,7 @@ def _run(job: socket.socket, channel: socket.socket, setting: Setting, order: Or
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     if setting.namespaces:
         files = order.file_mb * 256
-        kernel.mount_memory(TMP, f"size={order.file_mb}m,nr_inodes={files},mode=0700")
+        kernel.mount_memory(setting.tmp, f"size={order.file_mb}m,nr_inodes={files},mode=0700")
         given, ends = _streams_with_paths(stdin)
     else:
         given = _file_of(stdin)
