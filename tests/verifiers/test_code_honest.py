@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from rlvr.records import Task
 from rlvr.verifiers.code import CodeVerifier
+from rlvr.verifiers.code.compare import Comparison
+from rlvr.verifiers.code.layouts import read_layout
 from rlvr.verifiers.code.runner import Ended, Job, Limits, Outcome
 from rlvr.verifiers.code.sandbox import languages, open_runner
 from rlvr.verifiers.code.sandbox.opening import problem_of
@@ -247,3 +251,75 @@ def test_programs_with_large_initialised_arrays_compile_and_run():
     if os.path.getsize(interpreter) > 10 * 2**20:
         assert refused.ended is Ended.RAISED
         assert "the program is too large" in refused.reason
+
+
+# --- where Python is, and what tasks hold
+
+
+def test_python_may_be_installed_below_tmp(tmp_path, monkeypatch):
+    if not str(tmp_path).startswith("/tmp/"):
+        pytest.skip("the tests' folder is not below /tmp")
+    real = Path(os.path.realpath(sys.executable))
+    library = Path(os.__file__).parent
+    prefix = tmp_path / "python"
+    prefix.mkdir(mode=0o755)  # pytest's own folder is closed to others, and the sandbox is one
+    (prefix / "bin").mkdir()
+    (prefix / "lib").mkdir()
+    shutil.copy(real, prefix / "bin" / real.name)
+    kept = [path for path in library.iterdir() if path.name not in ("test", "site-packages", "idlelib", "__pycache__")]
+    (prefix / "lib" / library.name).mkdir()
+    for path in kept:
+        target = prefix / "lib" / library.name / path.name
+        if path.is_dir():
+            shutil.copytree(path, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(path, target)
+    for shared in library.parent.glob("libpython*.so*"):
+        shutil.copy(shared, prefix / "lib")
+    started = subprocess.run([prefix / "bin" / real.name, "-I", "-S", "-c", "import csv"], capture_output=True)
+    if started.returncode != 0:
+        pytest.skip("this Python does not run from another place")
+    monkeypatch.setattr(sys, "executable", str(prefix / "bin" / real.name))
+    monkeypatch.setattr(sys, "base_prefix", str(prefix))
+    problem_of.cache_clear()
+    try:
+        source = "import csv, os, tempfile\nopen(tempfile.mktemp(), 'w').write('x')\nprint(len(os.listdir()))"
+        (found,) = outcomes([Job(source)])
+    finally:
+        problem_of.cache_clear()
+    assert found.stdout == b"1\n", found.reason
+
+
+def test_expected_values_may_be_large_integers_and_dicts_with_tuples_as_keys():
+    large = function([5000, 10**5000], [6000, 10**6000])
+    assert CodeVerifier().check_task(large) is None
+    assert scores(large, {"right": "def f(n): return 10 ** n", "wrong": "def f(n): return 10 ** n + 1"}) == {
+        "right": 1.0,
+        "wrong": 0.0,
+    }
+    pairs = function([2, {(0, 1): "a", (1, (2, 3)): {1, 2}}])
+    wrong = "def f(n): return {(0, True): 'a', (1, (2, 3)): {1, 2}}"
+    right = "def f(n): return {(0, 1): 'a', (1, (2, 3)): {1, 2}}"
+    assert scores(pairs, {"right": right, "wrong": wrong}) == {"right": 1.0, "wrong": 0.0}
+
+
+def test_a_digest_tells_tasks_apart():
+    values = [
+        1,
+        True,
+        "1",
+        [1],
+        (1,),
+        {1},
+        {1: 1},
+        {"1": 1},
+        None,
+        1.0,
+        [[], []],
+        [[[]]],
+        10**5000,
+        10**5000 + 1,
+        "\ud800",
+    ]
+    digests = {read_layout(function(value).info, "python", Comparison()).digest for value in [[v, v] for v in values]}
+    assert len(digests) == len(values)
