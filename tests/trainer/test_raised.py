@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import yaml
 
@@ -35,6 +36,9 @@ def text(completion):
 
 def whole(batch):
     return [lenght(r.text) for r in batch.rollouts]
+
+def short(batch):
+    return [1.0]
 
 def sometimes(completion):
     if completion[:1] in tuple("02468="):
@@ -188,6 +192,29 @@ def test_a_reward_of_weight_0_that_always_raises_is_a_warning(make_tree, faulty,
     (said,) = [r.getMessage() for r in caplog.records if "the reward 'counts' failed" in r.getMessage()]
     assert "failed on all 8 answers of a step" in said
     users_lines(said, faulty)
+
+
+def test_a_reward_of_the_batch_of_weight_0_that_fails_is_a_warning(make_tree, faulty, caplog):
+    """Also one that returns the wrong number of values, and one within a term of weight 0."""
+    watched = [
+        {"name": f"{faulty}:whole", "weight": 0},
+        {"name": f"{faulty}:short", "weight": 0},
+        {"name": "sum", "as": "outer", "weight": 0, "terms": [{"name": f"{faulty}:whole", "as": "inner"}]},
+    ]
+    plain = make_tree({"run": {"steps": 2}}, "plain")
+    with GRPOTrainer(config=make_tree({"rewards": ["verdict", *watched], "run": {"steps": 2}})) as trainer:
+        trainer.train()
+        weights = [p.detach().clone() for p in trainer.policy.model.parameters()]
+        for name in ("whole", "short", "outer", "inner"):
+            assert np.isnan(trainer.batch.column(f"reward/{name}")).all()
+    with GRPOTrainer(config=plain) as trainer:
+        trainer.train()
+        assert all(a.equal(b) for a, b in zip(weights, trainer.policy.model.parameters(), strict=True))
+    said = [r.getMessage() for r in caplog.records if "Its weight is 0" in r.getMessage()]
+    assert len(said) == 3
+    assert "the reward 'whole' failed on a batch" in said[0]
+    assert "NameError: name 'lenght' is not defined" in said[0]
+    assert "reward 'short' returned shape (1,) for 8 rollouts" in said[1]
 
 
 def test_a_verifier_that_cannot_be_made_is_refused_with_the_users_lines(make_tree, faulty, tmp_path, capsys):

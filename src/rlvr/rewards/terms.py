@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -34,6 +35,8 @@ from rlvr.errors import ConfigError, RlvrError, UserCodeError, nearest, user_tra
 from rlvr.records import Batch, Task, cut
 from rlvr.rewards.per_completion import PerCompletion
 from rlvr.schedules import Scalar, at, controllers, moving_options, scalar_value
+
+log = logging.getLogger(__name__)
 
 
 def _checked_spec(spec: Any) -> Any:
@@ -74,6 +77,8 @@ class Term:
     """The sources of tasks that have the term; None: all."""
     inner: Mapping[str, Any] = field(default_factory=dict)
     """Option -> the term, or the list of terms, that it holds."""
+    warned: set[str] = field(default_factory=set, compare=False, repr=False)
+    """The failures of a term of weight 0 that were reported, each once in a run: copies of the term share the set."""
 
     def parts(self) -> list[Term]:
         """The terms that it is made of."""
@@ -306,7 +311,25 @@ def _on_sources(batch: Batch, term: Term) -> np.ndarray:
 
 
 def _evaluate(batch: Batch, term: Term) -> np.ndarray:
-    """The values of a term, after those that it is made of; each becomes a column."""
+    """The values of a term, after those that it is made of; each becomes a column.
+
+    A term of weight 0 is only monitored: where it fails, a warning says so and its columns are NaN.
+    """
+    try:
+        return _values(batch, term)
+    except (UserCodeError, ConfigError) as error:
+        if _factor(term.weight):
+            raise
+        if str(error) not in term.warned:
+            term.warned.add(str(error))
+            log.warning("%s\nIts weight is 0, so the run goes on without its values (reported once)", error)
+        for one in walk([term]):
+            batch.columns.setdefault(f"reward/{one.name}", np.full(len(batch), np.nan))
+        return batch.columns[f"reward/{term.name}"]
+
+
+def _values(batch: Batch, term: Term) -> np.ndarray:
+    """Compute the columns of a term and of those that it is made of. UserCodeError and ConfigError name the term that fails."""
 
     def weighted(one: Term) -> np.ndarray:
         return _weighted(one.weight, _evaluate(batch, one))
@@ -336,5 +359,9 @@ def _weighted(weight: Scalar, values: np.ndarray) -> np.ndarray:
 
     Where no step is known (`at_step` was not called) the weight is that of the first step.
     """
-    factor = float(scalar_value(weight, 0, 1))
+    factor = _factor(weight)
     return factor * values if factor else np.zeros(len(values))
+
+
+def _factor(weight: Scalar) -> float:
+    return float(scalar_value(weight, 0, 1))
