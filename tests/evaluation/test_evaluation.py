@@ -249,3 +249,22 @@ def test_contamination_is_a_shared_run_of_words():
     assert contamination(train, held_out, words=12)["contaminated"] == 3
     assert contamination([], held_out)["contaminated"] == 0
     assert contamination(train, [])["share"] is None
+
+
+@pytest.mark.parametrize(("greedy", "counts"), [(False, [8 * 3, 30 * 3]), (True, [30, 30 * 4])])
+def test_verdicts_are_judged_before_all_is_sampled(greedy, counts):
+    """Without greedy responses those of the first few tasks are looked at: a broken verifier is not found at the end."""
+    asked = []
+    config = config_of(samples=3, greedy=greedy)
+    done = evaluate(tasks_of(30), config, Stub(), judge=lambda raised: asked.append(raised.asked.total()))
+    assert asked == counts
+    assert done.results["eval/tasks"] == 30
+
+    def refuse(raised):
+        raise RuntimeError("it always raises")
+
+    drawn = Stub()
+    drawn.kept = []
+    with pytest.raises(RuntimeError, match="always raises"):
+        evaluate(tasks_of(30), config, drawn, judge=refuse)
+    assert len(drawn.kept) == counts[0]

@@ -31,6 +31,8 @@ SameAnswer = Callable[[Task, str, str], bool]
 
 BLOCK = 4096
 """Rollouts that are held at a time, where one task's samples are not more."""
+FIRST = 8
+"""Tasks that are sampled first where no greedy responses were: enough to tell a broken verifier from a bad task."""
 
 
 def same_text(task: Task, first: str, second: str) -> bool:
@@ -58,8 +60,8 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate on `tasks` as `config.evaluation` says; `said` is told how many tasks are done, and of which kind of response.
 
-    `judge` sees the verdicts of all greedy responses, and then those of all responses, and may raise: an evaluation whose
-    verifier always raises ends before it samples, and one bad task ends none.
+    `judge` sees the verdicts of all greedy responses, without these of the samples of the first few tasks, and then those of all
+    responses, and may raise: an evaluation whose verifier always raises ends before all is sampled, and one bad task ends none.
 
     `same` tells answers apart for maj@k and the answer entropy. It is asked with the task, because each task of a mixed set
     has the verifier that it names.
@@ -84,7 +86,8 @@ def evaluate(
             said(draws[-1].number + 1, "greedy")
         judge(raised)
     if asked.samples:
-        for draws in _blocks(tasks, max(1, BLOCK // asked.samples)):
+        first = None if asked.greedy else FIRST
+        for draws in _blocks(tasks, max(1, BLOCK // asked.samples), first):
             rollouts = collect(draws, sampling, asked.samples)
             raised.add(rollouts)
             for number, samples in _by_draw(rollouts).items():
@@ -92,13 +95,22 @@ def evaluate(
                 of_task = functools.partial(same, tasks[number])
                 tallies[number].add_samples(samples, asked.k, of_task, liked)
             said(draws[-1].number + 1, "samples")
+            if draws[-1].number + 1 == first:
+                judge(raised)
         judge(raised)
     return Evaluation(_results(tallies, config), tallies, raised)
 
 
-def _blocks(tasks: Sequence[Task], size: int) -> Iterator[list[Draw]]:
-    for begin in range(0, len(tasks), size):
-        yield [Draw(begin + place, task) for place, task in enumerate(tasks[begin : begin + size])]
+def _blocks(tasks: Sequence[Task], size: int, first: int | None = None) -> Iterator[list[Draw]]:
+    """Draws of at most `size` tasks at a time; one block ends with the task number `first`."""
+    begin = 0
+    while begin < len(tasks):
+        end = begin + size
+        if first is not None and begin < first:
+            end = min(end, first)
+        draws = [Draw(number, task) for number, task in enumerate(tasks[begin:end], begin)]
+        yield draws
+        begin += len(draws)
 
 
 def _by_draw(rollouts: Sequence[Rollout]) -> dict[int, list[Rollout]]:
