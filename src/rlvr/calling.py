@@ -4,6 +4,10 @@ One completion at a time (`ByName`): prompt, messages, completion, answer, task,
 info. A whole group at a time, as TRL calls reward functions (`ByColumns`): prompts, completions, completion_ids, and lists
 of the same fields. A function with `**kwargs` receives everything. Invariant: the signature is read once, when the piece is
 made, and a name that cannot be had is an error that says which task lacks it.
+
+A function of one completion that asks for `solution_str` has verl's form, `compute_score(data_source, solution_str, ground_truth,
+extra_info)`: verl's NaiveRewardManager (verl/workers/reward_manager/naive.py) calls it with these four keywords, and takes the
+`score` of a dict.
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ class _Function:
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         self.required = [p.name for p in named if p.default is p.empty]
         self.optional = [p.name for p in named if p.default is not p.empty]
+        self.has_verl_form = "solution_str" in (*self.required, *self.optional)
         self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
 
     def _lack(self, known: Mapping[str, Any], task: Task) -> str | None:
@@ -66,11 +71,16 @@ class ByName(_Function):
 
     def missing(self, task: Task) -> str | None:
         """What the function asks for and `task` does not have, in words; None when all is there."""
-        return self._lack(_known(task, "", None), task)
+        return self._lack(self._fields(task, "", None), task)
 
     def __call__(self, task: Task, completion: str, token_ids: Sequence[int] | None = None) -> Any:
         """Call the function on one completion. ConfigError when it asks for something that the task lacks."""
-        return self._call(_known(task, completion, token_ids), task)
+        return self._call(self._fields(task, completion, token_ids), task)
+
+    def _fields(self, task: Task, completion: str, token_ids: Sequence[int] | None) -> dict[str, Any]:
+        if self.has_verl_form:
+            return _known(task, completion, token_ids) | _verl_arguments(task, completion)
+        return _known(task, completion, token_ids)
 
 
 class ByColumns(_Function):
@@ -119,6 +129,20 @@ def _known(task: Task, completion: str, token_ids: Sequence[int] | None) -> dict
         "completion": completion,
         "token_ids": token_ids,
     }
+
+
+def _verl_arguments(task: Task, completion: str) -> dict[str, Any]:
+    return {
+        "data_source": task.source,
+        "solution_str": completion,
+        "ground_truth": task.answer,
+        "extra_info": dict(task.info),
+    }
+
+
+def score_of(result: Any) -> Any:
+    """Return what a function returned, or its `score` where that is a mapping with one, as verl's functions may return."""
+    return result["score"] if isinstance(result, Mapping) and "score" in result else result
 
 
 def _columns(task: Task, completions: Sequence[str], token_ids: Sequence[Sequence[int] | None]) -> dict[str, Any]:

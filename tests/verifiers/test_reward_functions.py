@@ -1,11 +1,13 @@
 """Verifiers as TRL's and verl's reward functions, called as these libraries call them (neither is installed here)."""
 
+import asyncio
 import multiprocessing
 import os
 import pickle
 import subprocess
 import sys
 import time
+import types
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import numpy
@@ -13,8 +15,10 @@ import pytest
 
 from rlvr import Verdict, Verifier
 from rlvr.errors import ConfigError
-from rlvr.records import VerdictStatus
+from rlvr.records import Task, VerdictStatus
+from rlvr.rewards.per_completion import PerCompletion
 from rlvr.verifiers import MathVerifier, Needs
+from rlvr.verifiers.base import as_verifier, judged
 from rlvr.verifiers.reward_functions import TrlReward, VerlBatchScore, trl_reward, verl_batch_score, verl_score
 
 
@@ -234,3 +238,28 @@ def test_names_are_imported_on_first_use(name):
     assert getattr(rlvr.verifiers, name).__name__ == name
     with pytest.raises(AttributeError, match="MathVerifyer"):
         rlvr.verifiers.MathVerifyer  # noqa: B018
+
+
+def test_a_compute_score_of_verl_is_a_verifier_and_a_reward():
+    """It is called with verl's four keywords, and may return a dict with `score`."""
+    seen = []
+
+    def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+        seen.append((data_source, solution_str, ground_truth, extra_info))
+        return {"score": float(solution_str == ground_truth), "acc": True}
+
+    def plain(data_source, solution_str, ground_truth, extra_info, **kwargs):
+        return 0.5
+
+    task = Task("t", "6 x 7?", "42", info={"index": 3}, source="openai/gsm8k")
+    verifier = as_verifier(compute_score)
+    assert verifier.check_task(task) is None
+    assert asyncio.run(judged(verifier, task, "42")).score == 1.0
+    assert asyncio.run(judged(verifier, task, "41")).status == VerdictStatus.WRONG
+    assert seen == [("openai/gsm8k", said, "42", {"index": 3}) for said in ("42", "41")]
+    assert asyncio.run(judged(as_verifier(plain), task, "41")).score == 0.5
+    term = PerCompletion(compute_score, "compute_score")
+    assert term.missing(task) is None
+    assert term.call(task, "42") == {"score": 1.0, "acc": True}
+    term._score([types.SimpleNamespace(term_values=(values := {}))], lambda: [term.call(task, "42")])
+    assert values == {"compute_score": 1.0}

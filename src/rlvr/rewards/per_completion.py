@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlvr.calling import ByColumns, ByName, by_signature, sampled_ids
+from rlvr.calling import ByColumns, ByName, by_signature, sampled_ids, score_of
 from rlvr.errors import ConfigError, user_traceback
 from rlvr.records import Batch, Rollout, Task, cut
 
@@ -75,6 +75,7 @@ class PerCompletion:
 
 
 def _number(value: Any) -> float:
+    value = score_of(value)
     if isinstance(value, (str, bytes)):
         raise TypeError(f"{value!r} is text, not a number")
     return np.nan if value is None else float(value)

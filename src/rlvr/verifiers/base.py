@@ -22,7 +22,7 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, ClassVar
 
 from rlvr import registry
-from rlvr.calling import ByColumns, ByName, by_signature
+from rlvr.calling import ByColumns, ByName, by_signature, score_of
 from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict
 
@@ -100,7 +100,8 @@ class Verifier(ABC):
 class FunctionVerifier(Verifier):
     """A plain function as a verifier: it receives by name what its signature asks for (rlvr.calling says which names).
 
-    It returns a number (1 correct, 0 wrong, else partial), a bool, None (undecided) or a Verdict, and may be asynchronous.
+    It returns a number (1 correct, 0 wrong, else partial), a bool, None (undecided), a mapping with one of these as `score` or a
+    Verdict, and may be asynchronous. It may be a `compute_score` of verl.
     A function that asks for `completions` has TRL's form: it is called once for a group and returns a list of these.
 
     A function runs in several worker processes. One that may hold state (a variable of an enclosing function that is no
@@ -177,6 +178,7 @@ def as_verdict(result: Any, name: str) -> Verdict:
     """What a verifier or a plain function returned, as a Verdict; nonsense becomes an undecided verdict that says so."""
     if isinstance(result, Verdict):
         return result
+    result = score_of(result)
     if result is None or isinstance(result, (bool, int, float)):
         return Verdict.from_score(result)
     try:
