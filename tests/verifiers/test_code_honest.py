@@ -323,3 +323,116 @@ def test_a_digest_tells_tasks_apart():
     ]
     digests = {read_layout(function(value).info, "python", Comparison()).digest for value in [[v, v] for v in values]}
     assert len(digests) == len(values)
+
+
+# --- values
+
+
+def asserts(*tests: str, setup: str = "") -> Task:
+    return Task("t", "?", info={"kind": "asserts", "tests": list(tests), "setup": setup, "entry_point": "f"})
+
+
+VALUES = {
+    "generator": ("def f(n):\n    yield from range(n)", "def f(n):\n    yield from range(n + 1)"),
+    "map": ("def f(n): return map(int, range(n))", "def f(n): return map(str, range(n))"),
+    "filter": ("def f(n): return filter(lambda x: x < n, range(9))", "def f(n): return filter(None, range(n))"),
+    "range": ("def f(n): return range(n)", "def f(n): return range(n - 1)"),
+    "keys": ("def f(n): return dict.fromkeys(range(n)).keys()", "def f(n): return dict.fromkeys(range(n + 1)).keys()"),
+    "values": (
+        "def f(n): return {str(i): i for i in range(n)}.values()",
+        "def f(n): return {i: 1 for i in range(n)}.values()",
+    ),
+    "deque": ("from collections import deque\ndef f(n): return deque(range(n))", "def f(n): return []"),
+    "itertools": (
+        "import itertools\ndef f(n): return itertools.chain(range(n))",
+        "import itertools\nf = itertools.repeat",
+    ),
+    "own iterator": (
+        "class I:\n    def __init__(self, n): self.i, self.n = 0, n\n    def __iter__(self): return self\n"
+        "    def __next__(self):\n        self.i += 1\n        if self.i > self.n: raise StopIteration\n        return self.i - 1\n"
+        "f = I",
+        "class I:\n    def __init__(self, n): pass\n    def __iter__(self): return self\n    def __next__(self): return 1\nf = I",
+    ),
+}
+ITERATED = asserts(
+    "assert list(f(3)) == [0, 1, 2]",
+    "assert sorted(f(3)) == [0, 1, 2]",
+    "assert set(f(3)) == {0, 1, 2}",
+    "assert tuple(f(2)) == (0, 1)",
+    "assert 2 in f(3) and 3 not in f(3)",
+    "assert sum(f(4)) == 6 and max(f(4)) == 3",
+    "for i, x in enumerate(f(3)):\n    assert i == x",
+)
+KINDS = {
+    "namedtuple": (
+        "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(n): return P(n, 2)",
+        ("assert f(1) == (1, 2)", "assert f(1)[0] == 1"),
+        "def f(n): return [n, 2]",
+    ),
+    "bytearray": ("def f(n): return bytearray(b'ab')", ("assert f(1) == b'ab'",), "def f(n): return 'ab'"),
+    "Fraction": (
+        "from fractions import Fraction\ndef f(n): return Fraction(n, 2)",
+        (
+            "assert f(1) == 0.5",
+            "assert abs(f(1) - 0.5) < 1e-9",
+            "from fractions import Fraction\nassert f(3) == Fraction(3, 2)",
+        ),
+        "from fractions import Fraction\ndef f(n): return Fraction(n, 3)",
+    ),
+    "Decimal": (
+        "from decimal import Decimal\ndef f(n): return Decimal(n) / 4",
+        (
+            "assert f(1) == 0.25",
+            "from decimal import Decimal\nassert f(1) == Decimal('0.25')",
+            "assert round(f(10)) == 2",
+        ),
+        "from decimal import Decimal\ndef f(n): return Decimal(n) / 5",
+    ),
+    "date": (
+        "import datetime\ndef f(n): return datetime.date(2000, 1, n)",
+        (
+            "import datetime\nassert f(2) == datetime.date(2000, 1, 2)",
+            "from datetime import *\nassert f(2) - f(1) == timedelta(1)",
+        ),
+        "import datetime\ndef f(n): return datetime.date(2000, 1, n + 1)",
+    ),
+    "IntEnum": (
+        "import enum\nclass C(enum.IntEnum):\n    A = 1\n    B = 2\nf = C",
+        ("assert f(1) == 1", "assert [f(1), f(2)] == [1, 2]"),
+        "def f(n): return str(n)",
+    ),
+    "own class": (
+        "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\n    y: int = 0\ndef f(n): return P(n)",
+        ("assert f(1) == f(1) and f(1) != f(2)", "p = f(3)\nassert (p.x, p.y) == (3, 0)"),
+        "class P:\n    def __init__(self, x): self.x = self.y = x\ndef f(n): return P(n)",
+    ),
+}
+
+
+def test_values_of_many_kinds_are_judged_as_python_judges_them():
+    """The right program of each kind passes, as it does under exec, and its wrong twin fails."""
+    for name, (right, wrong) in VALUES.items():
+        for program, passes in ((right, True), (wrong, False)):
+            endless = "repeat" in program or "def __next__(self): return 1" in program
+            assert endless or passed_by_exec(program, ITERATED.info["tests"]) is passes, (name, program)
+    right = {name: program for name, (program, _) in VALUES.items()}
+    wrong = {name: program for name, (_, program) in VALUES.items()}
+    assert scores(ITERATED, right) == dict.fromkeys(right, 1.0)
+    assert scores(ITERATED, wrong) == dict.fromkeys(wrong, 0.0)
+    lists = asserts("assert f(3) == [0, 1, 2]")
+    assert set(scores(lists, right).values()) == {0.0}, "an iterator is no list"
+    for name, (program, tests, twin) in KINDS.items():
+        assert passed_by_exec(program, tests), name
+        assert not passed_by_exec(twin, tests), name
+        assert scores(asserts(*tests), {"right": program, "wrong": twin}) == {"right": 1.0, "wrong": 0.0}, name
+
+
+def passed_by_exec(program: str, tests) -> bool:
+    names: dict = {"__name__": __name__}  # dataclasses look their module up
+    exec(program, names)
+    try:
+        for test in tests:
+            exec(test, dict(names))
+    except Exception:
+        return False
+    return True

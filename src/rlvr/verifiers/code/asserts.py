@@ -14,6 +14,8 @@ import ast
 import math
 import operator
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 from rlvr.verifiers.code.compare import short
@@ -219,7 +221,7 @@ def _number_in(*nodes: ast.expr) -> bool:
 
 def _numeric(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def checked(left: Any, right: Any) -> Any:
-        if isinstance(left, (int, float, complex)) and isinstance(right, (int, float, complex)):
+        if isinstance(left, _NUMBERS) and isinstance(right, _NUMBERS):
             return compute(left, right)
         raise TypeError(f"arithmetic with {type(left).__name__} and {type(right).__name__}")
 
@@ -257,6 +259,7 @@ def _round(number: Any, ndigits: Any = None) -> Any:
     return round(number, ndigits)
 
 
+_NUMBERS = (int, float, complex, Fraction, Decimal)
 _ALIKE = 64
 _DIGITS = 1000
 

@@ -15,8 +15,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?", re.ASCII)
@@ -166,6 +168,8 @@ def _typed(value: Any) -> Any:
 
 
 def _same_number(found: Any, expected: bool | int | float, how: Comparison) -> bool:
+    if type(found) in (Decimal, Fraction) and type(expected) is float:
+        found = float(found)
     if type(found) not in (bool, int, float):
         return False
     if how.strict_numbers:
@@ -188,6 +192,8 @@ def short(value: Any, limit: int = 80) -> str:
         return text if len(value) <= limit else f"{text}... ({len(value)} characters)"
     if isinstance(value, int) and value.bit_length() > 1000:
         return f"an int of {value.bit_length()} bits"
+    if isinstance(value, Iterator):  # its own words are an address
+        return "an iterator"
     if isinstance(value, (list, tuple, set, frozenset, dict)) and len(value) > 20:
         return f"a {type(value).__name__} of {len(value)}"
     try:

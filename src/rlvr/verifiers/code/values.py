@@ -1,19 +1,23 @@
 """Typed JSON: Python values as text that gives back the very same builtin types, and whose decoding runs no code.
 
 None, bool, str, finite float, small int and list are JSON's own; everything else is an object with one key, the type's name.
-A program's claim arrives in this form, so `decode` takes hostile bytes: it builds exact builtin types only, takes time linear in
-their number, and raises nothing but ValueError.
+A program's claim arrives in this form, so `decode` takes hostile bytes: it builds exact types of the standard library only (and
+`Instance`), takes time linear in their number, and raises nothing but ValueError.
 
 Invariants: `decode(encode(value))` has the same types and values, the order of dicts, the sign of zero and lone surrogates
-included; a subclass of a builtin type is refused, but for the dicts of `collections`, which arrive as dicts.
+included. An object of a subclass of these types (a namedtuple, an IntEnum, a Counter) arrives as what it is a kind of; an iterator
+(a generator, a map) as an iterator over what it gave; an object of a program's own class as an Instance.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 MAX_DEPTH = 100
@@ -26,7 +30,37 @@ MAX_ITEMS = 2**19
 _SAFE_INT = 2**53
 _ALIKE = 64
 """Members of a set or keys of a dict that may share their hash with another: more make its building quadratic."""
-_DICTS = (dict, Counter, OrderedDict, defaultdict)
+_DIGITS = 1000
+"""Digits of a Decimal, size of its exponent, and digits of the parts of a Fraction: arithmetic with them stays cheap."""
+_OWN_MODULES = ("program", "__main__")
+"""Where a program's own classes are defined, see `inside.program`."""
+_TIMES: dict[type, tuple[str, ...]] = {
+    datetime.date: ("year", "month", "day"),
+    datetime.time: ("hour", "minute", "second", "microsecond"),
+    datetime.datetime: ("year", "month", "day", "hour", "minute", "second", "microsecond"),
+    datetime.timedelta: ("days", "seconds", "microseconds"),
+}
+
+
+class Instance:
+    """An object of a program's own class, by what it holds: its fields can be read, and where its class defines `__eq__` it is
+    equal to another of the same name and fields."""
+
+    def __init__(self, name: str, fields: dict[str, Any], comparable: bool) -> None:
+        self.__dict__.update(fields)
+        self._instance = name, fields, comparable
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Instance:
+            return NotImplemented
+        return self is other or (self._instance[2] and self._instance == other._instance)
+
+    def __hash__(self) -> int:
+        return hash(self._instance[0])
+
+    def __repr__(self) -> str:
+        name, fields, _ = self._instance
+        return f"{name}({', '.join(f'{field}={value!r}' for field, value in fields.items())})"
 
 
 def encode(value: Any, max_size: int = MAX_SIZE) -> bytes:
@@ -75,12 +109,77 @@ class _Tree:
             return {"complex": [self.of(value.real, depth), self.of(value.imag, depth)]}
         if depth == 0:
             raise ValueError("a value that is nested too deeply")
-        if kind in _DICTS:
+        if kind is dict:
             return {"dict": [[self.of(k, depth - 1), self.of(v, depth - 1)] for k, v in dict.items(value)]}
         if kind in (list, tuple, set, frozenset):
             items = [self.of(item, depth - 1) for item in value]
             return items if kind is list else {kind.__name__: items}
-        raise ValueError(f"not a plain value: {type.__dict__['__name__'].__get__(kind)}")
+        return self._less_common(value, kind, depth)
+
+    def _less_common(self, value: Any, kind: type, depth: int) -> Any:
+        if kind in (bytearray, range, Decimal, Fraction):
+            return {kind.__name__: self.of(_parts(value), depth - 1)}
+        if kind in _TIMES and getattr(value, "tzinfo", None) is None:
+            return {kind.__name__: [getattr(value, name) for name in _TIMES[kind]]}
+        for base, read in _BASES.items():
+            if issubclass(kind, base):
+                return self.of(read(value), depth)
+        for view, name in _VIEWS.items():
+            if issubclass(kind, view):
+                return {name: [self.of(item, depth - 1) for item in value]}
+        if _name(kind, "__module__").startswith("numpy"):
+            value = value.tolist()  # a scalar is its number
+            return (
+                {"iterator": [self.of(item, depth - 1) for item in value]}
+                if type(value) is list
+                else self.of(value, depth)
+            )
+        if issubclass(kind, Iterator):
+            return {"iterator": [self.of(item, depth - 1) for item in value]}
+        if _name(kind, "__module__") in _OWN_MODULES and not issubclass(kind, type):
+            fields = [[str(name), self.of(field, depth - 1)] for name, field in _fields(value, kind).items()]
+            return {"object": [_name(kind, "__name__"), fields, kind.__eq__ is not object.__eq__]}
+        raise ValueError(f"not a plain value: {_name(kind, '__name__')}")
+
+
+def _name(kind: type, of: str) -> str:
+    """The name of a class, or of its module, read past a metaclass that may define it anew."""
+    found = type.__dict__[of].__get__(kind)
+    return found if type(found) is str else ""
+
+
+def _fields(value: Any, kind: type) -> dict[str, Any]:
+    slots = [name for base in kind.__mro__ for name in _names(vars(base).get("__slots__", ()))]
+    fields = {name: getattr(value, name) for name in slots if name != "__dict__" and hasattr(value, name)}
+    return fields | getattr(value, "__dict__", {})
+
+
+def _names(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _parts(value: Any) -> Any:
+    if type(value) is range:
+        return [value.start, value.stop, value.step]
+    if type(value) is Fraction:
+        return [value.numerator, value.denominator]
+    return value.hex() if type(value) is bytearray else str(value)
+
+
+_BASES: dict[type, Callable[[Any], Any]] = {
+    int: int.__index__,
+    float: float.__float__,
+    str: str.__str__,
+    bytes: lambda value: bytes.__getitem__(value, slice(None)),
+    dict: lambda value: dict(dict.items(value)),
+    tuple: lambda value: tuple(tuple.__iter__(value)),
+    list: lambda value: list(list.__iter__(value)),
+    set: lambda value: set(set.__iter__(value)),
+    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
+}
+"""An object of a subclass, as an exact object of the class: by the class's own methods, which a subclass cannot rig."""
+
+_VIEWS: dict[type, str] = {deque: "deque", KeysView: "keys", ValuesView: "values", ItemsView: "items"}
 
 
 def _check_items(tree: Any) -> None:
@@ -148,6 +247,60 @@ def _hashable(items: list[Any]) -> list[Any]:
     return items
 
 
+def _decimal(text: str, depth: int) -> Decimal:
+    if len(text) > _DIGITS or not text.isascii():
+        raise ValueError("a Decimal that is too long")
+    try:
+        number = Decimal(text)
+    except ArithmeticError:
+        raise ValueError("not a typed value: a Decimal that is no number") from None
+    if number.is_snan() or (number.is_finite() and abs(number.adjusted()) > _DIGITS):
+        raise ValueError("a Decimal that is too large, too small or signals")
+    return number
+
+
+def _integers(parts: list[Any], depth: int, count: int) -> list[int]:
+    numbers = _items(parts, depth)
+    if len(numbers) != count or any(type(number) is not int for number in numbers):
+        raise ValueError(f"not a typed value: something else than {count} integers")
+    return numbers
+
+
+def _fraction(parts: list[Any], depth: int) -> Fraction:
+    over, below = _integers(parts, depth, 2)
+    if below <= 0 or max(over.bit_length(), below.bit_length()) > 4 * _DIGITS:
+        raise ValueError("a Fraction that is too long")
+    return Fraction(over, below)
+
+
+def _range(parts: list[Any], depth: int) -> range:
+    found = range(*_integers(parts, depth, 3))
+    if len(found) > MAX_ITEMS:
+        raise ValueError("a range that is too long")
+    return found
+
+
+def _time(kind: type) -> Callable[[list[Any], int], Any]:
+    return lambda parts, depth: kind(*_integers(parts, depth, len(_TIMES[kind])))
+
+
+def _pairs(pairs: list[Any]) -> dict[Any, Any]:
+    if not all(type(pair) is tuple and len(pair) == 2 for pair in pairs):
+        raise ValueError("not a typed value: items of other things than pairs")
+    _hashable([key for key, _ in pairs])
+    return dict(pairs)
+
+
+def _instance(parts: list[Any], depth: int) -> Instance:
+    name, fields, comparable = parts
+    if type(name) is not str or type(fields) is not list or type(comparable) is not bool:
+        raise ValueError("not a typed value: an object without name or fields")
+    held = _dict(fields, depth)
+    if any(type(field) is not str or field == "_instance" for field in held):
+        raise ValueError("not a typed value: an object whose fields are not named")
+    return Instance(name, held, comparable)
+
+
 def _items(items: list[Any], depth: int) -> list[Any]:
     return [_value(item, depth) for item in items]
 
@@ -165,4 +318,15 @@ _READ: dict[str, tuple[type, Callable[[Any, int], Any]]] = {
     "set": (list, lambda body, depth: set(_hashable(_items(body, depth)))),
     "frozenset": (list, lambda body, depth: frozenset(_hashable(_items(body, depth)))),
     "dict": (list, _dict),
+    "bytearray": (str, lambda body, depth: bytearray.fromhex(body)),
+    "range": (list, _range),
+    "Decimal": (str, _decimal),
+    "Fraction": (list, _fraction),
+    **{kind.__name__: (list, _time(kind)) for kind in _TIMES},
+    "deque": (list, lambda body, depth: deque(_items(body, depth))),
+    "keys": (list, lambda body, depth: dict.fromkeys(_hashable(_items(body, depth))).keys()),
+    "values": (list, lambda body, depth: dict(enumerate(_items(body, depth))).values()),
+    "items": (list, lambda body, depth: _pairs(_items(body, depth)).items()),
+    "iterator": (list, lambda body, depth: iter(_items(body, depth))),
+    "object": (list, _instance),
 }
