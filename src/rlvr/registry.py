@@ -328,6 +328,11 @@ def build(kind: str, spec: str | Mapping[str, Any]) -> Any:
     piece, options = find(kind, name), check_options(kind, spec)
     if not inspect.isclass(piece):
         return functools.partial(piece, **options) if options else piece
+    return instance(kind, name, piece, options)
+
+
+def instance(kind: str, name: str, piece: type, options: Mapping[str, Any]) -> Any:
+    """Make an instance of the class `piece`. ConfigError says what it refuses, with the user's lines where their code fails."""
     try:
         return piece(**options)
     except (TypeError, ValueError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from rlvr.errors import TrainingError, UserCodeError
+from rlvr.errors import ConfigError, TrainingError, UserCodeError
 from rlvr.monitor.health import findings_of
 from rlvr.train import main
 from rlvr.trainer import GRPOTrainer
@@ -223,6 +224,15 @@ def test_a_verifier_that_cannot_be_made_is_refused_with_the_users_lines(make_tre
     assert main(["--config", str(file)]) == 2
     said = capsys.readouterr().err.rstrip()
     assert said.startswith(f"error: verifier '{faulty}:Made' cannot be made. What it raised:\nTraceback")
+    users_lines(said, faulty)
+
+
+def test_so_is_a_class_given_from_python(make_tree, faulty):
+    scope = runpy.run_path(str(faulty))
+    with pytest.raises(ConfigError) as caught:
+        GRPOTrainer(config=make_tree(), verifier=scope["Made"])
+    said = str(caught.value)
+    assert said.startswith("verifier 'Made' cannot be made. What it raised:\nTraceback")
     users_lines(said, faulty)
 
 

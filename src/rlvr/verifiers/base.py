@@ -267,7 +267,7 @@ def as_verifier(piece: Any) -> Verifier:
     if isinstance(piece, (str, dict)):
         piece = registry.build("verifier", piece)
     if isinstance(piece, type) and issubclass(piece, Verifier):
-        piece = piece()
+        piece = registry.instance("verifier", piece.__name__, piece, {})
     if isinstance(piece, Verifier):
         return piece
     if callable(piece):
