@@ -409,11 +409,11 @@ def test_a_verifier_that_pays_one_of_the_over_generous_rules_is_found(trick, tas
 def test_every_trick_is_tried_on_a_registered_verifier_and_the_rules_of_math_on_math():
     def written(name):
         found = set()
-        for example in examples_for(name):
-            gold = next(iter([example.gold] if example.gold else gold_texts(example.task)), None)
-            wrong, info = wrong_answers(gold, example.task.info), example.task.info
-            paid = example.completion or FORMS[0](gold)
-            target = Target(gold, wrong, FORMS[0], example.task.prompt, (name,), info, paid)
+        for one in examples_for(name):
+            gold = next(iter([one.gold] if one.gold else gold_texts(one.task)), None)
+            wrong, info = wrong_answers(gold, one.task.info), one.task.info
+            paid = one.completion or FORMS[0](gold)
+            target = Target(gold, wrong, FORMS[0], one.task.prompt, (name,), info, paid)
             found |= {trick.name for trick in TRICKS if (gold or not trick.needs_gold) and trick.write(target)}
         return found
 

@@ -160,8 +160,8 @@ def _in_and_out(value: Mapping[str, Any]) -> dict[str, Any]:
     if not pairs:
         raise ValueError("there are no test cases")
     if not (name := value.get("fn_name")):
-        cases = [{"input": _lines(i), "output": _lines(o)} for i, o in pairs]
-        return {"kind": "stdio", "cases": cases, "harness": "livecodebench"}
+        texts = [{"input": _lines(i), "output": _lines(o)} for i, o in pairs]
+        return {"kind": "stdio", "cases": texts, "harness": "livecodebench"}
     outputs = [_value(o) for _, o in pairs]
     if all(isinstance(o, list) and len(o) == 1 for o in outputs):  # APPS wraps what a function returns
         outputs = [o[0] for o in outputs]

@@ -89,7 +89,7 @@ def _listed(value: Any) -> Any:
 
 
 def _values(node: Any) -> list[Any]:
-    found = []
+    found: list[Any] = []
     while node is not None:
         if len(found) == MOST:
             raise ValueError(f"a linked list of more than {MOST} nodes, or one that never ends")

@@ -25,8 +25,8 @@ import sys
 import threading
 import traceback
 import zlib
-from collections.abc import Callable, Sequence
-from types import ModuleType
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlvr.verifiers.code import values
@@ -227,7 +227,8 @@ def _flush_files() -> None:
 
 def _hide_own_frames() -> None:
     """Have the recursion limit count the frames of the program only."""
-    frame, depth = sys._getframe(1), 0
+    frame: FrameType | None = sys._getframe(1)
+    depth = 0
     while frame is not None:
         frame, depth = frame.f_back, depth + 1
     depth += sys.version_info < (3, 12)  # until then a call of a C function, here `exec`, counts too
@@ -246,10 +247,10 @@ def _exit_code(error: SystemExit) -> int:
     return 1
 
 
-def _load(source: str, name: str, sealed: bool = False, **given: Any) -> dict[str, Any]:
+def _load(source: str, name: str, sealed: bool = False, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The names that a program defines; `sealed`: it runs nothing but itself."""
     module = sys.modules[name] = ModuleType(name)
-    module.__dict__.update(__builtins__=builtins, __file__=os.path.abspath(_FILE), **given)
+    module.__dict__.update(__builtins__=builtins, __file__=os.path.abspath(_FILE), **(given or {}))
     linecache.cache[_FILE] = (len(source), None, source.splitlines(keepends=True), _FILE)
     code = compile(source, _FILE, "exec", dont_inherit=True)
     _hide_own_frames()
@@ -319,7 +320,7 @@ def _test(channel: socket.socket, what: dict[str, Any], source: str) -> None:
 
     candidate.__name__ = what["name"]
     token = what["token"]
-    _load(source, "__main__", **{what["name"]: candidate})
+    _load(source, "__main__", given={what["name"]: candidate})
     frames.send(channel, VALUE + values.encode(token))
 
 
