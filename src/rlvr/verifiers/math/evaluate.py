@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import isqrt
+from math import gcd, isqrt, lcm
 from typing import Any, NamedTuple
 
 from rlvr.verifiers.math.expression import Apply, Binder, Bracket, Matrix, Node, Number, Quantity, Symbol
@@ -418,18 +418,6 @@ def _integers(fold: Callable[[int, int], int]) -> Callable[..., Value]:
     return operation
 
 
-def _gcd(a: int, b: int) -> int:
-    from math import gcd
-
-    return gcd(a, b)
-
-
-def _lcm(a: int, b: int) -> int:
-    from math import lcm
-
-    return lcm(a, b)
-
-
 def _named(name: str) -> Callable[..., Value]:
     return lambda e, value: e.call(name, value)
 
@@ -466,8 +454,8 @@ _OPERATIONS: dict[tuple[str, int], Callable[..., Value]] = {
     ("lg", 1): lambda e, value: e.log(value, Fraction(10)),
     ("max", -1): _extremum(max),
     ("min", -1): _extremum(min),
-    ("gcd", -1): _integers(_gcd),
-    ("lcm", -1): _integers(_lcm),
+    ("gcd", -1): _integers(gcd),
+    ("lcm", -1): _integers(lcm),
     ("sgn", 1): _sign,
     ("re", 1): lambda e, value: e.inexact(value).real,
     ("im", 1): lambda e, value: e.inexact(value).imag,
