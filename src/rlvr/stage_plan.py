@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field, ValidationError
@@ -71,6 +72,25 @@ def stage_plans(config: Config) -> list[StagePlan]:
             raise ConfigError(f"the configuration is wrong:\n{lines}") from error
         plans.append(plan)
     return _share_steps(plans, config.run.steps)
+
+
+def longest_sequence(plans: Sequence[StagePlan]) -> int | None:
+    """Tokens of the longest prompt and response together that the stages and their evaluations sample.
+
+    None where the configuration sets no bound: without `data.max_prompt_tokens`, and where an environment adds to a sequence.
+    """
+    found = 0
+    for plan in plans:
+        data, rollout, evaluation = plan.config.data, plan.config.rollout, plan.config.evaluation
+        if data.max_prompt_tokens is None or _name(rollout.plan) != "single_turn":
+            return None
+        response = max(rollout.max_new_tokens, evaluation.max_new_tokens or 0)
+        found = max(found, data.max_prompt_tokens + response)
+    return found
+
+
+def _name(piece: str | dict[str, Any]) -> str:
+    return piece if isinstance(piece, str) else str(piece["name"])
 
 
 def _known_sections(error: ConfigError) -> str:

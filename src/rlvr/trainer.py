@@ -62,7 +62,7 @@ from rlvr.run_status import status
 from rlvr.saved_state import Saver
 from rlvr.seeding import seed_of
 from rlvr.signals import StopRequest, reporting
-from rlvr.stage_plan import StagePlan, stage_plans
+from rlvr.stage_plan import StagePlan, longest_sequence, stage_plans
 from rlvr.stages import Parts, Stage
 from rlvr.stages.choosing import chooser
 from rlvr.verifiers import VerifierPool
@@ -138,7 +138,13 @@ class GRPOTrainer:
         ahead = any(plan.config.rollout.staleness for plan in self.plans)
         in_flight = self.config.rollout.in_flight if ahead else None
         self.engine = open_engine(
-            self.config.rollout.engine, self.policy, in_flight, self.world, self.collector, self._backends.partitions
+            self.config.rollout.engine,
+            self.policy,
+            in_flight,
+            self.world,
+            self.collector,
+            self._backends.partitions,
+            longest_sequence(self.plans),
         )
         self.context = min(self.policy.context, self.engine.context)  # vLLM may have been given a shorter one
         self.saver = Saver(self)
@@ -279,6 +285,8 @@ class GRPOTrainer:
 
     def _hand_over(self) -> None:
         """Publish the weights, and prove that the engine has them. TrainingError when it has not."""
+        if not self.engine.shares_weights:
+            self.backend.release()
         self._published = self.engine.publish(self.version, self.backend.named_weights)
         if not self.engine.shares_weights:
             prove(self.engine, self.world, self.policy, self.collector, self.backend.named_weights)

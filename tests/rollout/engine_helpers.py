@@ -29,7 +29,7 @@ class DrawOf:
     task: Task = field(default_factory=lambda: Task("t", "?"))
 
 
-def small(architecture="qwen3", seed=0, adapter=None, sliding_window=None, **options):
+def small(architecture="qwen3", seed=0, adapter=None, sliding_window=None, dtype="auto", **options):
     """A policy with 22 tokens, so that a random one ends about every twentieth token."""
     scratch = {
         "architecture": architecture,
@@ -42,7 +42,7 @@ def small(architecture="qwen3", seed=0, adapter=None, sliding_window=None, **opt
         **options,
     }
     lora = None if adapter is None else LoraConfig(**adapter)
-    policy = load_policy(ModelConfig(scratch=ScratchConfig(**scratch), device="cpu", adapter=lora), seed)
+    policy = load_policy(ModelConfig(scratch=ScratchConfig(**scratch), device="cpu", adapter=lora, dtype=dtype), seed)
     if sliding_window is None:
         return policy
     config = copy.deepcopy(policy.causal_lm.config)

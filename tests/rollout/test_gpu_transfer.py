@@ -1,43 +1,173 @@
-"""The trainer's end of a publish by NCCL, with vLLM's sending engine replaced: it needs a GPU."""
+"""The trainer's end of a publish between GPUs: vLLM's own sending engines, with the CUDA and NCCL calls alone replaced."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
+from engine_helpers import small
+from real_shapes import CONFIGS, PARAMETERS, on_meta
 from vllm_helpers import needs_vllm
 
+from rlvr.distributed import PlainBackend
+from rlvr.distributed.farm import Elsewhere
+from rlvr.distributed.weights import Description, described, in_wire_dtype, weight_buckets
 from rlvr.errors import TrainingError, WaitTimeout
 
 pytestmark = needs_vllm
 
 
-def test_a_send_that_waits_for_a_server_which_is_gone_is_named_and_given_up(monkeypatch):
+@pytest.fixture
+def no_cuda(monkeypatch):
+    """vLLM's engines on a machine without a GPU: buffers on the meta device, no handles, no streams."""
+    from vllm.distributed.weight_transfer import ipc_engine, nccl_engine, packed_tensor
+
+    empty = torch.empty
+    torch.utils._device._device_constructors()  # kept from the first call on: it has to know torch's own `empty`
+    stream = SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setattr(packed_tensor, "reduce_tensor", lambda tensor: (None, ()))
+    monkeypatch.setattr(
+        torch, "empty", lambda *a, **k: empty(*a, **({**k, "device": "meta"} if k.get("device") == "cuda" else k))
+    )
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: stream)
+    monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="GPU-0"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    communicator = SimpleNamespace(broadcast=lambda tensor, src, stream=None: None, destroy=lambda: None)
+    monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", lambda info: communicator)
+
+    def each(iterator, group, src, post_iter_func, buffer_size_bytes, num_buffers):
+        for item in iterator:
+            group.broadcast(post_iter_func(item), src)
+
+    monkeypatch.setattr(nccl_engine, "packed_nccl_broadcast_producer", each)
+    assert ipc_engine.packed_ipc_producer is packed_tensor.packed_ipc_producer
+    return communicator
+
+
+class Calls(list):
+    """What an engine is told."""
+
+    def __call__(self, method, **arguments):
+        self.append((method, arguments))
+
+    def of(self, method):
+        return [arguments for name, arguments in self if name == method]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_real_models_go_by_ipc_in_the_engines_dtype(name, no_cuda):
+    from rlvr.rollout.vllm.gpu_transfer import buffer_bytes, ipc_transfer
+
+    policy, calls = on_meta(name, small().tokenizer), Calls()
+    known = described(policy)
+    transfer = ipc_transfer(known)
+    published = transfer.send(lambda: in_wire_dtype(weight_buckets(policy), policy.dtype), calls)
+    updates = [arguments["update_info"] for arguments in calls.of("update_weights")]
+    named = [name for update in updates for name in update["names"]]
+    assert named == [weight.name for weight in known]
+    assert set(named) >= {name for name, _ in policy.model.named_parameters()}
+    sizes = [sum(update["tensor_sizes"]) for update in updates]
+    assert max(sizes) <= buffer_bytes(known) == transfer.info.packed_buffer_size_bytes
+    assert sum(sizes) == published.bytes
+    kinds = {
+        (kind, len(shape))
+        for update in updates
+        for kind, shape in zip(update["dtype_names"], update["shapes"], strict=True)
+    }
+    assert all(kind == "bfloat16" for kind, dimensions in kinds if dimensions > 1)
+    tied = policy.model.get_input_embeddings().weight is policy.model.get_output_embeddings().weight
+    twice = policy.model.get_input_embeddings().weight.numel() if tied else 0
+    # two bytes a parameter, the tied head again, and the vectors in float32
+    assert published.bytes == pytest.approx(2 * (PARAMETERS[name] + twice), rel=0.02)
+
+
+def test_metadata_is_what_is_sent_and_takes_no_pass(no_cuda):
+    """Under ZeRO-3 a pass gathers: rank 0 makes as many as a rank that only helps."""
+    from rlvr.rollout.vllm.gpu_transfer import nccl_transfer
+
+    policy = small(dtype="bfloat16")
+    backend, passes = PlainBackend(policy), {"rank 0": 0, "rank 1": 0}
+
+    def weights_of(rank):
+        def weights():
+            passes[rank] += 1
+            return in_wire_dtype(backend.named_weights(), policy.dtype)
+
+        return weights
+
+    known = described(policy)
+    sent = [(name, t.dtype, t.shape) for bucket in weights_of("rank 0")() for name, t in bucket]
+    assert sent == [(weight.name, weight.dtype, weight.shape) for weight in known]
+    passes["rank 0"] = 0
+    transfer, other, calls = nccl_transfer(known, "127.0.0.1", 1, 60.0), Elsewhere(), Calls()
+    for version in (1, 2, 3):
+        published = transfer.send(weights_of("rank 0"), calls)
+        other.publish(version, weights_of("rank 1"))
+        assert passes == {"rank 0": version, "rank 1": version}
+        assert published.bytes == sum(weight.nbytes for weight in known)
+    assert [name for name, _ in calls].count("update_weights") == 3
+    assert calls.of("update_weights")[0]["update_info"]["names"] == [weight.name for weight in known]
+    transfer.close()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("merged", [True, False])
+def test_an_adapter_is_described_as_it_is_sent(dtype, merged):
+    policy = small(adapter={"r": 2}, dtype=dtype)
+    sent = [
+        (name, t.dtype, t.shape)
+        for bucket in in_wire_dtype(weight_buckets(policy, merged=merged), policy.dtype)
+        for name, t in bucket
+    ]
+    assert sent == [(weight.name, weight.dtype, weight.shape) for weight in described(policy, merged)]
+    assert not [name for name, _, _ in sent if "lora" in name or "base_layer" in name]
+
+
+def waiting_sender(monkeypatch, hangs):
+    """vLLM's sender, which broadcasts to a group: it waits while a member is gone."""
     from rlvr.rollout.vllm import gpu_transfer
 
     made, released = [], threading.Event()
 
     class Sender:
-        """Broadcasts to a group: it hangs while a member is gone."""
-
-        def __init__(self, hangs):
-            self.hangs, self.client, self.closed = hangs, None, False
+        def __init__(self, hangs, client, source):
+            self.hangs, self.client, self.source, self.closed = hangs, client, source, False
 
         def send_weights(self):
             if self.hangs == "fails":
                 raise TrainingError("no vLLM server took update_weights")
-            if self.hangs:
+            if self.hangs == "refused":
+                threading.Thread(target=self.refused).start()
+            if self.hangs == "slow":
+                for _ in self.source:
+                    released.wait(0.2)
+            elif self.hangs:
                 released.wait(60)
+
+        def refused(self):
+            with pytest.raises(TrainingError):
+                self.client.update_weights({})
 
         def shutdown(self):
             self.closed = True
 
     def init(info, client, source):
-        made.append(Sender(hangs.pop(0)))
+        made.append(Sender(hangs.pop(0), client, source))
         return made[-1]
 
     monkeypatch.setattr(gpu_transfer.WeightTransferTrainerFactory, "trainer_init", init)
-    hangs = [True, False, "fails"]
-    transfer = gpu_transfer.nccl_transfer("127.0.0.1", 2, 0.5)
+    return made, released
+
+
+WEIGHTS = [Description("a", torch.float32, torch.Size([3]))]
+
+
+def test_a_send_that_waits_for_a_server_which_is_gone_is_named_and_given_up(monkeypatch):
+    from rlvr.rollout.vllm import gpu_transfer
+
+    made, released = waiting_sender(monkeypatch, [True, False, "fails"])
+    transfer = gpu_transfer.nccl_transfer(WEIGHTS, "127.0.0.1", 2, 0.5)
     weights = lambda: [[("a", torch.zeros(3))]]  # noqa: E731
     try:
         with pytest.raises(WaitTimeout, match="for the weights to reach all vLLM servers"):
@@ -48,5 +178,26 @@ def test_a_send_that_waits_for_a_server_which_is_gone_is_named_and_given_up(monk
         assert made[1].closed
         with pytest.raises(TrainingError, match="no vLLM server took"):
             transfer.send(weights, lambda *_, **__: None)
+    finally:
+        released.set()
+
+
+def test_a_broadcast_ends_with_the_silence_and_with_the_first_refusal(monkeypatch):
+    from rlvr.rollout.vllm import gpu_transfer
+
+    _, released = waiting_sender(monkeypatch, [True, "refused", "slow"])
+    transfer = gpu_transfer.nccl_transfer(WEIGHTS, "127.0.0.1", 2, 60.0, silence=0.5)
+
+    def call(method, **_):
+        if method == "update_weights":
+            raise TrainingError("1 of 2 vLLM servers were lost in update_weights")
+
+    try:
+        with pytest.raises(WaitTimeout, match=r"no weight was taken for (0|1) s"):
+            transfer.send(lambda: [[("a", torch.zeros(3))]], call)
+        with pytest.raises(TrainingError, match="1 of 2 vLLM servers were lost"):
+            transfer.send(lambda: [[("a", torch.zeros(3))]], call)
+        # longer than the silence, with a weight taken every 0.2 s
+        assert transfer.send(lambda: [[("a", torch.zeros(3))]] * 6, call).seconds > 1
     finally:
         released.set()

@@ -75,7 +75,7 @@ def test_a_rank_without_an_engine_knows_the_context_of_the_one_that_samples(poli
     class Second:
         """Rank 1 of 2."""
 
-        size, leads = 2, False
+        size, leads, silence = 2, False, 30.0
 
         def broadcast(self, value, what):
             assert value is None
@@ -89,6 +89,7 @@ def test_a_loaded_model_goes_to_the_configured_device(make_policy, monkeypatch):
     policy = make_policy(layers=1)
     model, moved = policy.model, []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(type(model), "to", lambda self, device: moved.append(str(device)) or self)
     assert str(given_policy(model, policy.tokenizer, ModelConfig()).home) == "cuda"
     given_policy(model, policy.tokenizer, ModelConfig(device="cuda:1"))

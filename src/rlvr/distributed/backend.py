@@ -38,6 +38,11 @@ class Backend(Protocol):
         """
         ...
 
+    def release(self) -> None:
+        """Give back the device memory that only updates need: gradients, and what torch's allocator keeps for later. `zero`
+        takes it again."""
+        ...
+
     def named_weights(self) -> Iterator[Bucket]:
         """The weights as an engine needs them: Hugging Face names, adapters merged, a tied LM head included, in buckets.
 

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from rlvr import registry
+from rlvr.device_memory import free_cached
 from rlvr.distributed.plain import share_from_first
 from rlvr.distributed.shares import OPTIMIZER, WEIGHTS, check_weights, optimizer_keys, owners
 from rlvr.distributed.weights import weight_buckets, whole_shape, whole_size
@@ -180,6 +181,10 @@ class DeepSpeedBackend:
         return norm if self.engine.was_step_applied() else math.nan
 
     # weights
+
+    def release(self) -> None:
+        """See the protocol. DeepSpeed frees its gradients at the end of a step."""
+        free_cached(self.policy.home)
 
     def named_weights(self) -> Iterator[Bucket]:
         """See the protocol."""

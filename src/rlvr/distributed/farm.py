@@ -54,16 +54,20 @@ def open_engine(
     world: World,
     collector: Collector,
     apart: bool,
+    longest: int | None = None,
 ) -> Engine:
     """The engine that `spec` writes, for all ranks: one beside each policy, or one on rank 0 that samples for all.
 
     `apart` says that the weights lie in parts on the ranks, so that an engine cannot compute with the trainer's own, and an
-    adapter cannot be written by one rank: it goes merged into the weights, which all ranks gather bucket by bucket.
+    adapter cannot be written by one rank: it goes merged into the weights, which all ranks gather bucket by bucket. `longest`
+    is the longest sequence, in tokens, that is sampled, where it is known.
     """
     options = registry.build("engine", spec)
-    needed = [name for name in ("copy_weights", "merge_adapter") if apart and hasattr(options, name)]
-    if needed:
-        options = dataclasses.replace(options, **dict.fromkeys(needed, True))
+    known = {"silence": world.silence, "max_model_len": min(longest, policy.context) if longest else None}
+    if apart:
+        known |= {"copy_weights": True, "merge_adapter": True}
+    left_open = {f.name for f in dataclasses.fields(options) if getattr(options, f.name) in (None, False)}
+    options = dataclasses.replace(options, **{name: value for name, value in known.items() if name in left_open})
     if world.size == 1:
         return options.open(policy, in_flight)
     if options.per_rank:

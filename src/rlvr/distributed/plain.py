@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from rlvr import registry
+from rlvr.device_memory import free_cached
 from rlvr.distributed.shares import OPTIMIZER, WEIGHTS, check_weights, optimizer_keys, owners
 from rlvr.distributed.versions import check_versions
 from rlvr.distributed.weights import buckets, weight_buckets
@@ -85,6 +86,13 @@ class PlainBackend:
                 flat = torch.cat([gradient.flatten() for gradient in part])
                 dist.all_reduce(flat)
                 torch._foreach_copy_(part, _cut(flat, part))
+
+    def release(self) -> None:
+        """See the protocol. On a CPU nothing is given back: making gradients anew costs the time of touching their pages."""
+        if self.policy.home.type == "cuda":
+            for parameter in self.parameters.values():
+                parameter.grad = None
+        free_cached(self.policy.home)
 
     def named_weights(self) -> Iterator[Bucket]:
         """See the protocol."""

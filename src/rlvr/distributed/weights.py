@@ -1,22 +1,23 @@
 """Named weights in buckets, as engines take them.
 
-Invariants: names are those of the plain Hugging Face model; LoRA updates are merged into what is sent; a tied LM head is
-sent under its own name too, because an engine may keep it apart from the embedding; one bucket at a time is held, and of
-weights that ZeRO-3 has partitioned one bucket at a time is whole. With these every rank has to go through all buckets.
+Invariants: names are those of the plain Hugging Face model; LoRA updates are merged into what is sent, or left out; a tied
+LM head is sent under its own name too, because an engine may keep it apart from the embedding; one bucket at a time is held,
+and of weights that ZeRO-3 has partitioned one bucket at a time is whole. With these every rank has to go through all
+buckets; `sources` alone gathers nothing, and says names, types and shapes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any, TypeVar
 
 import torch
 
 from rlvr.policy import Policy
 from rlvr.policy.head import gathered
-from rlvr.policy.quantization import dense, dense_bytes
+from rlvr.policy.quantization import dense, dense_dtype, dense_shape
 from rlvr.rollout.engine import Bucket
 
 T = TypeVar("T")
@@ -36,9 +37,44 @@ class Source:
     """The weight, where the parameters are whole."""
 
     @property
+    def shape(self) -> torch.Size:
+        """Its shape, where ranks hold parts of it too."""
+        return dense_shape(self.parameters[0], whole_shape(self.parameters[0]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of what `make` gives: an adapter in float32 on a weight in bfloat16 makes a float32 sum."""
+        return reduce(torch.promote_types, map(dense_dtype, self.parameters))
+
+    @property
     def nbytes(self) -> int:
         """Its size."""
-        return dense_bytes(self.parameters[0], whole_size(self.parameters[0]))
+        return self.shape.numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Description:
+    """A weight as it is sent, before it is made."""
+
+    name: str
+    dtype: torch.dtype
+    shape: torch.Size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire."""
+        return self.shape.numel() * self.dtype.itemsize
+
+
+def wire_dtype(dtype: torch.dtype, dimensions: int, engine: torch.dtype) -> torch.dtype:
+    """The type in which a weight of `dtype` goes to an engine that computes in `engine`.
+
+    Matrices go in the engine's type, which the engine would round them to anyway: half of the bytes where masters are float32.
+    Vectors stay as they are: they are few, and engines keep some of them in float32 (an expert router's bias, the decay rates
+    of a state space model).
+    """
+    wider = dtype.is_floating_point and dtype.itemsize > engine.itemsize
+    return engine if wider and dimensions > 1 else dtype
 
 
 def whole_size(parameter: torch.nn.Parameter) -> int:
@@ -51,17 +87,20 @@ def whole_shape(parameter: torch.nn.Parameter) -> torch.Size:
     return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
 
 
-def sources(policy: Policy) -> Iterator[Source]:
-    """Every weight of the policy by its Hugging Face name, adapters merged; tied weights under each of their names."""
+def sources(policy: Policy, merged: bool = True) -> Iterator[Source]:
+    """Every weight of the policy by its Hugging Face name; tied weights under each of their names.
+
+    With `merged` an adapter's update is added to the weights that it is on, else these are the weights under it.
+    """
     model = policy.causal_lm
     adapted = {name: module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         owner, _, leaf = name.rpartition(".")
         module = adapted.get(owner.removesuffix(".base_layer"))
-        if module is not None and leaf == "weight":
+        if module is not None and leaf == "weight" and merged:
             yield Source(f"{owner.removesuffix('.base_layer')}.{leaf}", *_merged(module, parameter))
         elif module is not None:
-            yield Source(f"{owner.removesuffix('.base_layer')}.{leaf}", [parameter], parameter.detach)
+            yield Source(f"{owner.removesuffix('.base_layer')}.{leaf}", [parameter], partial(dense, parameter))
         elif not any(owner.startswith(f"{prefix}.") for prefix in adapted):
             yield Source(name, [parameter], partial(dense, parameter))
         # else lora_A, lora_B ... of an adapted module, which go into its merged weight
@@ -82,9 +121,23 @@ def named_weights(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
         yield from bucket
 
 
-def weight_buckets(policy: Policy, size: int = BUCKET_BYTES) -> Iterator[Bucket]:
-    """The weights in lists of at most `size` bytes (a larger one alone)."""
-    for part in buckets(sources(policy), size, lambda source: source.nbytes):
+def described(policy: Policy, merged: bool = True) -> list[Description]:
+    """What `in_wire_dtype` of `weight_buckets` gives, from shapes alone: nothing is gathered or merged."""
+    return [
+        Description(source.name, wire_dtype(source.dtype, len(source.shape), policy.dtype), source.shape)
+        for source in sources(policy, merged)
+    ]
+
+
+def in_wire_dtype(weights: Iterable[Bucket], engine: torch.dtype) -> Iterator[Bucket]:
+    """The buckets with every weight in the type in which it goes to an engine that computes in `engine`."""
+    for bucket in weights:
+        yield [(name, tensor.to(wire_dtype(tensor.dtype, tensor.ndim, engine))) for name, tensor in bucket]
+
+
+def weight_buckets(policy: Policy, size: int = BUCKET_BYTES, merged: bool = True) -> Iterator[Bucket]:
+    """The weights, see `sources`, in lists of at most `size` bytes (a larger one alone)."""
+    for part in buckets(sources(policy, merged), size, lambda source: source.nbytes):
         with gathered(parameter for source in part for parameter in source.parameters):
             yield [(source.name, source.make()) for source in part]
 

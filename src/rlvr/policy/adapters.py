@@ -36,12 +36,6 @@ def is_adapter(model: Any) -> bool:
     return hasattr(model, "peft_config") and hasattr(model, "merge_and_unload")
 
 
-def plain_weights(model: Any) -> dict[str, torch.Tensor]:
-    """The weights of the base model under an adapter, by their Hugging Face names, without the adapter."""
-    state = model.base_model.model.state_dict()
-    return {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if ".lora_" not in name}
-
-
 def name_base(model: Any, folder: Path) -> None:
     """Let the adapter say that its base model is in `folder`."""
     for config in model.peft_config.values():

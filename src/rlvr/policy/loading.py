@@ -35,6 +35,7 @@ def load_policy(config: ModelConfig, seed: int = 0, shared_out: bool = False, le
     With `shared_out`, one whose weights ranks are going to share out among them: they wait in host memory, and where not `leads`
     only their shapes are there, which take no memory. ConfigError names a path that does not exist, a folder without a model, or a section that says nothing.
     """
+    make_current(device_of(config))
     empty = shared_out and not leads
     if shared_out and config.quantization is not None:
         raise ConfigError(
@@ -63,6 +64,7 @@ def given_policy(
 
     ConfigError for a model that cannot be moved there, or of which nothing would be trained.
     """
+    make_current(device_of(config))
     policy = make_policy(
         model if shared_out else _placed(model, device_of(config)), tokenizer or tokenizer_of(model), config, seed
     )
@@ -163,6 +165,12 @@ def device_of(config: ModelConfig) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"model.device is {config.device!r}, but torch sees no GPU: use `auto` or `cpu`")
     return device
+
+
+def make_current(device: torch.device) -> None:
+    """Make a GPU the one that this thread computes on: libraries ask for the current device (vLLM's sender of weights, NCCL)."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
 
 
 def dtype_of(config: ModelConfig) -> torch.dtype:

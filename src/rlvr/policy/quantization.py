@@ -57,12 +57,14 @@ def dense(weight: torch.nn.Parameter) -> torch.Tensor:
     return dequantize_4bit(weight.detach(), state)
 
 
-def dense_bytes(weight: torch.nn.Parameter, elements: int) -> int:
-    """The size of `dense` of a weight that has so many elements where it is plain."""
-    if not is_quantized(weight):
-        return elements * weight.element_size()
-    state: Any = weight.quant_state  # type: ignore[attr-defined]
-    return int(torch.Size(state.shape).numel() * state.dtype.itemsize)
+def dense_shape(weight: torch.nn.Parameter, plain: torch.Size) -> torch.Size:
+    """The shape of `dense` of a weight, which is `plain` where the weight is not in 4 bits."""
+    return torch.Size(weight.quant_state.shape) if is_quantized(weight) else plain  # type: ignore[attr-defined]
+
+
+def dense_dtype(weight: torch.nn.Parameter) -> torch.dtype:
+    """The type of `dense` of a weight."""
+    return weight.quant_state.dtype if is_quantized(weight) else weight.dtype  # type: ignore[attr-defined]
 
 
 def dense_model(model: Any) -> Any:

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlvr.policy import Policy
-from rlvr.policy.adapters import plain_weights
-from rlvr.rollout.engine import Bucket, Published
+from rlvr.rollout.engine import Published
 
 KEPT = 2
 """Adapters before the newest whose files stay in any case: a request that was given up may be under way for a moment."""
@@ -100,9 +99,3 @@ class AdapterFiles:
             self._written = [a for a in self._written if a not in old]
         for adapter in old:
             shutil.rmtree(adapter.path, ignore_errors=True)
-
-
-def base_weights(policy: Policy) -> Iterator[Bucket]:
-    """The weights under the adapter, one by one: they are sent once."""
-    for name, tensor in plain_weights(policy.model).items():
-        yield [(name, tensor)]

@@ -2,7 +2,8 @@
 
 Of its own, because vLLM binds threads to cores and sets torch's number of threads for its whole process, and because a
 process can be killed. Weights go through shared memory on a CPU and through CUDA IPC on a GPU, where the engine's memory is
-given back while the trainer updates. Invariant: what it samples is labelled by vLLM with the version that sampled it.
+given back while the trainer updates. Invariants: what it samples is labelled by vLLM with the version that sampled it; its
+cache of keys and values is taken from the GPU only when the new weights are there and nothing else is held to send them.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import shutil
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from rlvr.device_memory import free_cached
+from rlvr.distributed.weights import described, in_wire_dtype, weight_buckets
 from rlvr.errors import TrainingError
 from rlvr.policy import Policy
 from rlvr.rollout.engine import Bucket, Completion, InFlight, Published, Request
-from rlvr.rollout.vllm import launch, requests
-from rlvr.rollout.vllm.adapter import AdapterFiles, base_weights
+from rlvr.rollout.vllm import devices, launch, requests
+from rlvr.rollout.vllm.adapter import AdapterFiles
 from rlvr.rollout.vllm.gate import Gate, check_released
 from rlvr.rollout.vllm.host import EngineHost
 from rlvr.rollout.vllm.model_folder import scratch_folder
@@ -35,17 +38,21 @@ class VLLMEngine:
         self.policy, self.options = policy, options
         self.version, self._has_weights = 0, False
         launch.check_device(policy)
-        on_gpu = policy.device.type != "cpu"
+        on_gpu = policy.home.type != "cpu"
         self._gate = Gate() if in_flight == "finish" else None
         self._sleeps = on_gpu and options.sleep and in_flight is None
         self._asleep, self._released = False, True
         self._end_ids = sorted(policy.end_ids)
         self._folder = scratch_folder()
         policy.describe(self._folder / "model")
-        arguments = launch.engine_arguments(policy, self._folder / "model", options, "ipc" if on_gpu else SHARED_MEMORY)
+        self._by_ipc = on_gpu and options.tensor_parallel_size == 1 and options.transfer != SHARED_MEMORY
+        backend = "ipc" if self._by_ipc else SHARED_MEMORY
+        arguments = launch.engine_arguments(policy, self._folder / "model", options, backend)
         if self._sleeps:
             arguments["enable_sleep_mode"] = True
         environment = launch.environment(policy, options, self._folder)
+        if on_gpu:
+            environment[devices.VISIBLE] = devices.beside_trainer(policy, options.tensor_parallel_size)
         self._adapter = AdapterFiles(policy, self._folder) if launch.sends_adapter(policy, options) else None
         self._transfer: Transfer | None = None
         try:
@@ -82,13 +89,16 @@ class VLLMEngine:
 
     def _publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> Published:
         check_released(self._released, self.version, version)
-        self._wake()
+        self._wake("weights")
         if self._adapter is None:
             published = self._sent(weights)
         else:
-            base = None if self._adapter.newest else self._sent(lambda: base_weights(self.policy))
+            base = None if self._adapter.newest else self._sent(lambda: weight_buckets(self.policy, merged=False))
             published = self._adapter.write(version, base)
             self._adapter.put_to_use()
+        free_cached(self.policy.home)  # the buffer that they were sent in
+        self._wake("kv_cache")
+        self._asleep = False
         self._call("commit", version=str(version))
         self.version, self._has_weights, self._released = version, True, False
         return published
@@ -97,7 +107,8 @@ class VLLMEngine:
         """Give the engine's device memory back until the next publish, where that is set."""
         self._released = True
         if self._sleeps and not self._asleep:
-            self._call("sleep", level=2)  # weights are not kept: they come anew
+            # Weights come anew at each publish and are not kept; those under an adapter are sent once, and wait on the host.
+            self._call("sleep", level=2 if self._adapter is None else 1)
             self._asleep = True
 
     def differing(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
@@ -114,20 +125,18 @@ class VLLMEngine:
     def _sent(self, weights: Callable[[], Iterable[Bucket]]) -> Published:
         if self._transfer is None:
             self._transfer = self._make_transfer()
-        return self._transfer.send(weights, self._call)
+        return self._transfer.send(lambda: in_wire_dtype(weights(), self.policy.dtype), self._call)
 
     def _make_transfer(self) -> Transfer:
-        if self.policy.device.type == "cpu":
+        if not self._by_ipc:
             return SharedMemoryTransfer()
         from rlvr.rollout.vllm.gpu_transfer import ipc_transfer
 
-        return ipc_transfer()
+        return ipc_transfer(described(self.policy, merged=self._adapter is None))
 
-    def _wake(self) -> None:
+    def _wake(self, part: str) -> None:
         if self._asleep:
-            self._call("wake_up", tags=["weights"])
-            self._call("wake_up", tags=["kv_cache"])
-            self._asleep = False
+            self._call("wake_up", tags=[part])
 
     def _call(self, method: str, **arguments: Any) -> Any:
         what = f"the vLLM engine to do {method}"

@@ -1,8 +1,8 @@
 """Weights from GPU to GPU by vLLM's own weight transfer: NCCL between processes, CUDA IPC on one device.
 
 vLLM's trainer-side engines drive the update through a client with four methods, which here go to whatever `call` reaches
-(the pipe of an engine or all servers at once), and pack the weights into buffers of bounded size. Written against vLLM
-0.32; it needs a GPU, so the tests on a CPU reach only what is given to vLLM, not the transfer itself.
+(the pipe of an engine or all servers at once), and pack the weights into a buffer. Written against vLLM 0.32 and 0.33. The
+tests run vLLM's own engines on a CPU and replace the CUDA and NCCL calls alone.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,38 +22,61 @@ from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactor
 from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
+from rlvr.distributed.weights import Description
 from rlvr.errors import WaitTimeout
 from rlvr.rollout.engine import Published
 from rlvr.rollout.vllm.transfer import Call, Weights
-from rlvr.waits import finished
+from rlvr.waits import Wait
 
 BUFFER_BYTES = 256 << 20
-"""Size of the buffers that weights are packed into."""
+"""Least size of the buffers that weights are packed into."""
 
 
-class Source(WeightSource):
-    """The weights of a publish, as vLLM iterates over them."""
+def buffer_bytes(weights: Sequence[Description]) -> int:
+    """Size of a buffer for these weights: the largest has to fit in as a whole. vLLM refuses by IPC what does not, such as the
+    embedding of 150,000 tokens."""
+    return max(BUFFER_BYTES, max((weight.nbytes for weight in weights), default=0))
 
-    def __init__(self) -> None:
+
+class _Weights(WeightSource):
+    """The weights of a publish, as vLLM iterates over them. What is sent is known from shapes alone: under ZeRO-3 a pass over
+    the weights is collective, and every rank makes one for each publish."""
+
+    def __init__(self, weights: Sequence[Description]) -> None:
         self.weights: Weights = tuple
-        self._described: list[ParamMeta] | None = None
+        self.described = [ParamMeta(weight.name, weight.dtype, tuple(weight.shape)) for weight in weights]
 
-    def metadata(self) -> list[ParamMeta]:
-        """Names, types and shapes; they are those of the first publish in all that follow."""
-        if self._described is None:
-            self._described = [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self]
-        return self._described
+        self.progress = 0.0
+        """When a weight was last asked for, in time.monotonic seconds."""
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for bucket in self.weights():
-            yield from bucket
+            for weight in bucket:
+                self.progress = time.monotonic()
+                yield weight
+
+    def iter_full(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """`__iter__` as vLLM 0.33 calls it."""
+        return iter(self)
+
+
+def _metadata(source: _Weights) -> list[ParamMeta]:
+    return source.described
+
+
+# A method in vLLM 0.32; 0.33 refuses classes in which it is anything but a cached property.
+AS_PROPERTY = isinstance(vars(WeightSource)["metadata"], property)
+Source: Callable[[Sequence[Description]], _Weights] = type(
+    "Source", (_Weights,), {"metadata": cached_property(_metadata) if AS_PROPERTY else _metadata}
+)
 
 
 class Control:
-    """vLLM's client protocol over `call`."""
+    """vLLM's client protocol over `call`. `failed` gets what an engine raises instead of taking weights, which vLLM looks at
+    only when the broadcast is over: with a member that does not take part it never is."""
 
-    def __init__(self, call: Call) -> None:
-        self.call = call
+    def __init__(self, call: Call, failed: Future[None]) -> None:
+        self.call, self.failed = call, failed
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """See vLLM's VLLMWeightSyncClient."""
@@ -68,7 +92,11 @@ class Control:
 
     def update_weights(self, update_info: Any) -> None:
         """See vLLM's VLLMWeightSyncClient."""
-        self.call("update_weights", update_info=update_info)
+        try:
+            self.call("update_weights", update_info=update_info)
+        except Exception as error:
+            self.failed.set_exception(error)
+            raise
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """The version is set by the commit that follows every update."""
@@ -79,30 +107,49 @@ class GPUTransfer:
     """See rlvr.rollout.vllm.transfer.Transfer. The meeting of both sides is held at the first publish, and again when the
     group of engines has changed: NCCL cannot lose or take in a member."""
 
-    def __init__(self, info: TrainerInitInfo, deadline: float = math.inf) -> None:
-        self.info, self.deadline = info, deadline
-        """`deadline`: seconds for one send, where it may wait for an engine that is gone, as in a collective of NCCL."""
-        self.source = Source()
+    def __init__(
+        self,
+        info: TrainerInitInfo,
+        weights: Sequence[Description],
+        deadline: float = math.inf,
+        silence: float = math.inf,
+    ) -> None:
+        self.info = info
+        self.deadline, self.silence = deadline, silence
+        """Seconds for one send, and seconds of it in which not one weight is taken: a collective of NCCL waits for an engine
+        that is gone."""
+        self.source = Source(weights)
+        self.bytes = sum(weight.nbytes for weight in weights)
         self._engine: Any = None
 
     def send(self, weights: Weights, call: Call) -> Published:
-        """See the protocol."""
+        """See the protocol. WaitTimeout where no weight is taken for `silence` seconds, or not all of them by the deadline;
+        what an engine answers instead of taking them is raised at once."""
         start = time.perf_counter()
         self.source.weights = weights
+        self.source.progress = time.monotonic()
+        failed: Future[None] = Future()
+        done = _in_a_thread(lambda: self._send(Control(call, failed)))
+        what = "the weights to reach all vLLM servers"
         try:
-            _in_a_thread(lambda: self._send(call), "the weights to reach all vLLM servers", self.deadline)
+            with Wait(what, time.monotonic() + self.deadline) as waiting:
+                while not wait([done, failed], timeout=0.1, return_when=FIRST_COMPLETED).done:
+                    waiting.check()
+                    if time.monotonic() > self.source.progress + self.silence:
+                        raise WaitTimeout(f"no weight was taken for {self.silence:.0f} s while {what} was waited for")
         except WaitTimeout:
             self._engine = None  # its group lacks a member, and even to close it would wait for that one
             raise
-        sent = sum(torch.Size(meta.shape).numel() * meta.dtype.itemsize for meta in self.source.metadata())
-        return Published(sent, time.perf_counter() - start)
+        if not done.done():
+            self._engine = None
+            failed.result()
+        done.result()
+        return Published(self.bytes, time.perf_counter() - start)
 
-    def _send(self, call: Call) -> None:
+    def _send(self, client: Control) -> None:
         if self._engine is None:
-            self._engine = WeightTransferTrainerFactory.trainer_init(
-                self.info, client=Control(call), source=self.source
-            )
-        self._engine.client = Control(call)
+            self._engine = WeightTransferTrainerFactory.trainer_init(self.info, client=client, source=self.source)
+        self._engine.client = client
         self._engine.send_weights()
 
     def close(self) -> None:
@@ -112,31 +159,32 @@ class GPUTransfer:
             self._engine = None
 
 
-def ipc_transfer() -> GPUTransfer:
-    """To an engine on the same device."""
-    return GPUTransfer(IPCTrainerInitInfo(rank=0, packed=True, packed_buffer_size_bytes=BUFFER_BYTES))
+def ipc_transfer(weights: Sequence[Description]) -> GPUTransfer:
+    """For these weights, to an engine on the same device."""
+    return GPUTransfer(IPCTrainerInitInfo(rank=0, packed=True, packed_buffer_size_bytes=buffer_bytes(weights)), weights)
 
 
-def nccl_transfer(address: str, workers: int, deadline: float) -> GPUTransfer:
-    """To `workers` processes of servers, which reach the trainer at `address`, within `deadline` seconds each time."""
+def nccl_transfer(
+    weights: Sequence[Description], address: str, workers: int, deadline: float, silence: float = math.inf
+) -> GPUTransfer:
+    """For these weights, to `workers` processes of servers, which reach the trainer at `address`, within `deadline` seconds
+    each time; given up after `silence` seconds in which not one weight is taken."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
-    return GPUTransfer(
-        NCCLTrainerInitInfo(
-            rank=0,
-            master_address=address,
-            master_port=port,
-            world_size=1 + workers,
-            packed=True,
-            packed_buffer_size_bytes=BUFFER_BYTES,
-        ),
-        deadline,
+    info = NCCLTrainerInitInfo(
+        rank=0,
+        master_address=address,
+        master_port=port,
+        world_size=1 + workers,
+        packed=True,
+        packed_buffer_size_bytes=buffer_bytes(weights),
     )
+    return GPUTransfer(info, weights, deadline, silence)
 
 
-def _in_a_thread(work: Callable[[], None], what: str, seconds: float) -> None:
-    """Do `work`, which cannot be interrupted, on a thread of its own. WaitTimeout names `what` where it takes longer."""
+def _in_a_thread(work: Callable[[], None]) -> Future[None]:
+    """Do `work`, which cannot be interrupted, on a thread of its own."""
     device = torch.cuda.current_device() if torch.cuda.is_available() else None
     done: Future[None] = Future()
 
@@ -150,5 +198,4 @@ def _in_a_thread(work: Callable[[], None], what: str, seconds: float) -> None:
             done.set_exception(error)
 
     threading.Thread(target=run, name="rlvr-publish", daemon=True).start()
-    finished(done, what, time.monotonic() + seconds)
-    done.result()
+    return done

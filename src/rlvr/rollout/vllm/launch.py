@@ -32,6 +32,8 @@ OURS = frozenset(
 """Engine arguments that this library decides."""
 
 
+FITTING = -1
+"""vLLM's own choice of `max_model_len`: the model's context, or as much of it as the memory for keys and values holds."""
 LONGEST = 60
 """Characters of a folder for sockets, whose paths may have 107 in all."""
 
@@ -49,13 +51,13 @@ def engine_arguments(policy: Policy, folder: Path, options: Common, transfer: st
         raise ConfigError(
             f"rollout.engine: max_model_len {options.max_model_len} is longer than the model's context of {policy.context} tokens"
         )
-    on_cpu = policy.device.type == "cpu"
+    on_cpu = policy.home.type == "cpu"
     arguments: dict[str, Any] = {
         "model": str(folder),
         "runner": "generate",
         "load_format": "dummy",
         "dtype": str(policy.dtype).removeprefix("torch."),
-        "max_model_len": options.max_model_len or (policy.context if policy.context < 1 << 30 else None),
+        "max_model_len": options.max_model_len or FITTING,
         "max_num_seqs": options.max_num_seqs,
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
@@ -96,13 +98,8 @@ def environment(policy: Policy, options: Common, folder: Path) -> dict[str, str]
         "VLLM_RPC_BASE_PATH": str(folder) if len(str(folder)) <= LONGEST else "/tmp",
         "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", default_cache()),  # kept from run to run
     }
-    if policy.device.type == "cpu" and options.threads is not None:
+    if policy.home.type == "cpu" and options.threads is not None:
         variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(options.threads)}
-    if policy.device.type == "cuda" and policy.device.index is not None and options.tensor_parallel_size == 1:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        variables["CUDA_VISIBLE_DEVICES"] = (
-            visible.split(",")[policy.device.index] if visible else str(policy.device.index)
-        )
     return variables
 
 
@@ -113,8 +110,8 @@ def default_cache() -> str:
 
 def check_device(policy: Policy) -> None:
     """ConfigError when the installed vLLM is not for the policy's device."""
-    if (policy.device.type == "cpu") != installed.for_cpu():
-        here, other = ("a CPU", "a GPU") if policy.device.type == "cpu" else ("a GPU", "a CPU")
+    if (policy.home.type == "cpu") != installed.for_cpu():
+        here, other = ("a CPU", "a GPU") if policy.home.type == "cpu" else ("a GPU", "a CPU")
         raise ConfigError(
             f"model.device is {here}, and the vLLM installed here is built for {other}: {installed.INSTALL}"
         )

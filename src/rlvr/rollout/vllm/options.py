@@ -22,7 +22,8 @@ class Common:
     """What both engines can be told."""
 
     max_model_len: int | None = None
-    """Longest sequence in tokens, prompt and response together; null: the model's own context."""
+    """Longest sequence in tokens, prompt and response together; null: `data.max_prompt_tokens` and the longest response, where
+    that is set and responses have one turn; else the model's context, or what of it fits into the memory for keys and values."""
     max_num_seqs: int = 256
     """Most sequences sampled at once."""
     tensor_parallel_size: int = 1
@@ -56,6 +57,9 @@ class VLLMOptions(Common):
 
     gpu_memory_utilization: float = 0.4
     """Share of a GPU's memory that vLLM may take beside the trainer."""
+    transfer: Literal["auto", "ipc", "shared_memory"] = "auto"
+    """How weights get there. ipc: from one GPU to itself, for a model that is not split; shared_memory: through the host's
+    memory, which always works and is slower. auto: ipc where it can be."""
     sleep: bool = True
     """On a GPU, give the engine's memory back while the trainer updates. Not on a CPU, where vLLM cannot."""
 
@@ -69,6 +73,11 @@ class VLLMOptions(Common):
         from rlvr.rollout.vllm.engine import VLLMEngine
 
         installed.version()
+        if self.transfer == "ipc" and (policy.home.type == "cpu" or self.tensor_parallel_size > 1):
+            raise ConfigError(
+                "rollout.engine vllm: transfer ipc sends from a GPU to the same one, which does not go with a policy on a CPU or "
+                "with tensor_parallel_size above 1: use shared_memory or auto"
+            )
         return VLLMEngine(policy, self, in_flight)
 
 
@@ -95,7 +104,10 @@ class VLLMServerOptions(Common):
     address: str = "127.0.0.1"
     """For `nccl`: where servers reach the trainer."""
     devices: tuple[str, ...] = ()
-    """For each started server the CUDA_VISIBLE_DEVICES that it gets; by NCCL it cannot share a GPU with the trainer."""
+    """For each started server the CUDA_VISIBLE_DEVICES that it gets, such as `["4,5", "6,7"]`; empty: GPUs that no rank trains on.
+    One that a rank trains on is refused."""
+    silence: float | None = None
+    """Seconds in which a server may take no weight of a publish before it is given up as lost; null: distributed.silence."""
     restarts: int = 3
     """How often a lost server is brought back before it is given up."""
     request_timeout: float = 1800.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import math
 import os
 import secrets
 import shutil
@@ -19,11 +20,12 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rlvr.distributed.weights import described, in_wire_dtype, weight_buckets
 from rlvr.errors import DataError, TrainingError
 from rlvr.policy import Policy
 from rlvr.rollout.engine import Bucket, Completion, InFlight, Published, Request
-from rlvr.rollout.vllm import installed, launch, requests
-from rlvr.rollout.vllm.adapter import AdapterFiles, base_weights
+from rlvr.rollout.vllm import checks, devices, installed, launch, requests
+from rlvr.rollout.vllm.adapter import AdapterFiles
 from rlvr.rollout.vllm.checks import check_server
 from rlvr.rollout.vllm.client import Client, ServerTrouble
 from rlvr.rollout.vllm.gate import Gate, check_released
@@ -35,6 +37,8 @@ from rlvr.rollout.vllm.started import StartedServer
 from rlvr.rollout.vllm.transfer import SHARED_MEMORY, Call, FileTransfer, SharedMemoryTransfer, Transfer, differing
 
 T = TypeVar("T")
+COLLECTIVE = ("init_weight_transfer_engine", "update_weights")
+"""What the workers of all servers do together by NCCL."""
 MODEL = "policy"
 """What started servers call the policy."""
 
@@ -156,8 +160,11 @@ class VLLMServerEngine:
             installed.version()
             launch.check_device(self.policy)
             self.policy.describe(self._folder / "model")
-            await asyncio.gather(*(self._start(number) for number in range(count)))
-            self.context = min(self.context, options.max_model_len or self.context)
+            shown: list[str | None] = [None] * count
+            if self.policy.home.type != "cpu":
+                each = options.tensor_parallel_size * options.data_parallel_size
+                shown = [*devices.of_servers(self.policy, count, each, options.devices)]
+            await asyncio.gather(*(self._start(number, shown[number]) for number in range(count)))
         health = (options.health_every, options.health_timeout)
         members = Members(
             self._opened, self._catch_up, self._is_current, options.restarts, options.start_timeout, health
@@ -165,17 +172,20 @@ class VLLMServerEngine:
         members.watch()
         return members
 
-    async def _start(self, number: int) -> None:
+    async def _start(self, number: int, shown: str | None) -> None:
+        """Start a server on the GPUs `shown`."""
         options = self.options
         arguments = launch.engine_arguments(self.policy, self._folder / "model", options, self._backend())
         arguments["data_parallel_size"] = options.data_parallel_size
         environment = launch.environment(self.policy, options, self._folder)
-        if options.devices:
-            environment["CUDA_VISIBLE_DEVICES"] = options.devices[number]
+        if shown is not None:
+            environment[devices.VISIBLE] = shown
         port = None if options.port is None else options.port + number
         started = StartedServer(f"vLLM server {number}", arguments, environment, self._folder, port, MODEL)
-        member = Member(started.name, await started.start(options.start_timeout), started)
-        self._opened.append(member)
+        client = await started.start(options.start_timeout)
+        self._opened.append(Member(started.name, client, started))
+        card = (await client.ask("GET", "/v1/models", checks.SECONDS))["data"][0]
+        self.context = min(self.context, int(card.get("max_model_len") or self.context))
 
     async def _shut(self) -> None:
         if hasattr(self, "_members"):
@@ -190,7 +200,7 @@ class VLLMServerEngine:
         """The transfer as this library calls it."""
         if self.options.transfer != "auto":
             return self.options.transfer
-        if self.policy.device.type != "cpu":
+        if self.policy.home.type != "cpu":
             return "nccl"
         return "files" if self.options.urls else SHARED_MEMORY
 
@@ -209,7 +219,9 @@ class VLLMServerEngine:
 
             sizes = self._all(members, "get_world_size", {})
             self._offsets = {member: 1 + sum(sizes[:place]) for place, member in enumerate(members)}
-            return nccl_transfer(self.options.address, sum(sizes), self.options.publish_timeout)
+            silence = self.options.silence or math.inf
+            weights = described(self.policy, merged=self._adapter is None)
+            return nccl_transfer(weights, self.options.address, sum(sizes), self.options.publish_timeout, silence)
         if name == "files":
             return FileTransfer(self._shared() / f"weights-{secrets.token_hex(4)}")
         return SharedMemoryTransfer()
@@ -219,7 +231,14 @@ class VLLMServerEngine:
         sound = list(members)
 
         def call(method: str, **arguments: Any) -> Any:
-            return self._all(sound, method, arguments)
+            asked = len(sound)
+            results = self._all(sound, method, arguments)
+            if self._offsets and len(sound) < asked and method in COLLECTIVE:
+                raise TrainingError(
+                    f"{asked - len(sound)} of {asked} vLLM servers were lost in {method}: a broadcast by NCCL cannot go on without "
+                    "them, and the others wait for it; go on with --resume auto, or set rollout.engine's transfer to files"
+                )
+            return results
 
         busy = self._pauses or any(member.tasks for member in sound)
         if busy:  # they wait where they are, and go on with the new weights
@@ -229,7 +248,7 @@ class VLLMServerEngine:
             self._transfer = None
         if self._transfer is None:
             self._transfer = self._make_transfer(sound)
-        published = self._give_adapter(sound, version, call) if self._adapter else self._transfer.send(weights, call)
+        published = self._give_adapter(sound, version, call) if self._adapter else self._sent(weights, call)
         # Before any server commits: from then on it may answer with tokens of this version, and be asked to go on before
         # the others are.
         self._newest = version
@@ -245,8 +264,11 @@ class VLLMServerEngine:
         assert self._adapter is not None and self._transfer is not None
         base, without = None, [member for member in sound if member not in self._with_base]
         if without:
-            base = self._transfer.send(
-                lambda: base_weights(self.policy), lambda method, **given: self._all(without, method, given)
+            base = self._sent(
+                lambda: weight_buckets(self.policy, merged=False),
+                lambda method, **given: (
+                    call(method, **given) if without == sound else self._all(without, method, given)
+                ),
             )
             self._with_base |= set(without)
         published = self._adapter.write(version, base)
@@ -254,6 +276,10 @@ class VLLMServerEngine:
         call("load_lora_adapter", **self._adapter.newest.fields)
         self._adapter.put_to_use()
         return published
+
+    def _sent(self, weights: Callable[[], Iterable[Bucket]], call: Call) -> Published:
+        assert self._transfer is not None
+        return self._transfer.send(lambda: in_wire_dtype(weights(), self.policy.dtype), call)
 
     def _catch_up(self, member: Member) -> bool:
         """Give a server that came back the current weights; False when it has to wait for the next publish: the trainer is
