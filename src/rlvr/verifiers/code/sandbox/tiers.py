@@ -19,7 +19,8 @@ SANDBOX_MB = 64
 
 _CODE = Path(__file__).resolve().parents[1]
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+# Not /dev/zero: mapped as shared, it is memory that no limit counts.
+_DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 _START = """
 import sys, types
 code = sys.argv[1]
@@ -91,13 +92,16 @@ def command(tier: Tier, control: int, lifeline: int, tmp: str) -> list[str]:
     python, prefix = os.path.realpath(sys.executable), os.path.realpath(sys.base_prefix)
     reads = [*SYSTEM, prefix, *_DEVICES]
     if not tier.bubblewrap:
-        setting = Setting(None, False, tier.landlock, tier.seccomp, tmp, (*reads, str(_CODE)), None)
+        readable = (*reads, str(_CODE))
+        setting = Setting(None, False, tier.landlock, tier.seccomp, tmp, readable, processes_beside=None)
         return _python(python, str(_CODE), control, lifeline, setting)
     root = os.geteuid() == 0
     beside = 1 if tier.namespaces else 64
     user = NOBODY if root else None
     folder = _writable(prefix)
-    setting = Setting(user, tier.namespaces, tier.landlock, tier.seccomp, folder, ("/",), beside)
+    setting = Setting(
+        user, tier.namespaces, tier.landlock, tier.seccomp, folder, ("/",), _socket_bytes(), processes_beside=beside
+    )
     inside = str(_CODE / "sandbox" / "inside")
     streams = STREAMS if tier.namespaces else "/proc/self/fd"
     return [
@@ -124,6 +128,14 @@ def _writable(prefix: str) -> str:
 def _streams(folder: str) -> list[tuple[str, str]]:
     """The names below /dev of a program's standard streams, and what they are links to."""
     return [("fd", folder), *((name, f"{folder}/{fd}") for fd, name in enumerate(("stdin", "stdout", "stderr")))]
+
+
+def _socket_bytes() -> int:
+    """What the kernel buffers for one socket; it is not to be seen from within a network namespace."""
+    try:
+        return int(Path("/proc/sys/net/core/wmem_default").read_text())
+    except (OSError, ValueError):
+        return Setting.socket_bytes
 
 
 def _nobody() -> Sequence[str]:

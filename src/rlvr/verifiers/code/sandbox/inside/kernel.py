@@ -86,14 +86,36 @@ def no_new_privileges() -> None:
     check(libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "no_new_privs")
 
 
-def memory(proc: int, process: str = "self") -> tuple[int, int]:
-    """Bytes that a process has mapped and has in memory, by a descriptor of /proc; zeros when there is no such process."""
+def mapped(proc: int) -> int:
+    """Bytes that this process has mapped, by a descriptor of /proc."""
+    return int(_read(proc, "self/statm").split()[0]) * _PAGE
+
+
+def used(proc: int, process: str = "self") -> int:
+    """Bytes that a process takes of the machine: in memory, paged out, and its page tables, which no limit of the kernel
+    counts and which a program can make large by touching little; 0 when there is no such process."""
     try:
-        fd = os.open(f"{process}/statm", os.O_RDONLY, dir_fd=proc)
-        try:
-            mapped, resident = os.read(fd, 256).split()[:2]
-        finally:
-            os.close(fd)
-    except (OSError, ValueError):
+        lines = _read(proc, f"{process}/status").splitlines()
+    except OSError:
+        return 0
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith((b"VmRSS:", b"VmSwap:", b"VmPTE:")))
+
+
+def unix_sockets(proc: int) -> tuple[int, int]:
+    """The sockets of our network namespace, those of streams and those of datagrams, open or not yet accepted."""
+    try:
+        types = [line.split()[4] for line in _read(proc, "self/net/unix").splitlines()[1:]]
+    except OSError:
         return 0, 0
-    return int(mapped) * _PAGE, int(resident) * _PAGE
+    return len(types) - types.count(b"0002"), types.count(b"0002")
+
+
+def _read(proc: int, name: str) -> bytes:
+    fd = os.open(name, os.O_RDONLY, dir_fd=proc)
+    try:
+        parts = []
+        while part := os.read(fd, 2**16):
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        os.close(fd)

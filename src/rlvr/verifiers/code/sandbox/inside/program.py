@@ -54,6 +54,9 @@ _STACK = 8 * 2**20, 64 * 2**20
 """Bytes of stack for Python, whose threads map as much each, and for others."""
 _LARGEST_LIMIT = 2**31 - 1
 """What the interpreter takes as a recursion limit: a C int."""
+_RESERVED = 32 * 2**30
+"""Bytes that V8, and what it starts, may map: it reserves 10 GB for one WebAssembly memory, and uses next to none of them. The bound
+keeps the page tables of one process below 64 MB."""
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
@@ -84,7 +87,7 @@ def _lock(
 ) -> None:
     """Give up everything that the program does not need; the order matters."""
     _make_killable(proc)
-    mapped = 0 if native else kernel.memory(proc)[0]
+    mapped = 0 if native else kernel.mapped(proc)
     kept = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in (*standard, channel.fileno())]
     for target, fd in enumerate(kept):
         os.dup2(fd, target)
@@ -117,8 +120,7 @@ def _limit(order: Order, setting: Setting, mapped: int, native: bool) -> None:
     }
     if setting.processes_beside is not None:
         limits[resource.RLIMIT_NPROC] = order.processes + setting.processes_beside
-    if order.address_space:
-        limits[resource.RLIMIT_AS] = mapped + order.memory_mb * 2**20
+    limits[resource.RLIMIT_AS] = mapped + order.memory_mb * 2**20 if order.address_space else _RESERVED
     for limit, value in limits.items():
         hard = resource.getrlimit(limit)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)

@@ -1,7 +1,9 @@
 """A seccomp filter: which system calls a program may make.
 
 Refused is what reaches past the program: namespaces, mounts, other processes' memory and scheduling, the network, kernel keys
-and modules, and memory that no limit counts (memfd, System V and POSIX queues). Of the calls newer than pidfd_send_signal only
+and modules, memory that no limit counts (memfd, shared anonymous mappings, System V and POSIX queues), and what is one for all programs of
+the host: watches of its files, its asynchronous input and output. Locks of files, which another program could see and wait for, and larger
+socket buffers are granted in name only: the call succeeds and does nothing. Of the calls newer than pidfd_send_signal only
 those that programs need exist; clone3, whose flags a filter cannot see, does not, so that the C library falls back to clone.
 
 Source: https://docs.kernel.org/userspace-api/seccomp_filter.html; numbers of Linux's unistd.h.
@@ -32,19 +34,27 @@ _REFUSED: dict[str, tuple[int, int | None]] = {  # name: (x86_64, aarch64)
     "move_pages": (279, 239), "mbind": (237, 235), "set_mempolicy": (238, 237), "setpriority": (141, 140),
     "sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274),
     "sched_setaffinity": (203, 122), "ioprio_set": (251, 30), "personality": (135, 92), "settimeofday": (164, 170),
+    "inotify_init": (253, None), "inotify_init1": (294, 26), "inotify_add_watch": (254, 27), "io_setup": (206, 0),
     "clock_settime": (227, 112), "adjtimex": (159, 171), "clock_adjtime": (305, 266), "vhangup": (153, 58),
 }
 # fmt: on
 _LAST_KNOWN = 424
 _NEWER = (434, 436, 437, 439, 441, 449, 452, 454, 455, 456, 462)
 """pidfd_open, close_range, openat2, faccessat2, epoll_pwait2, futex_waitv, fchmodat2, futex_*, mseal."""
-_LOOKED_INTO = {"x86_64": (302, 41, 56, 16), "aarch64": (261, 198, 220, 29)}
-"""prlimit64, socket, clone, ioctl."""
+_LOOKED_INTO = {"x86_64": (302, 41, 56, 16, 9, 72, 73, 54), "aarch64": (261, 198, 220, 29, 222, 25, 32, 208)}
+"""prlimit64, socket, clone, ioctl, mmap, fcntl, flock, setsockopt."""
+_SHARED_ANONYMOUS = 0x21
+"""MAP_SHARED and MAP_ANONYMOUS."""
+_LOCKS = (6, 7, 37, 38)
+"""F_SETLK, F_SETLKW and those of open file descriptions."""
+_OF_OTHERS = (5, 36, 1024, 1025, 1026)
+"""F_GETLK and F_OFD_GETLK, F_SETLEASE, F_GETLEASE, F_NOTIFY: what other programs do with a file."""
+_SEND_BUFFER = 7
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
 _UNIX_SOCKET, _TYPE_INTO_TERMINAL = 1, 0x5412
 
-_LOAD, _EQUAL, _GREATER, _ANY_BIT, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
+_LOAD, _AND, _EQUAL, _GREATER, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x25, 0x45, 0x06
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 _NUMBER, _MACHINE = 0, 4
 """Places in the data that a filter sees."""
@@ -83,12 +93,21 @@ def _looking(index: int, test: int, value: int, if_true: bytes, if_false: bytes)
     return _instruction(_LOAD, _argument(index)) + _instruction(test, value, 0, 1) + if_true + if_false
 
 
+def _by_value(index: int, returns: dict[int, bytes]) -> bytes:
+    """A return for some values of the low half of an argument; any other is allowed."""
+    choices = b"".join(_when(value, then) for value, then in returns.items())
+    return _instruction(_LOAD, _argument(index)) + choices + _give(_ALLOW)
+
+
 def _program() -> bytes:
     machine = platform.machine()
     if machine not in _AUDIT:
         return b""
     column, allow, no = (0 if machine == "x86_64" else 1), _give(_ALLOW), _refuse(errno.EPERM)
-    prlimit, socket, clone, ioctl = _LOOKED_INTO[machine]
+    prlimit, socket, clone, ioctl, mmap, fcntl, flock, setsockopt = _LOOKED_INTO[machine]
+    nothing = _refuse(0)
+    shared = _instruction(_LOAD, _argument(3)) + _instruction(_AND, _SHARED_ANONYMOUS)
+    locks = dict.fromkeys(_LOCKS, nothing) | dict.fromkeys(_OF_OTHERS, _refuse(errno.EINVAL))
     newer = b"".join(_when(number, allow) for number in _NEWER) + _refuse(errno.ENOSYS)
     return b"".join(
         [
@@ -105,6 +124,10 @@ def _program() -> bytes:
             _when(socket, _looking(0, _EQUAL, _UNIX_SOCKET, allow, _refuse(errno.EAFNOSUPPORT))),
             _when(clone, _looking(0, _ANY_BIT, NAMESPACES, no, allow)),
             _when(ioctl, _looking(1, _EQUAL, _TYPE_INTO_TERMINAL, no, allow)),
+            _when(mmap, shared + _when(_SHARED_ANONYMOUS, no) + allow),
+            _when(fcntl, _by_value(1, locks)),
+            _when(flock, nothing),
+            _when(setsockopt, _by_value(2, {_SEND_BUFFER: nothing})),
             allow,
         ]
     )

@@ -27,6 +27,10 @@ STARTED = b"F"
 TMP = "/tmp"
 _WATCH_SECONDS = 0.03
 """Between two looks at the memory of all processes together."""
+_STREAM_BUFFERS = 1.5
+_DATAGRAM_BUFFERS = 11
+"""What a Unix socket may hold, in buffers of a socket: a sender goes past its own by half; eleven datagrams of a buffer each may wait at a
+receiver (net.unix.max_dgram_qlen is 10 in a new namespace), and stay when their senders have closed."""
 _MOST = 2**16
 _SWEEPS = 50
 _NO_PROGRAMS = kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC
@@ -44,6 +48,8 @@ class Setting:
     tmp: str = TMP
     """The one writable folder."""
     readable: tuple[str, ...] = ("/",)
+    socket_bytes: int = 212_992
+    """What the kernel buffers for one socket (net.core.wmem_default)."""
     processes_beside: int | None = 1
     """How many processes of the same user the kernel counts beside the program's own; None: they cannot be limited."""
 
@@ -58,7 +64,7 @@ class Order:
     processes: int
     file_mb: int
     address_space: bool = True
-    """Limit what a process may map, and not only what all use together; V8 maps gigabytes that it never uses."""
+    """Limit what a process may map to the memory that all may use; V8 maps gigabytes that it never uses."""
 
 
 def cpu_seconds(order: Order) -> int:
@@ -122,8 +128,7 @@ def _run(job: socket.socket, channel: socket.socket, setting: Setting, order: Or
     os.close(given)
     for _, write in ends:
         os.close(write)
-    alone = setting.processes_beside is not None
-    how, why, outputs = _Watch(job, pid, [read for read, _ in ends], order, proc, alone).through()
+    how, why, outputs = _Watch(job, pid, [read for read, _ in ends], order, proc, setting).through()
     if not setting.namespaces:
         _sweep(proc)
     _say(job, how, why, time.monotonic() - start, *outputs)
@@ -176,9 +181,13 @@ def _file_of(data: bytes) -> int:
 class _Watch:
     """Reads the program's output and waits for its end, or for the first limit that it passes."""
 
-    def __init__(self, job: socket.socket, pid: int, reads: list[int], order: Order, proc: int, alone: bool) -> None:
-        """`alone`: our process namespace holds nobody else's processes."""
-        self.job, self.pid, self.order, self.proc, self.alone = job, pid, order, proc, alone
+    def __init__(
+        self, job: socket.socket, pid: int, reads: list[int], order: Order, proc: int, setting: Setting
+    ) -> None:
+        self.job, self.pid, self.order, self.proc = job, pid, order, proc
+        self.alone = setting.processes_beside is not None
+        """Our process and network namespaces hold nobody else's processes and sockets."""
+        self.socket_bytes = setting.socket_bytes
         self.outputs = {fd: bytearray() for fd in reads}
         self.deadline = time.monotonic() + order.seconds
         self.memory = order.memory_mb * 2**20
@@ -241,15 +250,18 @@ class _Watch:
         return "", ""
 
     def _memory(self) -> int:
-        """Bytes in use by the processes of our namespace, each beyond what a fresh one uses."""
-        base = kernel.memory(self.proc)[1]
+        """Bytes in use by the processes of our namespace, each beyond what a fresh one uses, and by its sockets at their fullest:
+        the kernel does not say how full they are."""
+        base = kernel.used(self.proc)
         if not self.alone:
-            return max(0, kernel.memory(self.proc, str(self.pid))[1] - base)
-        used, own = 0, os.stat("self/ns/pid", dir_fd=self.proc).st_ino
+            return max(0, kernel.used(self.proc, str(self.pid)) - base)
+        streams, datagrams = kernel.unix_sockets(self.proc)
+        used = int(self.socket_bytes * (_STREAM_BUFFERS * streams + _DATAGRAM_BUFFERS * datagrams))
+        own = os.stat("self/ns/pid", dir_fd=self.proc).st_ino
         for name in filter(str.isdigit, os.listdir(self.proc)):
             with contextlib.suppress(OSError):  # it has ended meanwhile, or is not ours to look into
                 if os.stat(f"{name}/ns/pid", dir_fd=self.proc).st_ino == own:
-                    used += max(0, kernel.memory(self.proc, name)[1] - base)
+                    used += max(0, kernel.used(self.proc, name) - base)
         return used
 
 
