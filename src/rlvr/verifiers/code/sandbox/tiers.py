@@ -90,9 +90,10 @@ def missing(tier: Tier) -> str | None:
 def command(tier: Tier, control: int, lifeline: int, tmp: str) -> list[str]:
     """The command of a zygote; `tmp` is the writable folder of tiers without bubblewrap."""
     python, prefix = os.path.realpath(sys.executable), os.path.realpath(sys.base_prefix)
-    reads = [*SYSTEM, prefix, *_DEVICES]
+    hidden = packages(prefix)
     if not tier.bubblewrap:
-        readable = (*reads, str(_CODE))
+        shown = (part for path in (*SYSTEM, prefix) for part in _without(path, hidden))
+        readable = (*dict.fromkeys(shown), *_DEVICES, str(_CODE))
         setting = Setting(None, False, tier.landlock, tier.seccomp, tmp, readable, processes_beside=None)
         return _python(python, str(_CODE), control, lifeline, setting)
     root = os.geteuid() == 0
@@ -111,6 +112,7 @@ def command(tier: Tier, control: int, lifeline: int, tmp: str) -> list[str]:
         *("--proc", "/proc", "--size", str(SANDBOX_MB * 2**20), "--perms", "1777", "--tmpfs", folder),
         *(option for path in (prefix, "/dev/null", "/etc/ld.so.cache") for option in _folders_to(path)),
         *(option for path in (*SYSTEM, prefix) if os.path.exists(path) for option in _read(path)),
+        *(option for path in hidden for option in ("--perms", "0755", "--tmpfs", path, "--remount-ro", path)),
         *(option for path in _DEVICES for option in ("--dev-bind", path, path)),
         *(option for name, path in _streams(streams) for option in ("--symlink", path, f"/dev/{name}")),
         *_folders_to("/code/sandbox/inside"),
@@ -118,6 +120,23 @@ def command(tier: Tier, control: int, lifeline: int, tmp: str) -> list[str]:
         *("--ro-bind", inside, "/code/sandbox/inside", "--remount-ro", "/", "--chdir", folder),
         *_python(python, "/code", control, lifeline, setting),
     ]
+
+
+def packages(prefix: str) -> list[str]:
+    """Where packages are installed for the interpreters of this system: they may hold data sets, and with them answers."""
+    patterns = [f"lib*/python3*/{kind}-packages" for kind in ("site", "dist")]
+    found = [path for base in (prefix, "/usr", "/usr/local") for glob in patterns for path in Path(base).glob(glob)]
+    return sorted({os.path.realpath(path) for path in found})
+
+
+def _without(path: str, hidden: Sequence[str]) -> list[str]:
+    """A path, or all that is below it but for what is hidden: rules of Landlock only ever allow."""
+    real = os.path.realpath(path)
+    if real in hidden:
+        return []
+    if not any(one.startswith(f"{real}/") for one in hidden):
+        return [path]
+    return [part for name in os.listdir(real) for part in _without(f"{real}/{name}", hidden)]
 
 
 def _writable(prefix: str) -> str:

@@ -41,15 +41,16 @@ _REFUSED: dict[str, tuple[int, int | None]] = {  # name: (x86_64, aarch64)
 _LAST_KNOWN = 424
 _NEWER = (434, 436, 437, 439, 441, 449, 452, 454, 455, 456, 462)
 """pidfd_open, close_range, openat2, faccessat2, epoll_pwait2, futex_waitv, fchmodat2, futex_*, mseal."""
-_LOOKED_INTO = {"x86_64": (302, 41, 56, 16, 9, 72, 73, 54), "aarch64": (261, 198, 220, 29, 222, 25, 32, 208)}
-"""prlimit64, socket, clone, ioctl, mmap, fcntl, flock, setsockopt."""
+_LOOKED_INTO = {"x86_64": (302, 41, 56, 16, 9, 72, 73, 54, 55), "aarch64": (261, 198, 220, 29, 222, 25, 32, 208, 209)}
+"""prlimit64, socket, clone, ioctl, mmap, fcntl, flock, setsockopt, getsockopt."""
 _SHARED_ANONYMOUS = 0x21
 """MAP_SHARED and MAP_ANONYMOUS."""
 _LOCKS = (6, 7, 37, 38)
 """F_SETLK, F_SETLKW and those of open file descriptions."""
 _OF_OTHERS = (5, 36, 1024, 1025, 1026)
 """F_GETLK and F_OFD_GETLK, F_SETLEASE, F_GETLEASE, F_NOTIFY: what other programs do with a file."""
-_SEND_BUFFER = 7
+_SEND_BUFFER, _PEER = 7, 77
+"""SO_SNDBUF; SO_PEERPIDFD, a handle of the process at the other end, which is the trainer."""
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
 _UNIX_SOCKET, _TYPE_INTO_TERMINAL = 1, 0x5412
@@ -104,7 +105,7 @@ def _program() -> bytes:
     if machine not in _AUDIT:
         return b""
     column, allow, no = (0 if machine == "x86_64" else 1), _give(_ALLOW), _refuse(errno.EPERM)
-    prlimit, socket, clone, ioctl, mmap, fcntl, flock, setsockopt = _LOOKED_INTO[machine]
+    prlimit, socket, clone, ioctl, mmap, fcntl, flock, setsockopt, getsockopt = _LOOKED_INTO[machine]
     nothing = _refuse(0)
     shared = _instruction(_LOAD, _argument(3)) + _instruction(_AND, _SHARED_ANONYMOUS)
     locks = dict.fromkeys(_LOCKS, nothing) | dict.fromkeys(_OF_OTHERS, _refuse(errno.EINVAL))
@@ -128,6 +129,7 @@ def _program() -> bytes:
             _when(fcntl, _by_value(1, locks)),
             _when(flock, nothing),
             _when(setsockopt, _by_value(2, {_SEND_BUFFER: nothing})),
+            _when(getsockopt, _by_value(2, {_PEER: _refuse(errno.ENOPROTOOPT)})),
             allow,
         ]
     )
