@@ -52,6 +52,8 @@ _OPEN_FILES = 64
 _CLOSED_UP_TO = 1024
 _STACK = 8 * 2**20, 64 * 2**20
 """Bytes of stack for Python, whose threads map as much each, and for others."""
+_SMALL_STACK = 2**20
+"""Bytes of a thread's stack that are not made less."""
 _LARGEST_LIMIT = 2**31 - 1
 """What the interpreter takes as a recursion limit: a C int."""
 _RESERVED = 32 * 2**30
@@ -77,7 +79,7 @@ def run_program(channel: socket.socket, standard: Sequence[int], proc: int, sett
         channel = socket.socket(fileno=_CHANNEL)
         if what["kind"] == "execute":
             _execute(what, source)
-        code = _compile(channel, what, source) if native else _python(channel, what, source, order)
+        code = _compile(channel, what, source) if native else _python(channel, what, source)
     finally:
         os._exit(code)
 
@@ -177,9 +179,9 @@ def _packed(path: str) -> bytes:
     return b"".join([*parts, pack.flush()])
 
 
-def _python(channel: socket.socket, what: dict[str, Any], source: bytes, order: Order) -> int:
+def _python(channel: socket.socket, what: dict[str, Any], source: bytes) -> int:
     """Run a Python program; the exit code."""
-    _like_the_interpreter(order.memory_mb * 2**20)
+    _like_the_interpreter()
     text = functools.partial(open, encoding="utf-8", closefd=False)  # the zygote's own were made for other files
     sys.stdin, sys.stdout = text(0, errors="surrogateescape"), text(1, "w", errors="surrogateescape")
     sys.stderr = text(2, "w", errors="backslashreplace", buffering=1)
@@ -207,12 +209,26 @@ def _python(channel: socket.socket, what: dict[str, Any], source: bytes, order: 
     return code
 
 
-def _like_the_interpreter(memory: int) -> None:
-    """Give what an interpreter with `site` has (`exit`, `quit`), and a stack to threads that ask for more than there is."""
+def _like_the_interpreter() -> None:
+    """Give what an interpreter with `site` has (`exit`, `quit`), and to threads the largest stack that there is memory for."""
     site.setquit()
-    stack_size = threading.stack_size
-    # a stack is mapped whole and counts against the memory, though few of its pages are ever touched
-    threading.stack_size = lambda size=0: stack_size(min(size, memory // 2))  # type: ignore[assignment]
+    start = threading._start_new_thread  # type: ignore[attr-defined]
+
+    def start_with_what_there_is(*args: Any) -> int:
+        asked = size = threading.stack_size()
+        try:
+            while size > _SMALL_STACK:
+                with contextlib.suppress(
+                    RuntimeError
+                ):  # it is mapped whole and counts against the memory, touched or not
+                    return int(start(*args))
+                size //= 4
+                threading.stack_size(size)
+            return int(start(*args))
+        finally:
+            threading.stack_size(asked)
+
+    threading._start_new_thread = start_with_what_there_is  # type: ignore[attr-defined]
 
 
 def _flush_files() -> None:
