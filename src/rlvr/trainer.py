@@ -507,7 +507,7 @@ class GRPOTrainer:
         if stage.verifies and self.world.leads:
             self.verifications[number].check(stage.pool)
         held_out = self.evaluation_tasks(plan.config)
-        check_held_out(plan.config.evaluation, held_out, lengths(held_out)[0], self.context)
+        check_held_out(plan.config, held_out, lengths(held_out)[0], self.context, len(self.plans))
         chooser(plan.config, self.policy, held_out, self._backends.partitions)  # refuses tasks that it cannot score
         if self.world.leads:
             self.verifications[number].check(held_out)

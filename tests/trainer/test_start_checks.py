@@ -228,6 +228,12 @@ def test_evaluations_without_tasks_are_refused(make_trainer):
         ConfigError, match=r"evaluation\.every is 5, and there are no tasks to evaluate on: set data\.eval"
     ):
         make_trainer({"evaluation": {"every": 5}})
+    with pytest.raises(
+        ConfigError,
+        match=r"checkpoint\.best\.metric is eval/greedy, and there are no tasks to evaluate on: set data\.eval",
+    ):
+        make_trainer({"checkpoint": {"best": {}}})
+    make_trainer({"checkpoint": {"best": {"metric": "reward/mean"}}})
     make_trainer({"evaluation": {"at_start": True, "at_end": True}})  # the defaults, as a dumped configuration has them
 
 
