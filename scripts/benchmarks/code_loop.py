@@ -46,6 +46,7 @@ def claim(body: str) -> str:
 LISTS = "def f(x): return [[n] for n in range(250000)]"
 PROXIED = "for n in [1]:\n    assert len(f(n)) == 7"
 CHECKER = "import re\ndef check(input, output):\n    return bool(re.fullmatch('(a|a)*b', output.strip()))"
+REFUSES = "def check(input, output):\n    return False"
 ATTACKS: dict[str, tuple[Task, str]] = {
     "idle": (CALLED, "import time\ndef f(x): time.sleep(1)"),
     "frames of a script": (PRINTED, frames(r"b'\0\0\0\1z' * 20000")),
@@ -70,6 +71,10 @@ ATTACKS: dict[str, tuple[Task, str]] = {
     "a regular expression": (
         Task("checked", "?", info={"kind": "checker", "checker": CHECKER, "cases": [{"input": ""}]}),
         "print('a' * 40)",
+    ),
+    "a checker's input": (
+        Task("checked", "?", info={"kind": "checker", "checker": REFUSES, "cases": [{"input": ""}]}),
+        "import sys\nsys.stdout.buffer.write(b'\\xff' * 1000000)",
     ),
     "exception": (CALLED, "def f(x): raise ValueError('x' * 4000000)"),
 }  # fmt: skip

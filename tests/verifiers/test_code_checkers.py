@@ -147,3 +147,12 @@ def test_what_a_checker_takes_counts_into_the_total_time():
     said = verdict(checker(waits, cases=4), "print(1)", total_time=0.3, credit="share")
     assert said.score <= 0.25
     assert verdict(checker(waits), "print(1)").score == 1
+
+
+def test_an_output_that_is_too_large_for_a_checker_fails():
+    """Where much is expected much may be printed, and more than a call can carry."""
+    info = checker("def check(input, output):\n    return True", memory_mb=512)
+    info["cases"] = [{"input": "", "output": "x" * 3_000_000}]
+    said = verdict(info, "print('x' * 5_000_000)", case_time=10.0)
+    assert said.score == 0
+    assert "too large" in said.reason

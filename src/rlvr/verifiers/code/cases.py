@@ -6,6 +6,7 @@ program did; only a sandbox that failed leaves it undecided.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import math
@@ -20,6 +21,7 @@ from rlvr.verifiers.code.asserts import Expression, holds
 from rlvr.verifiers.code.compare import Comparison, difference, same_text, short
 from rlvr.verifiers.code.programs import callable_name
 from rlvr.verifiers.code.runner import DECODED_SIZE, Call, Ended, Job, Limits, Outcome, Runner
+from rlvr.verifiers.code.values import encode
 
 CHECKER_LIMITS = Limits(seconds=10.0, memory_mb=512)
 """What a task's own checker may spend on one output."""
@@ -254,14 +256,24 @@ class CheckerCase(Case):
         outcome = await trial.run(stdin=self.input, room=len(self.expected.encode()))
         if outcome.ended is not Ended.DONE:
             return failed(outcome)
-        given = {"input": self.input, "output": outcome.stdout.decode(errors="replace"), "expected": self.expected}
+        output = outcome.stdout.decode(errors="replace")
+        await asyncio.sleep(0)  # reading and writing a megabyte take 20 ms each, and the loop turns in between
+        given = {"input": self.input, "output": output, "expected": self.expected}
         limits = replace(CHECKER_LIMITS, seconds=max(0.1, min(CHECKER_LIMITS.seconds, trial.seconds_left)))
-        if self.parameters:
-            call = Call("check", tuple(given.values())[: self.parameters])
-            said = await trial.other(Job(self.checker, call=call, limits=limits, sealed=True))
-        else:
-            said = await trial.other(Job(self.checker, stdin=json.dumps(given).encode(), limits=limits, sealed=True))
+        try:
+            job = self._job(given, limits)
+        except ValueError as error:
+            return Result(0.0, f"the output is not for the checker: {error}")
+        await asyncio.sleep(0)
+        said = await trial.other(job)
         return self._verdict(said)
+
+    def _job(self, given: dict[str, str], limits: Limits) -> Job:
+        """The run of the checker. ValueError for texts that are too large for a call."""
+        if not self.parameters:
+            return Job(self.checker, stdin=json.dumps(given).encode(), limits=limits, sealed=True)
+        encoded = encode([list(given.values())[: self.parameters], {}])
+        return Job(self.checker, call=Call("check", encoded=encoded), limits=limits, sealed=True)
 
     def _verdict(self, said: Outcome) -> Result:
         if said.ended is Ended.BROKEN:

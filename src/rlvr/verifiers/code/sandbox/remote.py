@@ -145,7 +145,8 @@ def _outcome(reply: dict[str, Any], job: Job, marker: str) -> Outcome:
         return Outcome(Ended.RAISED, stderr=said.encode(errors="replace"), reason=f"it does not compile: {said[:300]}")
     status, code = ran.get("status"), ran.get("return_code")
     out, err = (str(ran.get(name) or "").encode("utf-8", "surrogatepass") for name in ("stdout", "stderr"))
-    seconds = float(ran.get("execution_time") or 0.0)
+    took = ran.get("execution_time")
+    seconds = float(took) if type(took) in (int, float) and 0 <= took < 1e9 else 0.0
     out, _, typed = out.partition(b"\n" + marker.encode()) if marker else (out, b"", b"")
     most = job.limits.output_bytes
     if status == "TimeLimitExceeded":
