@@ -436,3 +436,33 @@ def passed_by_exec(program: str, tests) -> bool:
     except Exception:
         return False
     return True
+
+
+# --- packages
+
+
+def test_numpy_is_there_only_where_the_task_says_so():
+    pytest.importorskip("numpy")
+    source = "import numpy as np\nprint(int(np.linalg.norm([3.0, 4.0])), np.arange(3).sum())"
+    look = "import os\nprint([os.path.exists(p) for p in ('/packages', '/packages/numpy')])"
+    with_numpy = {"packages": ("numpy",), "limits": SLOW}
+    for tier in ("full", "bubblewrap", "landlock"):
+        found, without, listed = outcomes(
+            [
+                Job(source, **with_numpy),
+                Job(source, limits=SLOW),
+                Job("import os\nprint(sorted(os.listdir('/packages')))", **with_numpy),
+            ],
+            tier,
+        )
+        assert found.stdout == b"5 3\n", (tier, found.reason)
+        assert without.ended is Ended.RAISED
+        assert "numpy" in without.reason
+        if tier != "landlock":
+            assert listed.stdout in (b"['numpy', 'numpy.libs']\n", b"['numpy']\n")
+    assert outcomes([Job(look)])[0].stdout == b"[True, False]\n"
+    task = function([[1.0, 2.0], 3.0], packages=["numpy"])
+    right = "import numpy as np\ndef f(x): return np.sum(x)"
+    wrong = "import numpy as np\ndef f(x): return np.array([3.0])"
+    assert scores(task, {"right": right, "wrong": wrong}) == {"right": 1.0, "wrong": 0.0}
+    assert "numpy" in CodeVerifier().check_task(function([1, 1], packages=["nunpy"]))

@@ -46,6 +46,7 @@ class Trial:
     language: str
     limits: Limits
     total_time: float = math.inf
+    packages: tuple[str, ...] = ()
     seconds: float = 0.0
     """Wall clock that the program's executions, and those that judge it, took so far."""
 
@@ -59,7 +60,7 @@ class Trial:
         limits = replace(self.limits, output_bytes=max(self.limits.output_bytes, 2 * room))
         if call is not None:
             call = replace(call, name=callable_name(self.program, call.name))
-        return await self.other(Job(self.program, self.language, stdin.encode(), call, limits))
+        return await self.other(Job(self.program, self.language, stdin.encode(), call, limits, self.packages))
 
     async def other(self, job: Job) -> Outcome:
         """One execution of anything that is needed to judge the program, counted as the program's own are."""
@@ -77,7 +78,8 @@ class Trial:
         """Test code, with `name` as a proxy of the program's function, in a process apart from the program."""
         token = secrets.token_hex(16)
         called = Call(callable_name(self.program, name))
-        test, candidate = Job(source, limits=self.limits), Job(self.program, call=called, limits=self.limits)
+        test = Job(source, limits=self.limits, packages=self.packages)
+        candidate = Job(self.program, call=called, limits=self.limits, packages=self.packages)
         outcome = self._counted(await self.runner.test(test, candidate, name, token))
         if outcome.ended is Ended.DONE and outcome.value != token:
             return Result(0.0, "the test did not run to its end", outcome.ended)

@@ -7,7 +7,7 @@
     {"kind": "checker", "checker": "def check(input, output): ...", "cases": [{"input": "..."}]}
     {"kind": "property", "entry_point": "f", "property": "def holds(f, random): ...", "trials": 20}
 
-All may have `language`, `time_limit` (seconds of a case), `memory_mb`, `comparison`, `prelude` (code in front of the program),
+All may have `language`, `time_limit` (seconds of a case), `memory_mb`, `packages` ([numpy]), `comparison`, `prelude` (code in front of the program),
 `solution`; a case may have a `weight`, and `weights` are those of `tests`. `harness: livecodebench` gives a `stdio` program the names
 that this harness does (`preludes.py`); a `function` always has them. The first three lines of defence: what is expected stays
 in the cases here; `setup` is the tests' own, of which a program gets the imports only; a test that cannot be rewritten is run apart
@@ -31,6 +31,7 @@ from rlvr.verifiers.code.cases import AssertCase, CallCase, Case, CheckerCase, P
 from rlvr.verifiers.code.compare import Comparison
 from rlvr.verifiers.code.extraction import ALIASES, language_of
 from rlvr.verifiers.code.names import MEANT, bound, called, missing, returns_value, uses, yields
+from rlvr.verifiers.code.packages import PACKAGES
 from rlvr.verifiers.code.preludes import HARNESSES, IMPORTS, NODES
 from rlvr.verifiers.code.programs import imports_of, without_function
 from rlvr.verifiers.code.runner import Call
@@ -60,6 +61,7 @@ class Layout:
     entry_point: str = ""
     time_limit: float | None = None
     memory_mb: int | None = None
+    packages: tuple[str, ...] = ()
     solution: str | None = None
     digest: str = ""
     """Of all that decides a verdict."""
@@ -98,6 +100,7 @@ def read_layout(info: Mapping[str, Any], language: str, comparison: Comparison, 
         prelude=prelude,
         time_limit=_number(info, "time_limit", MAX_SECONDS),
         memory_mb=None if (memory := _number(info, "memory_mb", 1 << 20)) is None else max(1, int(memory)),
+        packages=_packages(info, language),
         solution=_text(info, "solution", "") or None,
         digest=hashlib.sha256("".join(_written([info, language, dataclasses.astuple(how)])).encode()).hexdigest(),
         **more,
@@ -257,6 +260,18 @@ def _language(info: Mapping[str, Any], default: str) -> str:
             f"'language' is {written!r}{nearest(str(written), ALIASES)}; it is python, c, cpp or javascript"
         )
     return language
+
+
+def _packages(info: Mapping[str, Any], language: str) -> tuple[str, ...]:
+    names = info.get("packages", [])
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise LayoutError(f"'packages' is a list of names such as [numpy], not {names!r}")
+    for name in names:
+        if name not in PACKAGES:
+            raise LayoutError(f"'packages' has {name!r}{nearest(name, PACKAGES)}; it may have {', '.join(PACKAGES)}")
+    if names and language != "python":
+        raise LayoutError(f"'packages' are for Python, not for {language}")
+    return tuple(sorted(set(names)))
 
 
 def _cases(

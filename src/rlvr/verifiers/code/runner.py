@@ -77,6 +77,8 @@ class Job:
     stdin: bytes = b""
     call: Call | None = None
     limits: Limits = Limits()
+    packages: tuple[str, ...] = ()
+    """What it may import beside the standard library; of Python only."""
     sealed: bool = False
     """In Python: run no code but the source's, since its input may hold some (see `inside.sealing`)."""
 

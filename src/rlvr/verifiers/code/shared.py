@@ -11,7 +11,7 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -88,12 +88,18 @@ def shared_runner(wanted: Wanted) -> SharedRunner:
         return _open[key]
 
 
-def missing_language(language: str, wanted: Wanted) -> str | None:
-    """Why programs in a language cannot be run here, or None. A service elsewhere has languages of its own."""
+def missing_here(language: str, packages: Sequence[str], wanted: Wanted) -> str | None:
+    """Why programs in a language and with packages cannot be run here, or None. A service elsewhere has its own."""
+    from rlvr.verifiers.code.packages import paths_of
     from rlvr.verifiers.code.sandbox import languages
 
     known = languages()
-    if wanted.tier.startswith("http") or language in known:
+    if wanted.tier.startswith("http"):
+        return None
+    for package in packages:
+        if not paths_of(package):
+            return f"its programs need the package {package}, which is not installed here: pip install {package}"
+    if language in known:
         return None
     return f"programs in {language} cannot be run here, where there are {', '.join(known)}: install its compiler"
 

@@ -23,7 +23,7 @@ from rlvr.verifiers.code.extraction import NoProgramError, Which, find_program
 from rlvr.verifiers.code.layouts import Layout, LayoutError, read_layout
 from rlvr.verifiers.code.programs import assembled
 from rlvr.verifiers.code.runner import Limits
-from rlvr.verifiers.code.shared import SharedRunner, Wanted, missing_language, shared_runner
+from rlvr.verifiers.code.shared import SharedRunner, Wanted, missing_here, shared_runner
 from rlvr.verifiers.code.steady import is_steady
 
 MAX_LAYOUTS = 1024
@@ -102,7 +102,8 @@ class CodeVerifier(Verifier):
         if isinstance(found, Verdict):
             return None
         layout, program = found
-        steady = layout.language == "python" and is_steady(program, (layout.prelude, layout.stub, layout.context))
+        plain = layout.language == "python" and not layout.packages
+        steady = plain and is_steady(program, (layout.prelude, layout.stub, layout.context))
         return (layout.digest, program) if steady else None
 
     async def verify(self, task: Task, completion: str) -> Verdict:
@@ -111,7 +112,7 @@ class CodeVerifier(Verifier):
         if isinstance(found, Verdict):
             return found
         layout, program = found
-        runner, problem = self._runner(), missing_language(layout.language, self._wanted)
+        runner, problem = self._runner(), missing_here(layout.language, layout.packages, self._wanted)
         if problem is None and self.validate:
             problem = await self._solution_problem(task, layout, runner)
         return Verdict.undecided(f"bad task: {problem}") if problem else await self._judged(layout, program, runner)
@@ -122,7 +123,7 @@ class CodeVerifier(Verifier):
         except LayoutError as error:
             return str(error)
         runner = self._runner()
-        problem = missing_language(layout.language, self._wanted)
+        problem = missing_here(layout.language, layout.packages, self._wanted)
         if problem is None and self.validate:
             problem = runner.wait_for(self._solution_problem(task, layout, runner), self.time_limit)
         return problem
@@ -164,7 +165,7 @@ class CodeVerifier(Verifier):
     async def _judged(self, layout: Layout, program: str, runner: SharedRunner) -> Verdict:
         limits = Limits(seconds=layout.time_limit or self.case_time, memory_mb=layout.memory_mb or self.memory_mb)
         text = assembled(program, layout.prelude, layout.stub, layout.context, layout.entry_point)
-        trial = Trial(runner, text, layout.language, limits, self.total_time)
+        trial = Trial(runner, text, layout.language, limits, self.total_time, layout.packages)
         results = await tried(layout.cases, trial, self.credit)
         return replace(scored(layout.cases, results, self.credit, program), seconds=trial.seconds)
 

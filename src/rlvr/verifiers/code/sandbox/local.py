@@ -37,11 +37,15 @@ class LocalRunner:
         self._free: asyncio.Queue[Zygote | None] | None = None
         self._zygotes: set[Zygote] = set()
         self._closed = False
+        self._with: dict[tuple[str, ...], LocalRunner] = {}
+        """Runners of the same tier with packages, each with zygotes of its own."""
         self._compiled: OrderedDict[tuple[str, bytes], asyncio.Task[Outcome]] = OrderedDict()
 
     async def run(self, job: Job) -> Outcome:
         """See Runner. ConfigError for a language that is not here, or a call in another than Python."""
         check_language(job)
+        if job.packages:
+            return await self._having(job.packages).run(replace(job, packages=()))
         source = _bytes(job.source)
         if job.language == "python":
             if job.call is None:
@@ -68,6 +72,8 @@ class LocalRunner:
         """See Runner. The candidate's process lives as long as the test does, under the test's wall clock."""
         if {job.language, candidate.language} != {"python"}:
             raise ConfigError("a test with a candidate is for programs in python")
+        if job.packages:
+            return await self._having(job.packages).test(replace(job, packages=()), candidate, name, token)
         limits = replace(candidate.limits, seconds=job.limits.seconds)
         called = candidate.call.name if candidate.call is not None else name
         served = Program(
@@ -82,8 +88,15 @@ class LocalRunner:
             task.cancel()
         self._compiled.clear()
         self._closed = True
+        for runner in self._with.values():
+            await runner.close()
         for zygote in list(self._zygotes):
             await zygote.close()
+
+    def _having(self, packages: tuple[str, ...]) -> LocalRunner:
+        if packages not in self._with:
+            self._with[packages] = LocalRunner(replace(self._tier, packages=packages), self._slots)
+        return self._with[packages]
 
     @contextlib.asynccontextmanager
     async def _zygote(self) -> AsyncIterator[Zygote]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rlvr.verifiers.code.packages import PLACE, paths_of
 from rlvr.verifiers.code.sandbox.inside.program import STREAMS
 from rlvr.verifiers.code.sandbox.inside.supervisor import TMP, Setting
 
@@ -44,6 +45,8 @@ class Tier:
     seccomp: bool
     not_stopped: tuple[str, ...]
     """What a program can do in spite of it: names of `ESCAPES`."""
+    packages: tuple[str, ...] = ()
+    """What programs may import beside the standard library."""
 
     @property
     def lasting(self) -> bool:
@@ -91,17 +94,26 @@ def command(tier: Tier, control: int, lifeline: int, tmp: str) -> list[str]:
     """The command of a zygote; `tmp` is the writable folder of tiers without bubblewrap."""
     python, prefix = os.path.realpath(sys.executable), os.path.realpath(sys.base_prefix)
     hidden = packages(prefix)
+    given = [path for package in tier.packages for path in paths_of(package)]
     if not tier.bubblewrap:
         shown = (part for path in (*SYSTEM, prefix) for part in _without(path, hidden))
-        readable = (*dict.fromkeys(shown), *_DEVICES, str(_CODE))
-        setting = Setting(None, False, tier.landlock, tier.seccomp, tmp, readable, processes_beside=None)
+        readable = (*dict.fromkeys(shown), *_DEVICES, str(_CODE), *map(str, given))
+        setting = Setting(
+            *(None, False, tier.landlock, tier.seccomp, tmp, readable),
+            processes_beside=None,
+            packages=tier.packages,
+            place=str(given[0].parent) if given else "",
+        )
         return _python(python, str(_CODE), control, lifeline, setting)
     root = os.geteuid() == 0
     beside = 1 if tier.namespaces else 64
     user = NOBODY if root else None
     folder = _writable(prefix)
     setting = Setting(
-        user, tier.namespaces, tier.landlock, tier.seccomp, folder, ("/",), _socket_bytes(), processes_beside=beside
+        *(user, tier.namespaces, tier.landlock, tier.seccomp, folder, ("/",), _socket_bytes()),
+        processes_beside=beside,
+        packages=tier.packages,
+        place=PLACE,
     )
     inside = str(_CODE / "sandbox" / "inside")
     streams = STREAMS if tier.namespaces else "/proc/self/fd"
@@ -116,6 +128,8 @@ def command(tier: Tier, control: int, lifeline: int, tmp: str) -> list[str]:
         *(option for path in _DEVICES for option in ("--dev-bind", path, path)),
         *(option for name, path in _streams(streams) for option in ("--symlink", path, f"/dev/{name}")),
         *_folders_to("/code/sandbox/inside"),
+        *_folders_to(f"{PLACE}/package"),
+        *(option for path in given for option in ("--ro-bind", str(path), f"{PLACE}/{path.name}")),
         *("--symlink", folder, "/dev/shm", "--ro-bind", str(_CODE / "values.py"), "/code/values.py"),
         *("--ro-bind", inside, "/code/sandbox/inside", "--remount-ro", "/", "--chdir", folder),
         *_python(python, "/code", control, lifeline, setting),

@@ -52,6 +52,10 @@ class Setting:
     """What the kernel buffers for one socket (net.core.wmem_default)."""
     processes_beside: int | None = 1
     """How many processes of the same user the kernel counts beside the program's own; None: they cannot be limited."""
+    packages: tuple[str, ...] = ()
+    """Imported before there is a program ..."""
+    place: str = ""
+    """... from this folder."""
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,10 @@ _WARM = (
 )
 
 
+_ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Variables that keep numpy's libraries from starting threads, which a fork would lose."""
+
+
 def main() -> None:
     """`python -c ... CONTROL_FD LIFELINE_FD SETTING`: the setting as JSON, the lifeline a pidfd of the trainer."""
     control_fd, lifeline = int(sys.argv[-3]), int(sys.argv[-2])
@@ -61,7 +65,10 @@ def main() -> None:
         sys.exit("this kernel has no Landlock")
     if setting.seccomp and not seccomp.PROGRAM:
         sys.exit("there is no system call filter for this machine")
-    for name in _WARM:
+    if setting.packages:
+        os.environ.update(dict.fromkeys(_ONE_THREAD, "1"))
+        sys.path.append(setting.place)
+    for name in (*_WARM, *setting.packages):
         importlib.import_module(name)
     # The kernel drops signals to process 1 of a namespace unless it handles them, and Python's own handler of SIGINT would let a
     # program end its supervisor.
