@@ -3,9 +3,9 @@
 Recognised by their columns:
 
 - HumanEval, HumanEval+: `prompt`, `entry_point`, `test`, `canonical_solution`
-- MBPP, MBPP+: `text` or `prompt`, `test_list`, `code`, `test_setup_code` or `test_imports`; the prompt shows the first test only,
-  since a policy writes down the answers of the tests that it sees
-- APPS, TACO: `question`, `input_output` (`inputs`, `outputs`, `fn_name`), `solutions`
+- MBPP, MBPP+: `text` or `prompt`, `test_list`, `code`, `test_setup_code` or `test_imports`, of MBPP+ also `test`; the prompt shows the
+  first test only, since a policy writes down the answers of the tests that it sees
+- APPS, TACO: `question`, `input_output` (`inputs`, `outputs`, `fn_name`), `solutions`, TACO's `time_limit` and `memory_limit`
 - CodeContests: `description`, `public_tests`, `private_tests`, `generated_tests`, `time_limit`, `memory_limit_bytes`
 - LiveCodeBench: `question_content`, `public_test_cases`, `private_test_cases`, `metadata`
 - verl: a `ground_truth` that is JSON of `inputs` and `outputs` (PRIME's layout too, with `fn_name`), or of `assert_case`
@@ -22,6 +22,7 @@ import base64
 import io
 import json
 import pickle
+import re
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -33,6 +34,21 @@ Row = dict[str, Any]
 VERIFIER = "code"
 MAX_UNPACKED = 1 << 30
 """Bytes of one row's packed test cases."""
+
+_CONTESTS = {1: "codechef", 2: "codeforces", 3: "hackerearth", 4: "codejam", 6: "atcoder", 7: "aizu", 0: "unknown"}
+"""CodeContests writes a contest as the number of an enum (contest_problem.proto)."""
+_APPS_SECONDS = 4.0
+"""What the harness of APPS gives every program (eval/testing_util.py): the contests' own limits are those of C++."""
+_SECONDS = {"s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0, "ms": 0.001, "milliseconds": 0.001}
+_MEGABYTES = {
+    "mb": 1.0,
+    "megabyte": 1.0,
+    "megabytes": 1.0,
+    "gb": 1024.0,
+    "gigabytes": 1024.0,
+    "bytes": 2**-20,
+    "kb": 2**-10,
+}
 
 _ASK = "Write a Python program that reads from standard input and prints to standard output. Put it into one ```python block."
 _ASK_FUNCTION = "Put the whole code into one ```python block."
@@ -84,6 +100,7 @@ def tests_of(graded: Any) -> dict[str, Any] | None:
 def _humaneval(row: Row) -> Row:
     stub, test = row.pop("prompt"), row.pop("test")
     info = {"kind": "humaneval", "prompt": stub, "entry_point": row.pop("entry_point"), "test": test}
+    info["packages"] = _packages(test)
     if (solution := row.pop("canonical_solution", None)) is not None:
         info["solution"] = stub + solution
     asked = f"Complete this function. {_ASK_FUNCTION}\n\n```python\n{stub.rstrip()}\n```"
@@ -95,10 +112,17 @@ def _mbpp(row: Row) -> Row:
     tests = [*row.pop("test_list"), *(row.pop("challenge_test_list", None) or [])]
     imports = row.pop("test_imports", None) or []
     setup = "\n".join([*imports, row.pop("test_setup_code", None) or ""]).strip()
+    if plus := row.pop("test", None):  # of MBPP+: a script with many more inputs
+        tests.append(plus)
     info = {"kind": "asserts", "tests": tests, "setup": setup, "solution": row.pop("code", None)}
-    row.pop("test", None)  # MBPP+ repeats the tests as one script
+    info["packages"] = _packages("\n".join([setup, *tests]))
     asked = f"{question.strip()} {_ASK_FUNCTION}\n\nIt must pass tests such as:\n```python\n{tests[0]}\n```"
     return _with(row, asked, info, "task_id")
+
+
+def _packages(tests: str) -> list[str] | None:
+    """What a data set's tests import: EvalPlus compares with numpy."""
+    return ["numpy"] if re.search(r"^(?:import|from) numpy\b", tests, re.MULTILINE) else None
 
 
 def _apps(row: Row) -> Row:
@@ -106,7 +130,17 @@ def _apps(row: Row) -> Row:
     info = _in_and_out(json.loads(packed) if isinstance(packed, str) else packed)
     solutions = json.loads(solutions) if isinstance(solutions, str) and solutions else solutions
     info["solution"] = solutions[0] if solutions else None
+    if seconds := _quantity(row.pop("time_limit", None), _SECONDS):
+        info["time_limit"] = max(seconds, _APPS_SECONDS)
+    if megabytes := _quantity(row.pop("memory_limit", None), _MEGABYTES):
+        info["memory_mb"] = megabytes
     return _with(row, _asked(row.pop("question"), info, row.pop("starter_code", None)), info, "problem_id")
+
+
+def _quantity(written: Any, units: Mapping[str, float]) -> float | None:
+    """A limit of TACO in our unit: `2.0 seconds`, `256.0 megabytes`; None where it is not known or written otherwise."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]+)", written.strip().casefold()) if isinstance(written, str) else None
+    return None if found is None or found[2] not in units else float(found[1]) * units[found[2]] or None
 
 
 def _codecontests(row: Row) -> Row:
@@ -122,6 +156,8 @@ def _codecontests(row: Row) -> Row:
     known = zip(solutions.get("language", ()), solutions.get("solution", ()), strict=False)
     info["solution"] = next((text for language, text in known if language in (3, "PYTHON3")), None)
     row.pop("incorrect_solutions", None)
+    if (source := row.get("source")) in _CONTESTS:
+        row["source"] = _CONTESTS[source]
     return _with(row, _asked(row.pop("description"), info), info, "name")
 
 
