@@ -214,7 +214,7 @@ CPP_READ = {
     "cin": "int n; cin >> n; for (int i = 0; i < n; i++) { long long x; cin >> x; a.push_back(x); }",
     "fast cin": "ios::sync_with_stdio(false); cin.tie(nullptr); int n; cin >> n; a.resize(n); for (auto& x : a) cin >> x;",
     "scanf": 'int n; scanf("%d", &n); a.resize(n); for (int i = 0; i < n; ++i) scanf("%lld", &a[i]);',
-    "getline": "string s; getline(cin, s); getline(cin, s); stringstream ss(s); long long x; while (ss >> x) a.push_back(x);",
+    "getline": "string line; getline(cin, line); getline(cin, line); stringstream ss(line); long long x; while (ss >> x) a.push_back(x);",
     "getchar": (
         "long long v = 0; bool in = false, first = true; int c; do { c = getchar(); if (c >= '0' && c <= '9') { v = v * 10 + c - '0'; in = true; }\n"
         "else if (in) { if (!first) a.push_back(v); first = false; v = 0; in = false; } } while (c != EOF);"
@@ -224,7 +224,7 @@ CPP_READ = {
         "while (n--) a.push_back(strtoll(p, &p, 10));"
     ),
     "iterators": "a.assign(istream_iterator<long long>(cin), {}); a.erase(a.begin());",
-    "fgets": 'static char s[9999]; fgets(s, 9999, stdin); fgets(s, 9999, stdin); for (char* p = strtok(s, " \\n"); p; p = strtok(0, " \\n")) a.push_back(atoll(p));',
+    "fgets": 'static char buf[9999]; fgets(buf, 9999, stdin); fgets(buf, 9999, stdin); for (char* p = strtok(buf, " \\n"); p; p = strtok(0, " \\n")) a.push_back(atoll(p));',
     "path": 'ifstream f("/dev/stdin"); int n; f >> n; a.resize(n); for (auto& x : a) f >> x;',
     "freopen": 'freopen("/dev/stdin", "r", stdin); int n; scanf("%d", &n); a.resize(n); for (auto& x : a) scanf("%lld", &x);',
 }
@@ -235,7 +235,7 @@ CPP_PRINT = {
     "puts": "for (auto x : out) puts(to_string(x).c_str());",
     "stream": "ostringstream o; for (auto x : out) o << x << ' '; cout << o.str();",
     "copy": 'copy(out.begin(), out.end(), ostream_iterator<long long>(cout, "\\n"));',
-    "fwrite": 'string s; for (auto x : out) s += to_string(x) + "\\n"; fwrite(s.data(), 1, s.size(), stdout);',
+    "fwrite": 'string text; for (auto x : out) text += to_string(x) + "\\n"; fwrite(text.data(), 1, text.size(), stdout);',
 }
 CPP_SHAPE = {
     "main": "using namespace std;\nint main() {{\n  vector<long long> a, out;\n  {body}\n  return 0;\n}}\n",
@@ -251,7 +251,7 @@ CPP_SHAPE = {
 TWINS = {
     "off by one": ("out[0] += 1", "out[0] += 1;", "out[0] += 1;"),
     "wrong type": (
-        "out = [float(x) for x in out]",
+        "out = [f'{x}.0' for x in out]",
         "out = out.map(x => x.toFixed(1));",
         "out.back() = -out.back() - 1;",
     ),
@@ -263,9 +263,19 @@ TWINS = {
 }
 
 
+STYLES = {
+    "python": len(TASKS) * len(READ) * len(SHAPE) * len(PRINT),
+    "javascript": len(TASKS) * len(JS_READ) * len(JS_SHAPE) * len(JS_PRINT),
+    "cpp": len(TASKS) * len(CPP_READ) * len(CPP_SHAPE) * len(CPP_PRINT),
+}
+STEP = 1009
+"""A prime that divides none of these: its multiples go through all styles, each once."""
+
+
 def written(language: str, number: int, twin: str | None = None) -> tuple[str, str]:
-    """The task and the text of program `number`: strides without common factors go through the styles."""
-    task = list(TASKS)[number % len(TASKS)]
+    """The task and the text of program `number`."""
+    at, chosen = divmod(number * STEP % STYLES[language], len(TASKS))
+    task = list(TASKS)[chosen]
     column = {"python": 1, "javascript": 2, "cpp": 3}[language]
     body = TASKS[task][column]
     if twin is not None:
@@ -277,9 +287,11 @@ def written(language: str, number: int, twin: str | None = None) -> tuple[str, s
         "javascript": (JS_READ, JS_SHAPE, JS_PRINT),
         "cpp": (CPP_READ, CPP_SHAPE, CPP_PRINT),
     }[language]
-    reader = list(read.values())[(number + number // len(TASKS)) % len(read)]
-    frame = list(shape.values())[(number // 3) % len(shape)]
-    printer = list(show.values())[(number * 5 + number // len(show)) % len(show)]
+    at, chosen = divmod(at, len(show))
+    printer = list(show.values())[chosen]
+    at, chosen = divmod(at, len(read))
+    reader = list(read.values())[chosen]
+    frame = list(shape.values())[at]
     if language == "javascript":
         return task, frame.format(body=f"{body}\n  {printer}", read=reader)
     whole = "\n".join([reader, body, printer])
