@@ -220,7 +220,7 @@ CPP_READ = {
         "else if (in) { if (!first) a.push_back(v); first = false; v = 0; in = false; } } while (c != EOF);"
     ),
     "fread": (
-        "static char b[1 << 16]; size_t k = fread(b, 1, sizeof b - 1, stdin); b[k] = 0; char* p = b; long n = strtol(p, &p, 10);\n"
+        "static char b[1 << 16]; size_t got = fread(b, 1, sizeof b - 1, stdin); b[got] = 0; char* p = b; long n = strtol(p, &p, 10);\n"
         "while (n--) a.push_back(strtoll(p, &p, 10));"
     ),
     "iterators": "a.assign(istream_iterator<long long>(cin), {}); a.erase(a.begin());",
