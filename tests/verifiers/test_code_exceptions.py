@@ -149,8 +149,8 @@ def test_what_the_harness_raises_is_not_taken_for_the_candidates():
 def test_described_survives_a_random_name_and_message():
     name, message = secrets.token_hex(8), secrets.token_hex(8)
     error = type(name, (KeyError,), {"__str__": lambda self: message})()
-    assert crossing.described(error) == [name, message, "KeyError"]
-    assert type(crossing.raised_again([name, message, "KeyError"])) is KeyError
+    assert crossing.described(error) == [name, message, "KeyError", "[]"]
+    assert type(crossing.raised_again([name, message, "KeyError", ""])) is KeyError
 
 
 @pytest.mark.skipif("javascript" not in languages(), reason="nothing here runs javascript")

@@ -427,6 +427,47 @@ def test_values_of_many_kinds_are_judged_as_python_judges_them():
         assert scores(asserts(*tests), {"right": program, "wrong": twin}) == {"right": 1.0, "wrong": 0.0}, name
 
 
+CHANGES = {
+    "a list that is sorted": (
+        "xs = [3, 1, 2]\nf(xs)\nassert xs == [1, 2, 3]",
+        "def f(xs): xs.sort()",
+        "def f(xs): sorted(xs)",
+    ),
+    "with a result": (
+        "xs = [3, 1]\nassert f(xs) == 2\nassert xs == [3]",
+        "def f(xs):\n    n = len(xs)\n    xs.pop()\n    return n",
+        "def f(xs): return len(xs)",
+    ),
+    "rows of a matrix": (
+        "m = [[1, 2], [3]]\nrow = m[0]\nf(m)\nassert m == [[2, 1], [3], []] and row is m[0] and row == [2, 1]",
+        "def f(m):\n    m[0].reverse()\n    m.append([])",
+        "def f(m):\n    m[0].reverse()",
+    ),
+    "a dict and a set by name": (
+        "d, s = {'a': [1]}, {1}\nf(d, s=s)\nassert d == {'a': [1, 2], 'b': 3} and s == {1, 5}",
+        "def f(d, s):\n    d['a'].append(2)\n    d['b'] = 3\n    s.add(5)",
+        "def f(d, s):\n    d = {'a': [1, 2], 'b': 3}\n    s.add(5)",
+    ),
+    "arguments of an exception": (
+        "try:\n    f({})\nexcept KeyError as error:\n    assert error.args == ('a',)\nelse:\n    assert False",
+        "def f(d): return d['a']",
+        "def f(d): raise KeyError(\"'a'\")",
+    ),
+    "several arguments": (
+        "try:\n    f(1)\nexcept ValueError as error:\n    assert error.args == (1, 'two', (3,))\nelse:\n    assert False",
+        "def f(x): raise ValueError(x, 'two', (3,))",
+        "def f(x): raise ValueError(x, 'two', [3])",
+    ),
+}
+
+
+def test_changes_in_place_and_arguments_of_exceptions_reach_a_test():
+    for name, (test, right, wrong) in CHANGES.items():
+        assert passed_by_exec(right, [f"{right}\n{test}"]), name
+        assert not passed_by_exec(wrong, [f"{wrong}\n{test}"]), name
+        assert scores(asserts(test), {"right": right, "wrong": wrong}) == {"right": 1.0, "wrong": 0.0}, name
+
+
 def passed_by_exec(program: str, tests) -> bool:
     names: dict = {"__name__": __name__}  # dataclasses look their module up
     exec(program, names)

@@ -32,8 +32,8 @@ _ALIKE = 64
 """Members of a set or keys of a dict that may share their hash with another: more make its building quadratic."""
 _DIGITS = 1000
 """Digits of a Decimal, size of its exponent, and digits of the parts of a Fraction: arithmetic with them stays cheap."""
-_OWN_MODULES = ("program", "__main__")
-"""Where a program's own classes are defined, see `inside.program`."""
+_OWN_MODULE = "program"
+"""Where a program's own classes are defined, see `inside.program`; those of a test are elsewhere."""
 _TIMES: dict[type, tuple[str, ...]] = {
     datetime.date: ("year", "month", "day"),
     datetime.time: ("hour", "minute", "second", "microsecond"),
@@ -136,7 +136,7 @@ class _Tree:
             )
         if issubclass(kind, Iterator):
             return {"iterator": [self.of(item, depth - 1) for item in value]}
-        if _name(kind, "__module__") in _OWN_MODULES and not issubclass(kind, type):
+        if _name(kind, "__module__") == _OWN_MODULE and not issubclass(kind, type):
             fields = [[str(name), self.of(field, depth - 1)] for name, field in _fields(value, kind).items()]
             return {"object": [_name(kind, "__name__"), fields, kind.__eq__ is not object.__eq__]}
         raise ValueError(f"not a plain value: {_name(kind, '__name__')}")

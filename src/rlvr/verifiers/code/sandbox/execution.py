@@ -208,8 +208,8 @@ def _claim(report: bytes) -> tuple[str, Any, str]:
             return "value", value, ""
     except (ValueError, TypeError) as error:
         return "", None, f"it reported nonsense: {error}"
-    if type(value) is not list or len(value) != 3 or any(type(part) is not str for part in value):
-        return "", None, "it reported nonsense: an exception that is not described by three texts"
+    if type(value) is not list or len(value) != 4 or any(type(part) is not str for part in value):
+        return "", None, "it reported nonsense: an exception that is not described by four texts"
     name, message = value[0][:_WORDS_LENGTH], value[1][:_WORDS_LENGTH]
     return "raised", None, f"{name}: {message}" if message else name
 

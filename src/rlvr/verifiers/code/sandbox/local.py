@@ -18,7 +18,7 @@ from dataclasses import replace
 from rlvr.errors import ConfigError
 from rlvr.verifiers.code.runner import Call, Ended, Job, Outcome
 from rlvr.verifiers.code.sandbox.execution import Execution, Program
-from rlvr.verifiers.code.sandbox.inside.program import RAISED, SIZE_BYTES, VALUE
+from rlvr.verifiers.code.sandbox.inside.program import CHANGED, RAISED, SIZE_BYTES, VALUE
 from rlvr.verifiers.code.sandbox.languages import COMPILING, NATIVE, PROGRAM, check_language, languages
 from rlvr.verifiers.code.sandbox.process import SandboxError, Zygote
 from rlvr.verifiers.code.sandbox.tiers import Tier
@@ -189,7 +189,7 @@ async def _pair(zygote: Zygote, test: Program, served: Program, name: str) -> Ou
                 report = await candidate.ask(Call(name, encoded=body).message())
             except (OSError, EOFError) as error:
                 raise _CandidateEndedError from error
-            if report[:1] not in (VALUE, RAISED):
+            if report[:1] not in (VALUE, RAISED, CHANGED):
                 raise _CandidateEndedError
             return report
 

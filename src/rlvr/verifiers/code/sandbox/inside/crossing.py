@@ -1,6 +1,6 @@
 """Exceptions that cross from a program's process into a test's: the one place where they are taken apart and made again.
 
-Invariants: what crosses is three texts; no method of the program's exception is trusted to return, or to return a text; what is
+Invariants: what crosses is four texts; no method of the program's exception is trusted to return, or to return a text; what is
 raised in a test is an error that tests handle (`Exception`) and none that steers Python's own loops. A function that raises
 StopIteration would end the `map`, `zip` or `filter` that calls it, and with it the test, so it becomes a RuntimeError, as Python
 does with one that leaves a generator (PEP 479).
@@ -11,9 +11,14 @@ from __future__ import annotations
 import builtins
 from typing import Any
 
+from rlvr.verifiers.code import values
+
+_ARGUMENTS_SIZE = 4000
+"""Bytes of an exception's arguments; longer ones are left out."""
 _NAME_LENGTH = 200
 _MESSAGE_LENGTH = 1000
 _NAME = type.__dict__["__name__"].__get__
+_ARGUMENTS = BaseException.__dict__["args"].__get__
 _BASES = type.__dict__["__mro__"].__get__
 """Read past a metaclass, which may define both anew."""
 _STEERS = (StopIteration, StopAsyncIteration)
@@ -25,21 +30,26 @@ class CandidateEndedError(Exception):
 
 
 def described(error: BaseException) -> list[str]:
-    """The name of an exception's class, its message, and the name of the nearest class of Python's own that it derives from."""
+    """The name of an exception's class, its message, the name of the nearest class of Python's own that it derives from, and its
+    arguments as typed JSON; nothing in place of arguments that are not plain."""
     kind = type(error)
     try:
         message = str.__str__(str(error))[:_MESSAGE_LENGTH]
     except BaseException:
         message = ""
     own = [_NAME(base) for base in _BASES(kind) if base in _BUILTIN]
-    return [str.__str__(_NAME(kind))[:_NAME_LENGTH], message, own[0]]
+    try:
+        arguments = values.encode(list(_ARGUMENTS(error)), _ARGUMENTS_SIZE).decode()
+    except BaseException:  # not plain, or text that is no UTF-8
+        arguments = ""
+    return [str.__str__(_NAME(kind))[:_NAME_LENGTH], message, own[0], arguments]
 
 
 def raised_again(claim: Any) -> Exception:
     """The exception that a test gets for a claim of `described`. CandidateEndedError for what no test handles."""
-    if type(claim) is not list or len(claim) != 3 or any(type(part) is not str for part in claim):
+    if type(claim) is not list or len(claim) != 4 or any(type(part) is not str for part in claim):
         raise CandidateEndedError("the candidate reported nonsense in place of an exception")
-    name, message, own = claim
+    name, message, own, arguments = claim
     kind = getattr(builtins, own, None)
     words = f"{name}: {message}"
     if kind not in _BUILTIN or not issubclass(kind, Exception):
@@ -47,10 +57,19 @@ def raised_again(claim: Any) -> Exception:
     if issubclass(kind, _STEERS):
         return RuntimeError(words)
     try:
-        error: Exception = kind(message)
+        error: Exception = kind(*_given(arguments, message))
     except TypeError:  # an error of decoding is made of five values, an ExceptionGroup holds others
         error = kind.__new__(kind, message) if issubclass(kind, UnicodeError) else RuntimeError(words)
     return error
+
+
+def _given(arguments: str, message: str) -> list[Any]:
+    """What the exception was made of, or its message: `KeyError('a')` has the message `'a'` in quotes."""
+    try:
+        given = values.decode(arguments.encode(), _ARGUMENTS_SIZE)
+    except ValueError:
+        return [message]
+    return given if type(given) is list else [message]
 
 
 _BUILTIN = frozenset(

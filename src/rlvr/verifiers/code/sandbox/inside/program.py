@@ -35,8 +35,9 @@ from rlvr.verifiers.code.sandbox.inside import crossing, frames, kernel, landloc
 if TYPE_CHECKING:
     from rlvr.verifiers.code.sandbox.inside.supervisor import Order, Setting
 
-VALUE, RAISED, CALL, LOADED = b"v", b"r", b"c", b"l"
-"""Reports: a value; an exception as in `crossing`; a test's call of its candidate as `[args, kwargs]`; ready for calls."""
+VALUE, RAISED, CALL, LOADED, CHANGED = b"v", b"r", b"c", b"l", b"m"
+"""Reports: a value; an exception as in `crossing`; a test's call of its candidate as `[args, kwargs]`; ready for calls; a value
+and the arguments, which the call changed, as `[value, args, kwargs]`."""
 
 STREAMS = "/proc/fd"
 """Where a program in namespaces of its own finds its standard streams by path; `/dev/stdin` and the like are links to it."""
@@ -293,13 +294,25 @@ def _serve(channel: socket.socket, what: dict[str, Any], source: str) -> None:
         name, args, kwargs = values.decode(body)
         try:
             function = nodes.with_nodes(_find(names, name), names)
-            frames.send(channel, VALUE + values.encode(function(*args, **kwargs)))
+            report = VALUE + values.encode(function(*args, **kwargs))
+            if not what["once"]:
+                report = _with_changes(report, body, args, kwargs)
+            frames.send(channel, report)
         except Exception as error:
             if what["once"]:
                 raise
             _report(channel, error)
         if what["once"]:
             return
+
+
+def _with_changes(report: bytes, call: bytes, args: Any, kwargs: Any) -> bytes:
+    """The report of a call, with its arguments where it changed them: a test may look at the list that it had sorted."""
+    try:
+        after = values.encode([args, kwargs])[1:-1]
+    except ValueError:  # what is in them now cannot be sent, and is not seen by the test
+        return report
+    return report if call.endswith(b"," + after + b"]") else CHANGED + b"[" + report[1:] + b"," + after + b"]"
 
 
 def _find(names: dict[str, Any], path: str) -> Callable[..., Any]:
@@ -327,8 +340,11 @@ def _test(channel: socket.socket, what: dict[str, Any], source: str) -> None:
             if answer is None:
                 os._exit(1)
             body = values.decode(answer[1:])
-            error = None if answer[:1] == VALUE else crossing.raised_again(body)
-        except (ValueError, crossing.CandidateEndedError) as trouble:
+            error = crossing.raised_again(body) if answer[:1] == RAISED else None
+            if answer[:1] == CHANGED:
+                body, *after = body
+                _change(args, kwargs, *after)
+        except Exception as trouble:
             # It is ours: the test must not take it for the candidate's.
             _report(channel, trouble)
             os._exit(1)
@@ -340,6 +356,30 @@ def _test(channel: socket.socket, what: dict[str, Any], source: str) -> None:
     token = what["token"]
     _load(source, "__main__", given={what["name"]: candidate})
     frames.send(channel, VALUE + values.encode(token))
+
+
+def _change(args: Any, kwargs: Any, args_after: list[Any], kwargs_after: dict[str, Any]) -> None:
+    """Have a call's arguments, at every depth where they keep their types, hold what they hold after it."""
+    for one, after in zip([*args, *kwargs.values()], [*args_after, *kwargs_after.values()], strict=True):
+        if type(one) is not type(after):
+            continue
+        if type(one) in (list, bytearray):
+            one[:] = [*(_changed(*pair) for pair in zip(one, after, strict=False)), *after[len(one) :]]
+        elif type(one) is dict:
+            kept = {key: _changed(one[key], value) if key in one else value for key, value in after.items()}
+            one.clear()
+            one.update(kept)
+        elif type(one) is set:
+            one.clear()
+            one.update(after)
+
+
+def _changed(one: Any, after: Any) -> Any:
+    """A member of an argument after the call: the same object with new members, or else the new one."""
+    if type(one) is not type(after) or type(one) not in (list, dict, set, bytearray):
+        return after
+    _change([one], {}, [after], {})
+    return one
 
 
 def _print(error: BaseException) -> None:
