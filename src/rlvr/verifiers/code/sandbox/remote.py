@@ -146,7 +146,7 @@ def _outcome(reply: dict[str, Any], job: Job, marker: str) -> Outcome:
     status, code = ran.get("status"), ran.get("return_code")
     out, err = (str(ran.get(name) or "").encode("utf-8", "surrogatepass") for name in ("stdout", "stderr"))
     took = ran.get("execution_time")
-    seconds = float(took) if type(took) in (int, float) and 0 <= took < 1e9 else 0.0
+    seconds = float(took) if isinstance(took, (int, float)) and 0 <= took < 1e9 else 0.0
     out, _, typed = out.partition(b"\n" + marker.encode()) if marker else (out, b"", b"")
     most = job.limits.output_bytes
     if status == "TimeLimitExceeded":
