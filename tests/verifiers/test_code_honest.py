@@ -427,6 +427,59 @@ def test_values_of_many_kinds_are_judged_as_python_judges_them():
         assert scores(asserts(*tests), {"right": program, "wrong": twin}) == {"right": 1.0, "wrong": 0.0}, name
 
 
+FUNCTIONS = {
+    "functions as arguments": (
+        (
+            "assert f(lambda x: x + 1, [1, 2]) == [2, 3]",
+            "assert f(str, [1]) == ['1']",
+            "assert f(str.upper, ['a']) == ['A']",
+        ),
+        "def f(g, xs): return [g(x) for x in xs]",
+        "def f(g, xs): return xs",
+    ),
+    "by name": (
+        ("assert f([3, 1, 2], key=lambda x: -x) == [3, 2, 1]", "assert f(['aa', 'b'], key=len) == ['b', 'aa']"),
+        "def f(xs, key): return sorted(xs, key=key)",
+        "def f(xs, key): return sorted(xs)",
+    ),
+    "functions as results": (
+        ("assert f(3)(4) == 7", "assert f(1)(y=2) == 3"),
+        "def f(x): return lambda y: x + y",
+        "def f(x): return lambda y: x - y",
+    ),
+    "methods of results": (
+        ("assert f(2, 3).area() == 6", "assert f(2, h=5).w == 2", "assert f(1, 1).scaled(3).area() == 9"),
+        "class R:\n    def __init__(self, w, h): self.w, self.h = w, h\n    def area(self): return self.w * self.h\n"
+        "    def scaled(self, k): return R(self.w * k, self.h * k)\nf = R",
+        "class R:\n    def __init__(self, w, h): self.w, self.h = w, h\n    def area(self): return self.w + self.h\n"
+        "    def scaled(self, k): return self\nf = R",
+    ),
+}
+
+
+def test_functions_are_arguments_and_results():
+    for name, (tests, right, wrong) in FUNCTIONS.items():
+        for program, passes in ((right, True), (wrong, False)):
+            assert passed_by_exec(program, [f"{program}\n{test}" for test in tests]) is passes, name
+        assert scores(asserts(*tests), {"right": right, "wrong": wrong}) == {"right": 1.0, "wrong": 0.0}, name
+    check = "def check(candidate):\n    assert candidate(3)(4) == 7\n    assert candidate(0)(1) == 1\n"
+    info = {"kind": "humaneval", "prompt": "def f(x):\n", "entry_point": "f", "test": check}
+    programs = {"right": "def f(x): return lambda y: x + y", "wrong": "def f(x): return lambda y: 7"}
+    assert scores(Task("t", "?", info=info), programs) == {"right": 1.0, "wrong": 0.0}
+
+
+def test_a_program_is_not_told_what_a_method_of_a_builtin_is_asked():
+    """`f(x).endswith('42')` runs as a test: an object with a method of that name would be told the answer."""
+    rigged = "class A:\n    def __getattr__(self, name): return lambda *a: True\ndef f(x): return A()"
+    for test in (
+        "assert f(1).endswith('42')",
+        "assert f(1).issubset({1})",
+        "assert f(1).count(3) == 1",
+        "assert f(1).x == 5",
+    ):
+        assert scores(asserts(test), {"rigged": rigged}) == {"rigged": 0.0}, test
+
+
 CHANGES = {
     "a list that is sorted": (
         "xs = [3, 1, 2]\nf(xs)\nassert xs == [1, 2, 3]",

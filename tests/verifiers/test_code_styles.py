@@ -346,6 +346,7 @@ def test_a_sample_of_programs_is_judged_right(language, right, wrong):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # a hundred and twenty compilations
 @pytest.mark.parametrize(
     ("language", "right", "wrong"), [("python", 220, 110), ("javascript", 100, 50), ("cpp", 80, 40)]
 )

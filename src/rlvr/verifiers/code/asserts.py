@@ -11,6 +11,7 @@ no repetition, no formatting of what the program gave), and means what Python me
 from __future__ import annotations
 
 import ast
+import builtins
 import math
 import operator
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -19,9 +20,11 @@ from fractions import Fraction
 from typing import Any
 
 from rlvr.verifiers.code.compare import short
+from rlvr.verifiers.code.values import Source
 
 CallProgram = Callable[[str, Sequence[Any], dict[str, Any]], Awaitable[Any]]
-"""`await call(name, args, kwargs)`: what the program's function returns, computed in the sandbox."""
+"""`await call(name, args, kwargs)`: what the program's function returns, computed in the sandbox. In place of a name, with no
+arguments, it may be an expression that begins with one: `f(3)(4)`."""
 
 Expression = Callable[[CallProgram], Awaitable[Any]]
 """An assertion's value, given how to call the program."""
@@ -70,6 +73,8 @@ def only_statement(test: str) -> ast.stmt | None:
 def _expression(node: ast.expr, functions: Collection[str]) -> Expression:
     if (constant := _literal(node)) is not None:
         return constant
+    if (chain := _chain(node, functions)) is not None:
+        return chain
     match node:
         case ast.Call(func=ast.Name(id=name)) if name in functions:
             return _program_call(name, node, functions)
@@ -134,8 +139,8 @@ def _after(parts: Sequence[Expression], compute: Callable[..., Any]) -> Expressi
 
 
 def _program_call(name: str, node: ast.Call, functions: Collection[str]) -> Expression:
-    args = _arguments(node, functions)
-    kwargs = {keyword.arg: _expression(keyword.value, functions) for keyword in node.keywords if keyword.arg}
+    args = _arguments(node, functions, given=True)
+    kwargs = {keyword.arg: _given(keyword.value, functions) for keyword in node.keywords if keyword.arg}
     if len(kwargs) < len(node.keywords):
         raise NotPlainError
 
@@ -146,10 +151,53 @@ def _program_call(name: str, node: ast.Call, functions: Collection[str]) -> Expr
     return value
 
 
-def _arguments(node: ast.Call, functions: Collection[str]) -> list[Expression]:
+def _given(node: ast.expr, functions: Collection[str]) -> Expression:
+    """An argument of a call of the program, which may be a function: as its text, where that means the same in the program."""
+    match node:
+        case ast.Lambda():
+            own = {name.arg for name in ast.walk(node) if isinstance(name, ast.arg)}
+            names = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+            if names <= own | _BUILTINS - set(functions):
+                return _constant(Source(ast.unparse(node)))
+        case ast.Name(id=name) if name in _BUILTINS and name not in functions:
+            return _constant(Source(name))
+        case ast.Attribute(value=ast.Name(id=kind), attr=name) if kind in _TYPES and hasattr(_TYPES[kind], name):
+            return _constant(Source(f"{kind}.{name}"))
+    return _expression(node, functions)
+
+
+def _chain(node: ast.expr, functions: Collection[str]) -> Expression | None:
+    """`f(3)(4)`, `f(3).area()`, `f(3).x`: what is done with a function or an object that the program made, computed in the
+    program's process; None for any other expression. Methods of builtin types are not: `f(3).endswith('42')` would tell the answer."""
+    steps, inner = 0, node
+    while not (isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name)):
+        match inner:
+            case ast.Call(func=ast.Call() | ast.Attribute() as func):
+                arguments = [*inner.args, *(keyword.value for keyword in inner.keywords)]
+                if not all(keyword.arg for keyword in inner.keywords) or None in map(_literal, arguments):
+                    return None
+                inner = func
+            case ast.Attribute(value=value, attr=name) if name not in _METHODS and not name.startswith("_"):
+                inner = value
+            case _:
+                return None
+        steps += 1
+    arguments = [*inner.args, *(keyword.value for keyword in inner.keywords)]
+    plain = all(keyword.arg for keyword in inner.keywords) and None not in map(_literal, arguments)
+    if not steps or inner.func.id not in functions or not plain:
+        return None
+    text = ast.unparse(node)
+
+    async def value(call: CallProgram) -> Any:
+        return await call(text, [], {})
+
+    return value
+
+
+def _arguments(node: ast.Call, functions: Collection[str], given: bool = False) -> list[Expression]:
     if any(isinstance(arg, ast.Starred) for arg in node.args):
         raise NotPlainError
-    return [_expression(arg, functions) for arg in node.args]
+    return [(_given if given else _expression)(arg, functions) for arg in node.args]
 
 
 def _plain_call(node: ast.Call, functions: Collection[str]) -> Expression:
@@ -286,6 +334,10 @@ _PLAIN: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
 _TYPES: dict[str, type] = {
     kind.__name__: kind for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
 }
+
+_BUILTINS = frozenset(dir(builtins))
+_METHODS = frozenset(name for kind in (*_TYPES.values(), bytearray, range, object) for name in dir(kind))
+"""Attributes of builtin values, which are looked at where the test runs."""
 
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import json
 import math
+import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -177,7 +178,7 @@ class AssertCase(Case):
         claims: list[bytes] = []
 
         async def call(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-            outcome = await trial.run(Call(self.name or name, tuple(args), kwargs))
+            outcome = await trial.run(Call(self._of_the_program(name), tuple(args), kwargs))
             if outcome.ended is not Ended.DONE:
                 raise _CallFailedError(outcome)
             claims.append(outcome.claim)
@@ -202,10 +203,14 @@ class AssertCase(Case):
             said = judge.answer(outcome)
             if not isinstance(said, judge.NeededCall):
                 return self._result(said)
-            called = await trial.run(Call(self.name or said.name, encoded=said.encoded))
+            called = await trial.run(Call(self._of_the_program(said.name), encoded=said.encoded))
             if called.ended is not Ended.DONE:
                 return failed(called)
             claims.append(called.claim)
+
+    def _of_the_program(self, called: str) -> str:
+        """What to call: a function, or an expression that begins with the name of one."""
+        return re.sub(r"^\w+", lambda own: self.name or own[0], called)
 
     def _result(self, problem: str | None) -> Result:
         return Result(1.0) if problem is None else Result(0.0, f"{problem}: {short(self.text)}")

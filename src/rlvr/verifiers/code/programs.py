@@ -47,7 +47,12 @@ def has_function(program: str, name: str) -> bool:
 
 def callable_name(program: str, name: str) -> str:
     """How to call a function of a program: `Solution.name` where only that class can have it (the LeetCode form)."""
-    if "." in name or defines(program, name) or not re.search(r"^class[ \t]+Solution\b", program, re.MULTILINE):
+    if (
+        "." in name
+        or "(" in name
+        or defines(program, name)
+        or not re.search(r"^class[ \t]+Solution\b", program, re.MULTILINE)
+    ):
         return name
     return f"Solution.{name}"
 

@@ -42,6 +42,13 @@ _TIMES: dict[type, tuple[str, ...]] = {
 }
 
 
+class Source:
+    """The text of a function that a test gives to a program as an argument: the program's process alone makes a function of it."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
 class Instance:
     """An object of a program's own class, by what it holds: its fields can be read, and where its class defines `__eq__` it is
     equal to another of the same name and fields."""
@@ -119,6 +126,8 @@ class _Tree:
     def _less_common(self, value: Any, kind: type, depth: int) -> Any:
         if kind in (bytearray, range, Decimal, Fraction):
             return {kind.__name__: self.of(_parts(value), depth - 1)}
+        if kind is Source:
+            return {"source": value.text}
         if kind in _TIMES and getattr(value, "tzinfo", None) is None:
             return {kind.__name__: [getattr(value, name) for name in _TIMES[kind]]}
         for base, read in _BASES.items():
@@ -329,4 +338,5 @@ _READ: dict[str, tuple[type, Callable[[Any, int], Any]]] = {
     "items": (list, lambda body, depth: _pairs(_items(body, depth)).items()),
     "iterator": (list, lambda body, depth: iter(_items(body, depth))),
     "object": (list, _instance),
+    "source": (str, lambda body, depth: Source(body)),
 }

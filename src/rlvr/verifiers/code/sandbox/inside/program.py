@@ -25,7 +25,7 @@ import sys
 import threading
 import traceback
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -294,9 +294,11 @@ def _serve(channel: socket.socket, what: dict[str, Any], source: str) -> None:
         name, args, kwargs = values.decode(body)
         try:
             function = nodes.with_nodes(_find(names, name), names)
+            args = _functions(args, names)
+            kwargs = dict(zip(kwargs, _functions(kwargs.values(), names), strict=True))
             report = VALUE + values.encode(function(*args, **kwargs))
             if not what["once"]:
-                report = _with_changes(report, body, args, kwargs)
+                report = _with_changes(report, body, tuple(args), kwargs)
             frames.send(channel, report)
         except Exception as error:
             if what["once"]:
@@ -304,6 +306,11 @@ def _serve(channel: socket.socket, what: dict[str, Any], source: str) -> None:
             _report(channel, error)
         if what["once"]:
             return
+
+
+def _functions(arguments: Iterable[Any], names: dict[str, Any]) -> list[Any]:
+    """A call's arguments, with a function in place of the text of one."""
+    return [eval(one.text, names) if type(one) is values.Source else one for one in arguments]
 
 
 def _with_changes(report: bytes, call: bytes, args: Any, kwargs: Any) -> bytes:
@@ -316,7 +323,9 @@ def _with_changes(report: bytes, call: bytes, args: Any, kwargs: Any) -> bytes:
 
 
 def _find(names: dict[str, Any], path: str) -> Callable[..., Any]:
-    """`f`, or `Solution.f`: the method of a fresh object."""
+    """`f`, or `Solution.f`: the method of a fresh object; of an expression such as `f(3)(4)` a function that computes it."""
+    if "(" in path:
+        return functools.partial(eval, path, names)
     first, *rest = path.split(".")
     if first not in names:
         raise NameError(f"name {first!r} is not defined")
