@@ -10,8 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from rlvr.errors import ConfigError
+from rlvr.verifiers.code.preludes import IMPORTS, NODES
 from rlvr.verifiers.code.runner import Call, Ended, Job, Limits
 from rlvr.verifiers.code.sandbox import open_runner
+from rlvr.verifiers.code.values import Source
 
 
 class StandIn(BaseHTTPRequestHandler):
@@ -99,6 +101,17 @@ def test_a_call_comes_back_typed_whatever_the_program_prints(service):
     assert (outcome.ended, outcome.value, outcome.stdout) == (Ended.DONE, {2**80: (b"\xff", 1.5)}, b"x")
 
 
+def test_calls_of_functions_with_nodes_with_functions_and_of_what_they_return(service):
+    limits = Limits(seconds=20)
+    nodes = f"{IMPORTS}{NODES}def f(head: Optional[ListNode]) -> Optional[ListNode]:\n    return head.next"
+    assert run(service, Job(nodes, call=Call("f", ([1, 2, 3],)), limits=limits)).value == [2, 3]
+    given = Job(
+        "def f(g, xs): return list(map(g, xs))", call=Call("f", (Source("lambda x: -x"), [1, 2])), limits=limits
+    )
+    assert run(service, given).value == [-1, -2]
+    assert run(service, Job("def f(x): return lambda y: x + y", call=Call("f(3)(4)"), limits=limits)).value == 7
+
+
 @pytest.mark.parametrize(
     ("source", "call", "ended"),
     [
@@ -111,6 +124,7 @@ def test_a_call_comes_back_typed_whatever_the_program_prints(service):
         ("while True: pass", None, Ended.TIME),
         ("import os; print('v[1]'); os._exit(0)", Call("f"), Ended.RAISED),
         ("def f(): return object()", Call("f"), Ended.RAISED),
+        ("def f(): return lambda: 1", Call("f"), Ended.RAISED),
     ],
 )
 def test_how_it_ends(service, source, call, ended):

@@ -177,8 +177,8 @@ def _chain(node: ast.expr, functions: Collection[str]) -> Expression | None:
                 if not all(keyword.arg for keyword in inner.keywords) or None in map(_literal, arguments):
                     return None
                 inner = func
-            case ast.Attribute(value=value, attr=name) if name not in _METHODS and not name.startswith("_"):
-                inner = value
+            case ast.Attribute(value=owner, attr=name) if name not in _METHODS and not name.startswith("_"):
+                inner = owner
             case _:
                 return None
         steps += 1

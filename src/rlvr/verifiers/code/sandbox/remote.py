@@ -22,7 +22,7 @@ from typing import Any
 from rlvr.errors import ConfigError, nearest
 from rlvr.verifiers.code import values
 from rlvr.verifiers.code.runner import DECODED_SIZE, Ended, Job, Outcome
-from rlvr.verifiers.code.sandbox.inside import sealing
+from rlvr.verifiers.code.sandbox.inside import nodes, sealing
 
 WORKERS = 32
 """Requests at once, where nothing else is asked for."""
@@ -36,15 +36,23 @@ _AROUND = """
 import sys, types
 values = types.ModuleType("values")
 exec({values!r}, values.__dict__)
+nodes = types.ModuleType("nodes")
+exec({nodes!r}, nodes.__dict__)
 program = sys.modules["program"] = types.ModuleType("program")
 exec(compile({source!r}, "program.py", "exec"), program.__dict__)
 {seal}
 name, args, kwargs = values.decode({call!r})
-first, *rest = name.split(".")
-found = getattr(program, first)
-for part in rest:
-    found = getattr(found(), part)
-print("\\n" + {marker!r} + values.encode(found(*args, **kwargs)).hex(), flush=True)
+if "(" in name:
+    result = eval(name, program.__dict__)
+else:
+    first, *rest = name.split(".")
+    found = getattr(program, first)
+    for part in rest:
+        found = getattr(found(), part)
+    made = lambda one: eval(one.text, program.__dict__) if type(one) is values.Source else one
+    args, kwargs = [made(one) for one in args], dict((key, made(one)) for key, one in kwargs.items())
+    result = nodes.with_nodes(found, program.__dict__)(*args, **kwargs)
+print("\\n" + {marker!r} + values.encode(result).hex(), flush=True)
 """
 
 
@@ -131,7 +139,8 @@ def _code(job: Job, marker: str) -> str:
     if job.call is None:
         return seal + _SEALED_SCRIPT.format(source=job.source) if job.sealed else job.source
     seal = f"{seal}sealing.seal('program.py')" if seal else ""
-    return _AROUND.format(values=_text_of(values), source=job.source, call=job.call.message(), marker=marker, seal=seal)
+    modules = {"values": _text_of(values), "nodes": _text_of(nodes)}
+    return _AROUND.format(**modules, source=job.source, call=job.call.message(), marker=marker, seal=seal)
 
 
 def _text_of(module: ModuleType) -> str:
