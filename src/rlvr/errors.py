@@ -68,6 +68,10 @@ class UserCodeError(TrainingError):
         return ". ".join(filter(None, sentences)) + f":\n{self.traceback}"
 
 
+USER_CODE_ERRORS = (Exception, SystemExit)
+"""Exceptions of the user's code that are its trouble and not the run's: an answer that it runs with `exec` may call exit()."""
+
+
 class WaitTimeout(RlvrError):
     """A named wait whose deadline passed."""
 

@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlvr.calling import FIELDS
-from rlvr.errors import ConfigError, RlvrError, nearest, user_traceback
+from rlvr.errors import USER_CODE_ERRORS, ConfigError, RlvrError, nearest, user_traceback
 
 if TYPE_CHECKING:
     # Slow to import, and needed only where a piece is built from a configuration: `import rlvr.verifiers` is quick.
@@ -206,7 +206,7 @@ def import_pieces(files: Sequence[str]) -> None:
 def _named_module(what: str, module_name: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
+    except USER_CODE_ERRORS as error:
         raise ConfigError(f"{what}: {module_name} cannot be imported: {type(error).__name__}: {error}") from error
 
 
@@ -217,7 +217,7 @@ def _file_module(what: str, file: str) -> ModuleType:
     module_name = f"rlvr_file_{path.stem}_{abs(hash(str(path))):x}"
     try:
         return sys.modules.get(module_name) or load_file(module_name, path)
-    except (Exception, SystemExit) as error:  # a script that ends by sys.exit is no end of ours
+    except USER_CODE_ERRORS as error:  # a script that ends by sys.exit is no end of ours
         raise ConfigError(f"{what}: {path} cannot be imported: {type(error).__name__}: {error}") from error
 
 
@@ -339,7 +339,7 @@ def instance(kind: str, name: str, piece: type, options: Mapping[str, Any]) -> A
         raise ConfigError(f"{kind} {name!r}: {error}") from error
     except RlvrError:
         raise
-    except Exception as error:  # the user's code: its own lines, not ours
+    except USER_CODE_ERRORS as error:  # the user's code: its own lines, not ours
         raise ConfigError(f"{kind} {name!r} cannot be made. What it raised:\n{user_traceback(error)}") from error
 
 

@@ -175,8 +175,9 @@ class RunFolder:
                 f"{self.path} already holds a run: go on with --resume auto, choose another run.name, or start over with "
                 "run.overwrite=true, which moves it aside"
             )
+        steps = max([self.metrics.lines(), *numbered(self.path / "rollouts", ".jsonl")])
         return (
-            f"--resume auto: {self.path} holds {self.metrics.lines()} steps and no checkpoint to go on from: they would be lost. "
+            f"--resume auto: {self.path} holds {steps} steps and no checkpoint to go on from: they would be lost. "
             "run.overwrite=true starts over and moves them aside"
         )
 

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from rlvr.errors import ConfigError, TrainingError
+from rlvr.monitor.whole_file import naming
 
 log = logging.getLogger(__name__)
 LOCK = "run.lock"
@@ -71,19 +72,26 @@ class RunLock:
             if path.is_symlink() or path.is_dir():
                 raise ConfigError(self._foreign()) from error
             raise
+        try:
+            self._take(file, path)
+        except BaseException:
+            os.close(file)  # and with it the lock
+            raise
+        return file
+
+    def _take(self, file: int, path: Path) -> None:
+        """Lock the open file and write our name to it. OSError names it where the disk is full."""
         taken = _locked(file)
         if taken is False:
-            os.close(file)
             raise ConfigError(self._in_use())
         if not _is_lock(file):
-            os.close(file)
             raise ConfigError(self._foreign())
         if taken is None:
             log.warning("%s cannot be locked: make sure that no other run writes to it", self._folder)
-        os.ftruncate(file, 0)
         since = datetime.now().astimezone().isoformat(timespec="seconds")
-        os.pwrite(file, f"process {os.getpid()} on {platform.node()}, since {since}\n".encode(), 0)
-        return file
+        with naming(path):
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"process {os.getpid()} on {platform.node()}, since {since}\n".encode(), 0)
 
     def _in_use(self) -> str:
         holder = holder_of(self._folder / LOCK) or "another process"

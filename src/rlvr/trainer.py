@@ -30,7 +30,15 @@ from rlvr.distributed.farm import open_engine, prove
 from rlvr.distributed.models import write_base
 from rlvr.distributed.prompt_lengths import encoded_lengths
 from rlvr.dry_run import plan_lines
-from rlvr.errors import ConfigError, DataError, EvaluationError, LostRankError, TrainingError, UserCodeError
+from rlvr.errors import (
+    ConfigError,
+    DataError,
+    EvaluationError,
+    LostRankError,
+    TrainingError,
+    UserCodeError,
+    user_traceback,
+)
 from rlvr.evaluation import Tally, evaluate
 from rlvr.evaluation.held_out import check_held_out
 from rlvr.given_objects import GivenObjects, kept_in_folder
@@ -46,7 +54,7 @@ from rlvr.monitor.rollout_log import RolloutLog
 from rlvr.monitor.trackers import Tracker
 from rlvr.policy import Snapshot, given_policy, learning_rate, load_policy
 from rlvr.policy.adapters import is_adapter
-from rlvr.records import Batch, Rollout, Task
+from rlvr.records import Batch, Rollout, Task, cut
 from rlvr.rollout import (
     Activity,
     Collected,
@@ -192,6 +200,11 @@ class GRPOTrainer:
                 while self.step < until and not self._told_to_stop():
                     self._go_through(self._next_stage(), until)
                 self._leave()
+            except SystemExit as error:  # of a piece of the user's that nothing asked about: the run is not done
+                problem = f"code that the run called asked Python to exit ({error.code})"
+                stopped = UserCodeError(problem, cut(user_traceback(error)))
+                self.world.fail(stopped)
+                raise stopped from error
             except BaseException as error:
                 self.world.fail(error)
                 raise

@@ -8,6 +8,7 @@ import math
 import sys
 import weakref
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -259,6 +260,11 @@ def test_verdicts_are_judged_before_all_is_sampled(greedy, counts):
     done = evaluate(tasks_of(30), config, Stub(), judge=lambda raised: asked.append(raised.asked.total()))
     assert asked == counts
     assert done.results["eval/tasks"] == 30
+
+    asked.clear()
+    mixed = [replace(task, verifier="exact" if number > 9 else "math") for number, task in enumerate(tasks_of(30))]
+    evaluate(mixed, config, Stub(), judge=lambda raised: asked.append(raised.asked.total()))
+    assert asked == counts[greedy == 0 :]  # the first tasks may all be of one verifier
 
     def refuse(raised):
         raise RuntimeError("it always raises")

@@ -59,6 +59,18 @@ def test_a_disk_that_fills_up_ends_the_run_in_one_line_and_the_run_goes_on_later
         assert run.end() == 0, run.said()
 
 
+def test_a_full_disk_at_the_lock_names_it_and_leaves_nothing_locked(tmp_path, small_disk):
+    from rlvr.run_lock import RunLock
+
+    (small_disk / "run").mkdir()
+    full = small_disk / "full"
+    fill(full)
+    with pytest.raises(OSError, match=r"No space left on device.*run\.lock"):
+        RunLock(small_disk / "run")
+    full.unlink()
+    RunLock(small_disk / "run").release()
+
+
 def test_the_space_for_checkpoints_and_rollouts_is_asked_for_before_the_run(tmp_path, monkeypatch):
     tree = short_tree(tmp_path, verifier="exact", logging={"console": "off"}, checkpoint={"every": 1, "keep": 3})
     usage = shutil.disk_usage(tmp_path)

@@ -54,6 +54,12 @@ def service(completion):
         raise ConnectionError("service down")
     return 1.0
 
+def leaves(completion):
+    exec("import sys; sys.exit(0)")  # as an answer that is run may do
+
+def leaves_whole(batch):
+    raise SystemExit(4)
+
 class Made(Verifier):
     def __init__(self):
         self.judge = lenght("a service")
@@ -119,6 +125,30 @@ def test_so_do_reward_terms_of_one_answer_and_of_the_batch(make_tree, faulty):
     assert "the reward 'counts' failed on every answer" in said
     said = ends(GRPOTrainer(config=make_tree({"rewards": ["verdict", f"{faulty}:whole"]}, "batch")))
     users_lines(said, faulty)
+
+
+@pytest.mark.parametrize("refill", [None, {"attempts": 2}])
+@pytest.mark.parametrize("name", ["leaves", "leaves_whole"])
+def test_a_reward_that_ends_python_ends_no_run_in_silence(make_tree, faulty, name, refill, caplog):
+    """SystemExit is the trouble of the user's code as any exception is; with weight 0 it is a warning."""
+    rollout = {"refill": refill}
+    said = ends(GRPOTrainer(config=make_tree({"rewards": ["verdict", f"{faulty}:{name}"], "rollout": rollout})))
+    assert f'File "{faulty}", line ' in said
+    assert "SystemExit: " in said
+    watched = {"name": f"{faulty}:{name}", "weight": 0}
+    tree = make_tree({"rewards": ["verdict", watched], "run": {"steps": 2}, "rollout": rollout}, "watched")
+    with GRPOTrainer(config=tree) as trainer:
+        trainer.train()
+        assert trainer.step == 2
+    assert any(f"the reward {name!r} failed" in r.getMessage() for r in caplog.records)
+
+
+def test_a_piece_that_ends_python_is_an_error(make_tree, monkeypatch):
+    """One that nothing asked about: the command would end with its exit code, 0 perhaps."""
+    with GRPOTrainer(config=make_tree({})) as trainer:
+        monkeypatch.setattr(trainer, "_collect", lambda stage: sys.exit(0))
+        with pytest.raises(UserCodeError, match=r"asked Python to exit \(0\)"):
+            trainer.train()
 
 
 def test_so_does_the_evaluation_at_the_start(make_tree, faulty):

@@ -86,7 +86,10 @@ def evaluate(
             said(draws[-1].number + 1, "greedy")
         judge(raised)
     if asked.samples:
-        first = None if asked.greedy else FIRST
+        alike = (
+            len({task.verifier for task in tasks}) == 1
+        )  # else the first few may be of one verifier, and others sound
+        first = FIRST if alike and not asked.greedy else None
         for draws in _blocks(tasks, max(1, BLOCK // asked.samples), first):
             rollouts = collect(draws, sampling, asked.samples)
             raised.add(rollouts)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlvr.calling import ByColumns, ByName, by_signature, sampled_ids, score_of
-from rlvr.errors import ConfigError, user_traceback
+from rlvr.errors import USER_CODE_ERRORS, ConfigError, user_traceback
 from rlvr.records import Batch, Rollout, Task, cut
 
 
@@ -66,7 +66,7 @@ class PerCompletion:
             found = [_number(value) for value in values]
         except ConfigError:
             raise
-        except Exception as error:  # the user's code: its trouble leaves these rollouts undecided, not the run
+        except USER_CODE_ERRORS as error:  # the user's code: its trouble leaves these rollouts undecided, not the run
             self.raised += len(rollouts)
             self.traceback = cut(user_traceback(error))
             found = [np.nan] * len(rollouts)

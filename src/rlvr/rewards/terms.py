@@ -31,7 +31,7 @@ from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 from rlvr import registry
 from rlvr.calling import name_of
 from rlvr.config import TERM_KEYS, Config, bare_term, term_name
-from rlvr.errors import ConfigError, RlvrError, UserCodeError, nearest, user_traceback
+from rlvr.errors import USER_CODE_ERRORS, ConfigError, RlvrError, UserCodeError, nearest, user_traceback
 from rlvr.records import Batch, Task, cut
 from rlvr.rewards.per_completion import PerCompletion
 from rlvr.schedules import Scalar, at, controllers, moving_options, scalar_value
@@ -339,7 +339,7 @@ def _values(batch: Batch, term: Term) -> np.ndarray:
         given = term.function(batch, **held)
     except RlvrError:
         raise
-    except Exception as error:  # the user's code: its own lines, not ours
+    except USER_CODE_ERRORS as error:  # the user's code: its own lines, not ours
         raise UserCodeError(f"the reward {term.name!r} failed on a batch", cut(user_traceback(error))) from error
     try:
         values = np.asarray(given, dtype=np.float64)

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from rlvr import registry
 from rlvr.calling import ByColumns, ByName, by_signature, score_of
-from rlvr.errors import ConfigError
+from rlvr.errors import USER_CODE_ERRORS, ConfigError
 from rlvr.records import Task, Verdict
 
 _CONSTANT = (*(bool, int, float, str, bytes, re.Pattern, Enum, PurePath, type), ModuleType, BuiltinFunctionType)
@@ -225,10 +225,7 @@ async def judged(
     start, name = time.perf_counter(), display_name(verifier)
     try:
         verdict = as_verdict(await _result(functools.partial(verifier.verify, task, completion, *more), call), name)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # the verifier is the user's code: its trouble costs a verdict, not the run
+    except USER_CODE_ERRORS as error:  # the verifier is the user's code: its trouble costs a verdict, not the run
         verdict = Verdict.raised(f"{name} raised", error)
     return timed(verdict, start)
 
@@ -247,7 +244,7 @@ async def judged_group(
         assert verifier.verify_group is not None
         result = await _result(functools.partial(verifier.verify_group, task, list(completions), *more), call)
         verdicts = as_verdicts(result, name, count)
-    except (Exception, SystemExit) as error:
+    except USER_CODE_ERRORS as error:
         verdicts = [Verdict.raised(f"{name} raised", error)] * count
     return [timed(verdict, start) for verdict in verdicts]
 
