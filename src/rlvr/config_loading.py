@@ -8,12 +8,11 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from rlvr.config import Config
 from rlvr.errors import ConfigError, nearest
-from rlvr.tree import as_tree, merge, read_yaml
+from rlvr.tree import as_tree, merge, read_mapping
 
 TASK_FILES = {"train": "tasks.jsonl", "eval": "eval_tasks.jsonl"}
 """The files of a run folder that hold the tasks which a trainer was given as objects."""
@@ -30,13 +29,7 @@ def load_config(source: str | Path | Mapping[str, Any] | None = None, overrides:
         path = Path(source)
         if not path.is_file():
             raise ConfigError(f"there is no config file {path} (looked in {Path.cwd()})")
-        try:
-            tree = read_yaml(path.read_text(encoding="utf-8"), str(path)) or {}
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not YAML: {error}") from error
-        if not isinstance(tree, dict):
-            raise ConfigError(f"{path}: a config is a mapping of sections, not {type(tree).__name__}")
-        tree = with_tasks_of(path.parent, tree)
+        tree = with_tasks_of(path.parent, read_mapping(path))
     tree.pop("recipe", None)  # what a published recipe says of itself: rlvr.recipes.papers
     for override in overrides:
         tree = merge(tree, as_tree(override))

@@ -35,7 +35,7 @@ from rlvr.monitor.whole_file import write_whole
 from rlvr.own_files import check_output
 from rlvr.records import Rollout, Task
 from rlvr.stage_plan import stage_plans
-from rlvr.tree import read_yaml
+from rlvr.tree import read_mapping
 from rlvr.verifiers.raised_verdicts import RaisedVerdicts
 
 WRITTEN = "config.yaml"
@@ -214,7 +214,10 @@ def _of_run(folder: Path, verifier: str | None) -> dict[str, Any]:
     Neither the engine nor the device: an evaluation often runs on another machine. The model is the checkpoint's, with its
     adapter, so nothing is added to it.
     """
-    tree = with_tasks_of(folder, read_yaml((folder / WRITTEN).read_text(encoding="utf-8"), str(folder / WRITTEN)))
+    try:
+        tree = with_tasks_of(folder, read_mapping(folder / WRITTEN))
+    except ConfigError as error:
+        raise ConfigError(f"{error}, or give the run's configuration with --config FILE") from error
     if verifier is not None:
         tree["verifier"] = verifier
         tree["stages"] = [{k: v for k, v in stage.items() if k != "verifier"} for stage in tree.get("stages") or []]

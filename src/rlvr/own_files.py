@@ -16,6 +16,7 @@ from pathlib import Path
 import yaml
 
 from rlvr.errors import ConfigError
+from rlvr.tree import read_mapping
 
 SECTIONS = frozenset({"run", "model", "data", "rollout", "algorithm", "optim", "checkpoint", "logging"})
 """Sections that the resolved configuration of every version has; a file that a person wrote hardly names them all."""
@@ -26,11 +27,10 @@ HEAD = 1 << 20
 def is_run_config(path: Path) -> bool:
     """Tell whether `path` is a configuration as a run writes it: complete, and as the YAML writer lays it out."""
     try:
-        text = path.read_text(encoding="utf-8")
-        tree = yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError):
+        tree = read_mapping(path)
+    except (OSError, ConfigError):
         return False
-    complete = isinstance(tree, dict) and all(isinstance(tree.get(name), dict) for name in SECTIONS)
+    complete = all(isinstance(tree.get(name), dict) for name in SECTIONS)
     return complete and {"name", "dir"} <= tree["run"].keys()
 
 

@@ -31,6 +31,7 @@ from rlvr.monitor.trackers import MetricsFile
 from rlvr.monitor.whole_file import write_whole
 from rlvr.own_files import free_path, is_run_config, is_verbatim, numbered, set_aside
 from rlvr.run_lock import LOCK, RunLock, holder_of
+from rlvr.tree import read_mapping
 
 log = logging.getLogger(__name__)
 
@@ -221,7 +222,8 @@ class RunFolder:
 
     def refuse_foreign(self) -> None:
         """ConfigError where the folder has a file that a run would write, and no configuration of a run beside it."""
-        if is_run_config(self.path / "config.yaml"):
+        config = self.path / "config.yaml"
+        if is_run_config(config):
             return
         numbered_files = (
             path
@@ -232,10 +234,22 @@ class RunFolder:
         files = (self.path / name for name in (*WRITTEN, *self.given.files))
         for path in (*files, *numbered_files):
             if os.path.lexists(path):
+                if config.is_file():
+                    self._refuse_broken(config)
                 raise ConfigError(
                     f"{self.path} holds {path.relative_to(self.path)}, and no config.yaml as a run of rlvr writes it: nothing "
                     "there is touched, choose another run.name"
                 )
+
+    def _refuse_broken(self, config: Path) -> None:
+        """ConfigError where the folder's `config` is empty or broken."""
+        try:
+            read_mapping(config)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error}. Nothing in {self.path} is touched until then; or choose another run.name, and go on there from the "
+                f"newest checkpoint with --resume {self.path}"
+            ) from error
 
     def _write_config(self) -> None:
         path = self.path / "config.yaml"

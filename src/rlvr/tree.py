@@ -1,6 +1,6 @@
 """The configuration as a plain tree: reading YAML, dotted overrides, and laying one tree over another.
 
-Pure functions of dicts and lists; what the keys mean is rlvr.config's business.
+Functions of dicts and lists; what the keys mean is rlvr.config's business.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -37,6 +38,33 @@ def read_yaml(text: str, name: str) -> Any:
         return loader.get_single_data()
     finally:
         loader.dispose()
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file. ConfigError, in one line with the place of the fault, where there is none in it."""
+    restore = "correct it, or restore the file from a copy"
+    text = ""
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = read_yaml(text, str(path))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+        problem = ", ".join(filter(None, [error.context, error.problem]))
+        raise ConfigError(f"{path}{place}: it is not YAML ({problem}): {restore}") from error
+    except yaml.reader.ReaderError as error:  # a file of zero bytes, as a power cut leaves it, has no marks
+        line = text.count("\n", 0, error.position) + 1
+        raise ConfigError(f"{path}, line {line}: it is not YAML ({error.reason}): {restore}") from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}, line {line}: it is not YAML (no UTF-8 text: {error.reason}): {restore}") from error
+    except (ValueError, RecursionError) as error:  # a date that does not exist; brackets by the thousand
+        raise ConfigError(f"{path}: it is not YAML ({error}): {restore}") from error
+    if tree is None:
+        raise ConfigError(f"{path} is empty, and a config is a mapping of sections: {restore}")
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: a config is a mapping of sections, not {type(tree).__name__}: {restore}")
+    return tree
 
 
 def as_tree(override: str) -> dict[str, Any]:

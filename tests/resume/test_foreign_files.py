@@ -9,8 +9,13 @@ from resume_helpers import Run, make_tree, merged
 
 from rlvr import GRPOTrainer
 from rlvr.config_loading import load_config
+from rlvr.diff.__main__ import main as diff
 from rlvr.errors import CheckpointError, ConfigError
+from rlvr.evaluate import main as evaluate
+from rlvr.replay.__main__ import main as replay
+from rlvr.report.folder import read_run
 from rlvr.run_lock import holder_of
+from rlvr.train import main as train
 
 SHORT = {
     "stages": [],
@@ -133,6 +138,42 @@ def test_a_folder_with_a_file_that_a_run_would_write_is_refused_by_its_name(tmp_
                 trained(config(tmp_path, **over), resume)
     assert [p for p in (tmp_path / "runs").rglob("*") if p.is_file()] == [path]
     assert path.read_text() == "run: {steps: 3}  # mine\n"
+
+
+@pytest.mark.alone
+def test_an_empty_or_broken_configuration_of_a_run_is_named_with_its_place_and_the_fix(tmp_path, capsys):
+    """By a start, a resume, an overwrite, an evaluation, a report, a replay and a comparison of runs; nothing is touched."""
+    path = tmp_path / "runs" / "run"
+    trained(config(tmp_path, run={"steps": 1}))
+    written = (path / "config.yaml").read_text()
+    first, _, rest = written.partition("\n")
+    faults = {
+        "": "config.yaml is empty",
+        f"{first}\n\t{rest}": "config.yaml, line 2, column 1: it is not YAML (while scanning for the next token",
+    }
+    for content, said in faults.items():
+        (path / "config.yaml").write_text(content)
+        before = found(path)
+        for over in ({}, {"run": {"overwrite": True}}):
+            for resume in (None, "auto"):
+                with pytest.raises(ConfigError) as caught:
+                    trained(config(tmp_path, **over), resume)
+                assert str(path) in str(caught.value) and said in str(caught.value)
+                assert str(caught.value).endswith(f"go on there from the newest checkpoint with --resume {path}")
+        for command, more in (
+            (train, ("--config", str(path / "config.yaml"))),
+            (evaluate, ("--model", str(path))),
+            (replay, (str(path),)),
+            (diff, (str(path), str(path))),
+        ):
+            assert command(more) == 2
+            (line,) = capsys.readouterr().err.splitlines()
+            assert said in line and "correct it, or restore the file from a copy" in line
+            assert ("--config FILE" in line) == (command is evaluate)
+        assert any(said in note for note in read_run(path).notes)
+        assert found(path) == before
+    again = trained(config(tmp_path, run={"name": "again", "steps": 2}), str(path))  # as the message says
+    assert again.step == 2
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "folder"])

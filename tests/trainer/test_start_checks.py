@@ -251,7 +251,18 @@ def test_a_name_that_reads_as_a_number_and_broken_yaml_say_what_to_do(tmp_path):
             load_config({}, [f"run.name={name}"])
     assert load_config({}, ["run.name='123'"]).run.name == "123"
     path = tmp_path / "broken.yaml"
-    path.write_text("run:\n  steps: 3\n optim: {lr: [1\n")
-    with pytest.raises(ConfigError, match=r"broken\.yaml\", line 3, column") as caught:
-        load_config(path)
-    assert "unicode string" not in str(caught.value)
+    broken = {
+        b"run:\n  steps: 3\n optim: {lr: [1\n": r"broken\.yaml, line 3, column 2: it is not YAML \(.*expected <block end>",
+        b"": r"broken\.yaml is empty, and a config is a mapping of sections",
+        b"# run: {steps: 3}\n": r"broken\.yaml is empty",
+        b"run:\n" + bytes(100): r"broken\.yaml, line 2: it is not YAML",  # the end of a file that a power cut leaves
+        b"run:\n  name: \xff\n": r"broken\.yaml, line 2: it is not YAML \(no UTF-8 text",
+        b"run: 2026-99-99\n": r"broken\.yaml: it is not YAML \(month must be",
+        b"- run\n": r"broken\.yaml: a config is a mapping of sections, not list",
+    }
+    for content, said in broken.items():
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=said) as caught:
+            load_config(path)
+        assert "\n" not in str(caught.value) and "unicode string" not in str(caught.value)
+        assert str(caught.value).endswith(": correct it, or restore the file from a copy")

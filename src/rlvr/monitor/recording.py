@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from rlvr.errors import DataError
 from rlvr.records import BASELINE, Rollout
+from rlvr.tree import read_mapping
 
 COMPUTED = ("advantage", BASELINE)
 """Columns of a batch that come after scoring."""
@@ -71,12 +71,11 @@ def ranges(steps: list[int]) -> str:
 
 
 def recorded_config(run: str | Path) -> dict[str, Any]:
-    """The tree in a run's config.yaml; empty where there is none that can be read."""
-    try:
-        tree = yaml.safe_load((Path(run) / "config.yaml").read_text(encoding="utf-8", errors="replace"))
-    except (OSError, yaml.YAMLError):
+    """The tree in a run's config.yaml; empty where there is no such file. ConfigError where it holds no configuration."""
+    path = Path(run) / "config.yaml"
+    if not path.is_file():
         return {}
-    return tree if isinstance(tree, dict) else {}
+    return read_mapping(path)
 
 
 def read_recorded(path: str | Path, notes: list[str] | None = None) -> Iterator[Recorded]:

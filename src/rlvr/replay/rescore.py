@@ -66,7 +66,7 @@ class Replay:
     def _config(self, overrides: Sequence[str]) -> Config:
         tree = recorded_config(self.run)
         if not tree:
-            self.notes.append(f"{self.run / 'config.yaml'} is missing or cannot be read: the defaults stand in for it")
+            self.notes.append(f"{self.run / 'config.yaml'} is missing: the defaults stand in for it")
         for stage in tree.get("stages") or []:
             if own := [key for key in ("verifier", "rewards") if isinstance(stage, dict) and key in stage]:
                 self.notes.append(f"a stage has {' and '.join(own)} of its own: those of the whole run are used")

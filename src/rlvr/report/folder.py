@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from rlvr.errors import DataError
+from rlvr.errors import ConfigError, DataError
 from rlvr.monitor.health import MONITORS, Finding, findings_of
 from rlvr.monitor.recording import rollout_files
+from rlvr.tree import read_mapping
 
 PARTS = ("config.yaml", "metrics.jsonl", "evaluations.jsonl", "rollouts")
 
@@ -84,13 +83,10 @@ def _config(run: RunData) -> dict[str, Any]:
         run.notes.append("config.yaml is missing")
         return {}
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8", errors="replace"))
-    except yaml.YAMLError:
-        tree = None
-    if not isinstance(tree, dict):
-        run.notes.append("config.yaml could not be read")
+        return read_mapping(file)
+    except ConfigError as error:
+        run.notes.append(f"the configuration could not be read: {error}")
         return {}
-    return tree
 
 
 def _is_step(value: Any) -> bool:
