@@ -144,6 +144,9 @@ class Verdict:
     seconds: float = 0.0
     traceback: str = ""
     """That of the exception which kept the verifier from a score; of a result that is no score, the reason again."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """Of a verifier that is made of verifiers: the traceback of each part that judged and may decide, "" of one that did not
+    raise, by the name of the part (`part/inner` for a part within a part)."""
 
     def __post_init__(self) -> None:
         if self.score is not None and not math.isfinite(self.score):
@@ -190,7 +193,11 @@ class Verdict:
             "spans": [list(span) for span in self.spans],
             "seconds": round(self.seconds, 6),
         }
-        return row | {"traceback": self.traceback} if self.traceback else row
+        if self.traceback:
+            row["traceback"] = self.traceback
+        if self.parts:
+            row["parts"] = dict(self.parts)
+        return row
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Verdict:

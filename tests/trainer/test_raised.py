@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from rlvr.errors import ConfigError, TrainingError, UserCodeError
+from rlvr.evaluate import main as evaluate
 from rlvr.monitor.health import findings_of
 from rlvr.train import main
 from rlvr.trainer import GRPOTrainer
@@ -45,6 +46,9 @@ def sometimes(completion):
     if completion[:1] in tuple("02468="):
         raise KeyError("even")
     return float(len(completion) > 3)
+
+def never(completion):
+    return 0.0
 
 def always(completion):
     return 1.0
@@ -211,7 +215,61 @@ def test_a_combination_names_its_broken_part(make_tree, faulty, how):
     parts = {"good": f"{faulty}:always", "default": f"{faulty}:counts"}
     said = ends(GRPOTrainer(config=make_tree({"verifier": {"name": "combine", "how": how, "parts": parts}})))
     users_lines(said, faulty)
-    assert "part 'default':\nTraceback" in said
+    assert "the verifier 'CombineVerifier/default' failed on every answer that it was asked for (8)." in said
+
+
+def test_a_part_that_always_raises_ends_the_run_whatever_the_others_decide(make_tree, faulty, caplog):
+    """The others score 1 or 0, so that no verdict is missing; the part may be one of a combination within."""
+    good, counts = f"{faulty}:always", f"{faulty}:counts"
+    inner = {"name": "combine", "how": "any", "parts": {"counts": counts, "always": good}}
+    for how, parts, name in (
+        ("any", {"always": good, "counts": counts}, "counts"),
+        ("all", {"never": f"{faulty}:never", "counts": counts}, "counts"),
+        ("weighted", {"always": good, "inner": inner}, "inner/counts"),
+        ("gated", {"gate": counts, "always": good}, "gate"),
+    ):
+        tree = make_tree({"verifier": {"name": "combine", "how": how, "parts": parts}}, how)
+        said = ends(GRPOTrainer(config=tree))
+        users_lines(said, faulty)
+        assert (
+            f"the verifier 'CombineVerifier/{name}' failed on every answer that it was asked for (8). Nothing" in said
+        )
+    watched = {"always": {"name": good, "weight": 1}, "counts": {"name": counts, "weight": 0}}
+    tree = make_tree({"verifier": {"name": "combine", "parts": watched}, "run": {"steps": 1}}, "watched")
+    with GRPOTrainer(config=tree) as trainer:  # a part of weight 0 is only reported
+        trainer.train()
+    some = {"sometimes": f"{faulty}:sometimes", "always": good}
+    tree = make_tree({"verifier": {"name": "combine", "how": "any", "parts": some}, "run": {"steps": 2}}, "some")
+    with GRPOTrainer(config=tree) as trainer:
+        trainer.train()
+        assert [row["verdict/raised"] for row in trainer.metrics] == [0, 0]  # no verdict is missing
+    (warned,) = [r.getMessage() for r in caplog.records if "'CombineVerifier/sometimes' failed" in r.getMessage()]
+    assert warned.endswith("KeyError: 'even'")
+
+
+def test_a_part_that_few_answers_are_routed_to_is_judged_by_itself(make_tree, faulty, tmp_path, capsys):
+    """As one of several verifiers is, over as many answers as the first step has; an evaluation names it."""
+    rows = [{"prompt": f"{n}=?", "answer": "1", "source": "odd" if n % 2 else "even"} for n in range(6)]
+    data = tmp_path / "sources.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    parts = {"odd": f"{faulty}:counts", "even": f"{faulty}:always"}
+    verifier = {"name": "combine", "how": "routed", "parts": parts}
+    tree = make_tree({"verifier": verifier, "data": {"train": str(data)}, "run": {"steps": 9}})
+    with GRPOTrainer(config=tree) as trainer:
+        with pytest.raises(UserCodeError) as caught:
+            trainer.train()
+        assert 1 <= trainer.step < 5
+    users_lines(str(caught.value), faulty)
+    assert str(caught.value).startswith(
+        "the verifier 'CombineVerifier/odd' failed on every answer that it was asked for ("
+    )
+    given = ["--model", str(trainer.folder.path), "--data", str(data), "--samples", "0"]
+    assert evaluate([*given, "--output", str(tmp_path / "result.json")]) == 0
+    said = capsys.readouterr().err
+    assert (
+        "warning: the verifier 'CombineVerifier/odd' failed on 3 of 3 answers" in said
+        and "'CombineVerifier'" not in said
+    )
 
 
 def test_a_reward_of_weight_0_that_always_raises_is_a_warning(make_tree, faulty, caplog):

@@ -1,7 +1,7 @@
 """Exceptions of verifiers and reward functions in a stage: the end of a run where one always raises, else a warning.
 
-Each verifier and each reward function is judged by itself, over all answers that it was asked for since the stage was made,
-once they are as many as those of the first step: rows may name a verifier of their own that sees few answers of a step.
+Each verifier, each part of a combined one and each reward function is judged by itself, over all answers that it was asked for since the stage was made,
+once they are as many as those of the first step: a verifier that rows name, or a part that they are routed to, sees few answers of a step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rlvr.errors import UserCodeError
 from rlvr.records import Rollout
 from rlvr.rewards import Term, walk
 from rlvr.rewards.per_completion import PerCompletion
-from rlvr.verifiers.raised_verdicts import RaisedVerdicts
+from rlvr.verifiers.raised_verdicts import RaisedVerdicts, tracebacks_of
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +46,14 @@ class Raised:
         step = RaisedVerdicts()
         step.add(rollouts)
         self._verdicts.add(rollouts)
-        self._first_verdicts = self._first_verdicts or step.asked.total()
+        self._first_verdicts = self._first_verdicts or step.verdicts
         self._first_rollouts = self._first_rollouts or len(rollouts)
         self._refuse_broken()
         for rollout in rollouts:
             for name, verdict in rollout.verdicts.items():
-                if verdict.traceback:
-                    self._warn(f"the verifier {name!r}", step.raised[name], step.asked[name], verdict.traceback)
+                for judge, traceback in tracebacks_of(name, verdict).items():
+                    if traceback:
+                        self._warn(f"the verifier {judge!r}", step.raised[judge], step.asked[judge], traceback)
         by_rewards = 0
         for name, function in self._terms:
             calls, raised = self._counted[name]
@@ -60,7 +61,7 @@ class Raised:
             if function.raised > raised:
                 by_rewards += function.raised - raised
                 self._warn(f"the reward {name!r}", function.raised - raised, function.calls - calls, function.traceback)
-        return {"verdict/raised": step.raised.total(), "reward/raised": by_rewards}
+        return {"verdict/raised": step.missing, "reward/raised": by_rewards}
 
     def _refuse_broken(self) -> None:
         self._verdicts.refuse_all(SO_FAR)
@@ -76,7 +77,8 @@ class Raised:
             self._said.add((who, kind))
             count = f"all {asked}" if raised == asked else f"{raised} of {asked}"
             log.warning(
-                "%s failed on %s answers of a step, which are left out (said once for each kind):\n%s",
+                "%s failed on %s answers of a step, which are left out unless another part decides them (said once for each "
+                "kind):\n%s",
                 who,
                 count,
                 traceback,

@@ -83,16 +83,17 @@ class CombineVerifier(Verifier):
                 if label is None:
                     return Verdict.undecided(self._lost(task))
                 verdict = await verify(self.verifiers[label])
-                return replace(verdict, traceback=_traceback({label: verdict}))
+                judged_alone = {label: verdict}
+                return replace(verdict, traceback=_traceback(judged_alone), parts=_parts(judged_alone))
             case "gated":
                 gate, *rest = self.verifiers
                 verdicts = {gate: await verify(self.verifiers[gate])}
                 if (verdicts[gate].score or 0) >= 1:
                     verdicts.update(await self._judge(rest, verify))
-                return _joined(verdicts, *gated(verdicts, self.weights))
+                return self._joined(verdicts, *gated(verdicts, self.weights))
             case _:
                 verdicts = await self._judge(list(self.verifiers), verify)
-                return _joined(verdicts, *_RULES[self.how](verdicts, self.weights))
+                return self._joined(verdicts, *_RULES[self.how](verdicts, self.weights))
 
     def prepare(self) -> None:
         for part in self.verifiers.values():
@@ -121,6 +122,26 @@ class CombineVerifier(Verifier):
     async def _judge(self, labels: Sequence[str], verify: Verify) -> dict[str, Verdict]:
         verdicts = await asyncio.gather(*(verify(self.verifiers[label]) for label in labels))
         return dict(zip(labels, verdicts, strict=True))
+
+    def _joined(self, verdicts: Mapping[str, Verdict], status: VerdictStatus, score: float | None) -> Verdict:
+        """The verdict of the whole, with what its parts said."""
+        scores: dict[str, float] = {}
+        for label, verdict in verdicts.items():
+            if verdict.score is not None:
+                scores[label] = verdict.score
+            scores.update({f"{label}/{name}": value for name, value in verdict.scores.items()})
+        gate = next(iter(self.verifiers)) if self.how == "gated" else None  # it decides, and has no weight
+        deciding = {label: verdict for label, verdict in verdicts.items() if self.weights[label] or label == gate}
+        return Verdict(
+            status,
+            score,
+            reason="; ".join(f"{label}: {verdict.reason or verdict.status}" for label, verdict in verdicts.items()),
+            answer=next((verdict.answer for verdict in verdicts.values() if verdict.answer is not None), None),
+            scores=scores,
+            spans=[span for verdict in verdicts.values() for span in verdict.spans],
+            traceback="" if score is not None else _traceback(deciding),
+            parts=_parts(deciding),
+        )
 
     def _route(self, task: Task) -> str | None:
         for label in (task.source, DEFAULT):
@@ -184,22 +205,15 @@ def _decided(
     return next((status for status in _FAILURES if status in statuses), VerdictStatus.WRONG), 0.0
 
 
-def _joined(verdicts: Mapping[str, Verdict], status: VerdictStatus, score: float | None) -> Verdict:
-    """The verdict of the whole, with what its parts said."""
-    scores: dict[str, float] = {}
+def _parts(verdicts: Mapping[str, Verdict]) -> dict[str, str]:
+    """The `Verdict.parts` of a combination whose parts gave `verdicts`."""
+    parts = {}
     for label, verdict in verdicts.items():
-        if verdict.score is not None:
-            scores[label] = verdict.score
-        scores.update({f"{label}/{name}": value for name, value in verdict.scores.items()})
-    return Verdict(
-        status,
-        score,
-        reason="; ".join(f"{label}: {verdict.reason or verdict.status}" for label, verdict in verdicts.items()),
-        answer=next((verdict.answer for verdict in verdicts.values() if verdict.answer is not None), None),
-        scores=scores,
-        spans=[span for verdict in verdicts.values() for span in verdict.spans],
-        traceback="" if score is not None else _traceback(verdicts),
-    )
+        if verdict.parts:
+            parts.update({f"{label}/{name}": traceback for name, traceback in verdict.parts.items()})
+        else:
+            parts[label] = verdict.traceback
+    return parts
 
 
 def _traceback(verdicts: Mapping[str, Verdict]) -> str:
