@@ -152,14 +152,17 @@ class Saver:
 
     # saving
 
-    def after_step(self) -> None:
-        """Save where a checkpoint is due, or where the step is the best so far by the metric that the run keeps the best of."""
+    def after_step(self, last: bool) -> None:
+        """Save where a checkpoint is due, or where the step is the best so far by the metric that the run keeps the best of.
+
+        The failure of a `last` step's is not logged: `leave` saves it once more, and raises where that fails too.
+        """
         every, step = self.config.every, self.trainer.step
         due = every > 0 and step % every == 0
         if self.config.best is not None or self.config.minutes > 0:  # rank 0 decides for all
             due = self.trainer.world.broadcast(due or self._is_due() or self._is_best(), "whether to save")
         if due:
-            self.save(wait=False)
+            self.save(wait=False, logs=not last)
 
     def _is_due(self) -> bool:
         """Tell whether it is time for a checkpoint by the clock; never while the one before is being written."""
@@ -215,22 +218,23 @@ class Saver:
     def _path(self) -> Path:
         return self.trainer.folder.checkpoints / f"step-{self.trainer.step}"
 
-    def save(self, wait: bool = True) -> Path:
+    def save(self, wait: bool = True, logs: bool = True) -> Path:
         """Save the run as it is after the last whole step; its path.
 
-        With `wait` it is there on return, or a TrainingError says why not. Without, a failure is logged and costs nothing else.
+        With `wait` it is there on return, or a TrainingError says why not. Without, a failure costs nothing, and with `logs` it
+        is logged.
         """
         trainer, problem = self.trainer, None
         trainer.folder.check_held()
         began = time.monotonic()
         trainer.rollout_log.flush()
-        if self.writer.open(trainer.step):
+        logs = logs and not wait  # an error that is raised is reported by whoever catches it
+        if self.writer.open(trainer.step, logs):
             if self.config.best is not None and trainer.metrics:
                 self._best_under_way = trainer.metrics[-1].get(self.config.best.metric)
-            self.writer.write(self._contents())
-            problem = self.writer.wait() if wait else None
-        elif wait:
-            problem = OSError("see above")
+            self.writer.write(self._contents(), logs)
+        if wait:
+            problem = self.writer.wait()
         self._schedule(time.monotonic() - began)
         if problem is not None:
             last = next(reversed(checkpoint.checkpoints(trainer.folder.checkpoints)), None)

@@ -221,7 +221,7 @@ class GRPOTrainer:
                 metrics |= self._update(stage, batch)
                 self._publish(stage)
                 self._record(stage, collected, batch, metrics)
-                self.saver.after_step()  # before the evaluation, which may take hours and fail
+                self.saver.after_step(last=self.step == until)  # before the evaluation, which may take hours and fail
                 self._report(stage, batch)
 
     def _told_to_stop(self) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from resume_helpers import Run, merged, short_tree
 
 from rlvr import GRPOTrainer
-from rlvr.errors import ConfigError, command
+from rlvr.errors import ConfigError, TrainingError, command
 
 
 @pytest.fixture
@@ -99,3 +99,25 @@ def test_a_full_disk_is_an_error_with_the_file_and_what_to_do(monkeypatch, capsy
     assert said.startswith(
         "error: [Errno 28] No space left on device: 'runs/a/config.yaml'. The disk is full: free some"
     )
+
+
+def test_a_checkpoint_that_cannot_be_written_at_the_end_is_reported_once(tmp_path, caplog):
+    """By the error that ends the run or the call; in the middle of a run by the log. A file is in the place of the folder."""
+    tree = short_tree(tmp_path, checkpoint={"every": 1}, run={"steps": 3}, verifier="exact", logging={"console": "off"})
+    with GRPOTrainer(config=tree) as trainer:
+        trainer.train(1)
+        folder = trainer.folder.checkpoints
+        folder.rename(tmp_path / "aside")
+        folder.write_text("mine")
+        refused = r"the checkpoint of step 2 could not be written to \S+: .*Not a directory. The last one is none"
+        for save in (lambda: trainer.train(1), trainer.save):
+            with pytest.raises(TrainingError, match=refused):
+                save()
+        assert "could not be written" not in caplog.text
+        assert trainer.saver.writer.state == "step 2 could not be written: Not a directory"
+        trainer.saver.after_step(last=False)
+        assert caplog.text.count("the checkpoint of step 2 could not be written") == 1
+        folder.unlink()
+        (tmp_path / "aside").rename(folder)
+        trainer.train()
+        assert (folder / "step-3").is_dir()

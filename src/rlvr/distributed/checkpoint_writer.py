@@ -74,6 +74,9 @@ class HostCopies:
         return buffer.copy_(tensor)
 
 
+FAILED = "the checkpoint of step %d could not be written to %s: %s"
+
+
 class Writer:
     """Writes the checkpoints of one run into `folder`, one at a time."""
 
@@ -82,8 +85,9 @@ class Writer:
         self._under_way: Future[Path] | None = None
         self._step = 0
 
-    def open(self, step: int) -> bool:
-        """Wait for the write before, and make the folder that all ranks write into; False, said, where that is impossible."""
+    def open(self, step: int, logs: bool = True) -> bool:
+        """Wait for the write before, and make the folder that all ranks write into. Where that is impossible: False, the write
+        counts as failed, and with `logs` that is logged."""
         self.wait()
         problem = None
         if self.world.leads:
@@ -94,11 +98,17 @@ class Writer:
                 problem = error.strerror or str(error)  # without the path, which is said once
         problem = self.world.broadcast(problem, "the folder of the checkpoint")
         if problem is not None:
-            log.error("the checkpoint of step %d could not be written to %s: %s", step, self.folder, problem)
+            self._under_way, self._step = Future(), step
+            self._under_way.set_exception(OSError(problem))
+            if logs:
+                log.error(FAILED, step, self.folder, problem)
         return problem is None
 
-    def write(self, contents: Contents) -> None:
-        """Write a checkpoint into the folder that `open` made; in the background, unless the configuration says otherwise."""
+    def write(self, contents: Contents, logs: bool = True) -> None:
+        """Write a checkpoint into the folder that `open` made; in the background, unless the configuration says otherwise.
+
+        `logs`: log a failure; without, the caller waits for the write and reports it.
+        """
         future: Future[Path] = Future()
         self._under_way, self._step = future, contents.step
 
@@ -109,7 +119,8 @@ class Writer:
                 with contextlib.suppress(OSError):  # else it would keep a full disk full
                     checkpoint.remove_partial(self._aside(contents.step))
                 future.set_exception(error)  # first, so that nobody waits for a thread that fails to say why
-                log.error("the checkpoint of step %d could not be written to %s: %s", contents.step, self.folder, error)
+                if logs:
+                    log.error(FAILED, contents.step, self.folder, error)
 
         if self.config.background:
             threading.Thread(target=work, name="rlvr-checkpoint", daemon=True).start()
