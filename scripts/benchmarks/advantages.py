@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from result_file import result_file
 
 from rlvr import registry
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task, Verdict
@@ -99,7 +100,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("groups", 1000), ("size", 64), ("tokens", 4), ("rounds", 7)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    parser.add_argument(
+        "--out",
+        type=result_file("milliseconds", "groups", "processor"),
+        default=str(Path(__file__).with_suffix(".json")),
+    )
     options = parser.parse_args()
     sizes = {name: getattr(options, name) for name in ("groups", "size", "tokens", "rounds")}
     result = {

@@ -18,9 +18,9 @@ import sys
 import tempfile
 import time
 from importlib.metadata import version
-from pathlib import Path
 
 import torch
+from result_file import result_file
 
 from rlvr import GRPOTrainer
 
@@ -66,7 +66,11 @@ def main() -> None:
     parser.add_argument("--engine", default="vllm")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--output", type=Path, default=Path("scripts/benchmarks/asynchrony.json"))
+    parser.add_argument(
+        "--output",
+        type=result_file("command", "engine", "sampling_seconds"),
+        default="scripts/benchmarks/asynchrony.json",
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     alone = run(arguments.engine, 0, 8, 0.0)

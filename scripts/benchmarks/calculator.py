@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from result_file import result_file
+
 from rlvr import GRPOTrainer, Rollout, load_config
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "calculator.yaml"
@@ -62,7 +64,11 @@ def main() -> int:
         description="Accuracy and tool calls of configs/calculator.yaml, before and after."
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--output", type=Path, help="also write the results to this file, as JSON")
+    parser.add_argument(
+        "--output",
+        type=result_file("seed", "seconds", "before", "after"),
+        help="also write the results to this file, as JSON",
+    )
     arguments = parser.parse_args()
     results = []
     with tempfile.TemporaryDirectory() as folder:

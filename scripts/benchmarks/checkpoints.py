@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from result_file import result_file
 
 from rlvr import GRPOTrainer
 
@@ -122,7 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--hidden", type=int, default=768)
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=result_file("machine", "saving", "resuming"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         result = {

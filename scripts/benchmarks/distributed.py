@@ -20,10 +20,10 @@ import gc
 import json
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
+from result_file import result_file
 
 from rlvr import registry
 from rlvr.config import ModelConfig, ScratchConfig
@@ -116,7 +116,7 @@ def memory_of(name: str, options: argparse.Namespace, world: World) -> dict[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=result_file("ranks", "device"))
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--sequences", type=int, default=8)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from result_file import result_file
 
 FORMAT = 1
 TOKENS = 256
@@ -92,7 +93,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tasks", type=int, nargs="+", default=[1000, 10000])
     parser.add_argument("--samples", type=int, default=64)
-    parser.add_argument("--output", type=Path, default=Path(__file__).with_suffix(".json"))
+    parser.add_argument(
+        "--output",
+        type=result_file("format", "machine", "evaluation"),
+        default=str(Path(__file__).with_suffix(".json")),
+    )
     parser.add_argument("--one", action="store_true", help="measure in this process, and print")
     options = parser.parse_args()
     if options.one:

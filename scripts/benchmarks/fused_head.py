@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from result_file import result_file
 from torch.utils.checkpoint import checkpoint
 
 from rlvr.policy.fused_head import fused_statistics
@@ -133,7 +134,11 @@ def main() -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(description="Seconds and peak memory of the fused head and of plain ways.")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--output", type=Path, help="also write the results to this file, as JSON")
+    parser.add_argument(
+        "--output",
+        type=result_file("command", "shapes", "peak MiB"),
+        help="also write the results to this file, as JSON",
+    )
     parser.add_argument("--peak", nargs=4, metavar=("WAY", "T", "V", "H"), help="only print one peak, in MiB")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -20,6 +20,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from result_file import result_file
 from speed import HERE, run, versions_text
 from speed_workloads import Workload, write_model
 
@@ -94,7 +95,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cores", type=int, default=2, help="cores that every run is pinned to; torch has one thread")
-    parser.add_argument("--output", type=Path, default=HERE / "growth.json")
+    parser.add_argument(
+        "--output", type=result_file("format", "command", "base", "axes", page=True), default=str(HERE / "growth.json")
+    )
     given = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))[: given.cores]
     load = os.getloadavg()[0]

@@ -24,6 +24,7 @@ from typing import Any
 
 import math_verify
 from math_suites import Case, options_of, read_suite
+from result_file import result_file
 
 from rlvr.records import Task
 from rlvr.verifiers import MathVerifier, VerifierPool
@@ -73,7 +74,9 @@ def main() -> None:
     options.add_argument("--suites", type=Path, required=True)
     options.add_argument("--golds", type=Path)
     options.add_argument("--before", type=Path)
-    options.add_argument("--output", type=Path, default=Path(__file__).with_suffix(".json"))
+    options.add_argument(
+        "--output", type=result_file("command", "suites", "hostile"), default=str(Path(__file__).with_suffix(".json"))
+    )
     given = options.parse_args()
     logging.disable(logging.WARNING)
     MathVerifier().prepare()

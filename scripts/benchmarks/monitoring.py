@@ -22,6 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from result_file import result_file
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 FORMAT = 1
 DROPPED = 5
@@ -148,7 +150,11 @@ def summary(meter: Meter, ends: list[tuple[float, float]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--output", type=Path, default=Path(__file__).with_suffix(".json"))
+    parser.add_argument(
+        "--output",
+        type=result_file("format", "machine", "workload", "step_ms"),
+        default=str(Path(__file__).with_suffix(".json")),
+    )
     options = parser.parse_args()
     machine = f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, Python {platform.python_version()}"
     found = {"format": FORMAT, "machine": machine, "workload": "W1", **measure(options.steps)}

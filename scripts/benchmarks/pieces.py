@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from result_file import result_file
 from speed_workloads import WORKLOADS, Workload, prompts, score, write_model
 
 from rlvr import GRPOTrainer, registry
@@ -111,7 +112,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--only", default=",".join(KEYS), help="kinds of piece")
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    parser.add_argument(
+        "--out", type=result_file("step_seconds", "rounds", "pieces"), default=str(Path(__file__).with_suffix(".json"))
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     for module, name in (

@@ -25,6 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from result_file import result_file
+
 from rlvr.data.prompts import BATCH_PROMPTS, Prompts
 from rlvr.records import Task
 
@@ -142,7 +144,11 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--chat", action="store_true")
-    parser.add_argument("--out", type=Path, help="a JSON file, to whose list of runs this one is added")
+    parser.add_argument(
+        "--out",
+        type=result_file("prompts", "tokens_a_prompt", "bytes_a_token_arrays"),
+        help="a JSON file, to whose list of runs this one is added",
+    )
     options = parser.parse_args()
     result = measure(options.count, options.tokens, options.chat)
     result |= {

@@ -23,6 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from result_file import result_file
 from speed_workloads import WORKLOADS, Workload, write_model
 
 FORMAT = 1
@@ -122,7 +123,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cores", type=int, default=2, help="cores that every run is pinned to; torch has one thread")
     parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="WORKLOAD")
-    parser.add_argument("--output", type=Path, default=OUTPUT)
+    parser.add_argument("--output", type=result_file("format", "command", "workloads", page=True), default=str(OUTPUT))
     given = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))[: given.cores]
     pythons = {"ours": sys.executable} | ({"trl": given.trl_python} if given.trl_python else {})

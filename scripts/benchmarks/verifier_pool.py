@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from result_file import result_file
+
 from rlvr.records import Task, Verdict
 from rlvr.verifiers import FunctionVerifier, Needs, Verifier, VerifierPool
 from rlvr.verifiers.pool.threads import cores
@@ -167,7 +169,11 @@ def hostile(repeats):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="where the JSON goes; the screen in any case")
+    parser.add_argument(
+        "--output",
+        type=result_file("command", "overhead_us", "respawn_ms"),
+        help="where the JSON goes; the screen in any case",
+    )
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--kills", type=int, default=1000)
     asked = parser.parse_args()

@@ -22,6 +22,8 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+from result_file import result_file
+
 from rlvr.config import ModelConfig, ScratchConfig
 from rlvr.distributed import PlainBackend
 from rlvr.policy import Policy, load_policy
@@ -113,7 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--publishes", type=int, default=30)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=result_file("machine", "parameters", "requests"))
     parser.add_argument("--bare", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.bare:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -126,3 +128,48 @@ def test_the_site_replaces_no_other_folder(tmp_path):
     assert done.returncode == 2
     assert "holds no site" in done.stderr
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def output_types(script):
+    """(name, positional arguments, keyword arguments) of the type of each option of a script that names a file of results."""
+    for call in ast.walk(ast.parse(script.read_text())):
+        option = call.args[0] if isinstance(call, ast.Call) and call.args else None
+        if isinstance(option, ast.Constant) and option.value in ("--output", "--out", "--json"):
+            (kind,) = (keyword.value for keyword in call.keywords if keyword.arg == "type")
+            assert isinstance(kind, ast.Call), script.name
+            yield kind.func.id, [a.value for a in kind.args], {k.arg: k.value.value for k in kind.keywords}
+
+
+def test_a_benchmark_replaces_no_file_but_an_earlier_result_of_its_own(tmp_path, monkeypatch):
+    """Every script's option takes its committed result, and neither a user's file, another script's result, nor a page."""
+    benchmarks = ROOT / "scripts" / "benchmarks"
+    monkeypatch.syspath_prepend(benchmarks)
+    from result_file import result_file
+
+    found = {script.stem: list(output_types(script)) for script in benchmarks.glob("*.py")}
+    checks = {name: result_file(*kinds[0][1], **kinds[0][2]) for name, kinds in found.items() if kinds}
+    assert {kind for kinds in found.values() for kind, _, _ in kinds} == {"result_file"} and len(checks) >= 15
+    mine = tmp_path / "mine.json"
+    for name, check in checks.items():
+        for content in (MINE, "[]", "[1]", "notes", json.dumps({"command": "x", "format": 1, "machine": "y"})):
+            mine.write_text(content)
+            with pytest.raises(Exception, match=r"mine\.json exists and is not a result of this benchmark of rlvr"):
+                check(str(mine))
+        for other in checks:
+            if (committed := benchmarks / f"{other}.json").exists():
+                copy = Path(shutil.copy(committed, tmp_path / f"{other}.json"))
+                if other == name:
+                    assert check(str(copy)) == copy
+                else:
+                    with pytest.raises(Exception, match="exists and is not"):
+                        check(str(copy))
+        assert check(str(tmp_path / "new.json")) == tmp_path / "new.json"
+    (tmp_path / "new.md").write_text("# Mine")
+    for name in ("growth", "speed"):
+        with pytest.raises(Exception, match=r"new\.md exists and is not the page of this benchmark"):
+            checks[name](str(tmp_path / "new.json"))
+    mine.write_text(MINE)
+    script = [sys.executable, benchmarks / "advantages.py", "--groups", "1", "--rounds", "1", "--out", mine]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and mine.read_text() == MINE
+    assert f"error: argument --out: {mine} exists and is not a result of this benchmark of rlvr" in done.stderr

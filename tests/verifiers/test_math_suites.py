@@ -27,6 +27,7 @@ def module(name):
     return loaded
 
 
+module("result_file")
 suites, benchmark = module("math_suites"), module("math_verifier")
 
 
