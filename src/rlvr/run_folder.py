@@ -324,7 +324,8 @@ class RunFolder:
             else:
                 path.unlink()
         for file, last in logs.items():
-            if keep:
+            if keep and rows[file]:
+                aside.mkdir(exist_ok=True)
                 for row in rows[file]:
                     MetricsFile(aside / file.path.name).append(row)
             file.truncate_after(last)

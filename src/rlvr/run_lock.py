@@ -110,16 +110,15 @@ class RunLock:
         if _held.get(self._folder) is not self:
             raise TrainingError(f"{self._folder} was taken over by another trainer of this process: this one stops")
         if not _is_at(self._directory, self._folder):
-            raise TrainingError(
-                f"the run folder {self._folder} is gone: it was removed or renamed while the run was writing to it. The run stops; "
-                "what it did since the last checkpoint is lost"
-            )
+            raise folder_gone(self._folder)
         if not _is_at(self._file, self._folder / LOCK):
             log.warning("%s was removed while its run goes on; it is made again", self._folder / LOCK)
             try:
                 again = self._open()
             except ConfigError as error:
                 raise TrainingError(str(error)) from error
+            except FileNotFoundError as error:  # since it was looked at above
+                raise folder_gone(self._folder) from error
             os.close(self._file)
             self._file = again
 
@@ -131,6 +130,14 @@ class RunLock:
                 os.ftruncate(self._file, 0)
             os.close(self._file)
             os.close(self._directory)
+
+
+def folder_gone(folder: Path) -> TrainingError:
+    """The error of a run whose folder was removed."""
+    return TrainingError(
+        f"the run folder {folder} is gone: it was removed or renamed while the run was writing to it. The run stops; what it did "
+        "since the last checkpoint is lost"
+    )
 
 
 def _locked(descriptor: int) -> bool | None:

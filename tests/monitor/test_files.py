@@ -17,7 +17,7 @@ from rlvr.records import Batch
 
 
 def test_metrics_file_appends_whole_lines(tmp_path):
-    file = MetricsFile(tmp_path / "run" / "metrics.jsonl")
+    file = MetricsFile(tmp_path / "metrics.jsonl")
     assert file.last_step() is None
     file.append(record({"step": 1}))
     file.append(record({"step": 2, "reward/mean": 0.5}))

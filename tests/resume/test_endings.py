@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
+import torch
 import yaml
 from resume_helpers import Run, merged, short_tree
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from rlvr import GRPOTrainer, registry
+from rlvr import GRPOTrainer, registry, run_lock
+from rlvr.config import CheckpointConfig
+from rlvr.distributed import World
+from rlvr.distributed.checkpoint_writer import Contents, Writer
 from rlvr.errors import ConfigError, TrainingError, command
+from rlvr.monitor.trackers import MetricsFile
 from rlvr.run_lock import RunLock
 from rlvr.signals import StopRequest
 
@@ -127,6 +134,59 @@ def test_a_run_whose_folder_is_removed_stops_in_one_line(tmp_path):
     assert "is gone: it was removed or renamed while the run was writing to it" in last
     assert "Traceback" not in run.said()
     assert not run.folder.exists()
+
+
+@pytest.mark.parametrize("when", ["before the write", "before its model"])
+def test_a_run_folder_that_is_removed_while_a_checkpoint_is_written_stays_away(tmp_path, caplog, when):
+    """Neither the writer nor transformers, which makes the folder that it saves to with its parents, leaves one."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    writer = Writer(folder / "checkpoints", CheckpointConfig(), World())
+    if when == "before the write":
+        shutil.rmtree(folder)
+        assert not writer.open(1)
+    else:
+        assert writer.open(1)
+        logged = []
+
+        def models(aside):
+            shutil.rmtree(folder)
+            (aside / "model").mkdir(parents=True)
+            (aside / "model" / "config.json").write_text("{}")
+
+        class Slow(logging.Handler):
+            def emit(self, record):
+                time.sleep(0.2)
+                logged.append(record.getMessage())
+
+        with caplog.at_level(logging.ERROR, "rlvr"):
+            logging.getLogger("rlvr").addHandler(slow := Slow())
+            writer.write(Contents(1, {"w": torch.zeros(2)}, models=models))
+            assert "was removed or renamed meanwhile" in str(writer.wait())
+            logging.getLogger("rlvr").removeHandler(slow)
+        assert len(logged) == 1, "who waits has the last word"
+    assert "the checkpoint of step 1 could not be written to" in caplog.text
+    assert not folder.exists()
+
+
+def test_a_run_folder_that_is_removed_after_it_was_checked_is_not_made_again(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    lock = RunLock(folder)
+    real = run_lock._is_at
+
+    def removed_in_between(descriptor, path):
+        there = real(descriptor, path)
+        if path == folder:
+            shutil.rmtree(folder)
+        return there
+
+    monkeypatch.setattr(run_lock, "_is_at", removed_in_between)
+    with pytest.raises(TrainingError, match=f"^the run folder {folder} is gone: it was removed or renamed"):
+        lock.check()
+    with pytest.raises(TrainingError, match=f"^the run folder {folder} is gone: it was removed or renamed"):
+        MetricsFile(folder / "metrics.jsonl").append({"step": 1})
+    lock.release()
+    assert not folder.exists()
 
 
 def test_a_trainer_whose_folder_another_one_took_stops(tmp_path):

@@ -5,7 +5,8 @@ writes everything else, waits for the notes, seals the folder, syncs it and rena
 share, and no collective call is made outside the ranks' main threads.
 
 Invariants: `step-N` appears whole or not at all; what was there before is removed only when the new one is whole; a write
-that fails is said, and neither stops the run nor touches another checkpoint; one write is under way at a time.
+that fails is said, and neither stops the run nor touches another checkpoint; one write is under way at a time; a run folder
+that was removed is not left there anew.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ class Writer:
         self.folder, self.config, self.world = folder, config, world
         self._under_way: Future[Path] | None = None
         self._step = 0
+        self._directory: int | None = None
+        """The folder of checkpoints, open on rank 0 while one is written, so that no other folder gets its inode number."""
 
     def open(self, step: int, logs: bool = True) -> bool:
         """Wait for the write before, and make the folder that all ranks write into. Where that is impossible: False, the write
@@ -93,7 +96,10 @@ class Writer:
         if self.world.leads:
             try:
                 checkpoint.remove_partial(self._aside(step))
-                self._aside(step).mkdir(parents=True)
+                self.folder.mkdir(exist_ok=True)  # not its parents: a run folder that was removed is not made again
+                self._aside(step).mkdir()
+                self._close_directory()
+                self._directory = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except OSError as error:
                 problem = error.strerror or str(error)  # without the path, which is said once
         problem = self.world.broadcast(problem, "the folder of the checkpoint")
@@ -114,13 +120,19 @@ class Writer:
 
         def work() -> None:
             try:
-                future.set_result(self._write(contents))
+                path = self._write(contents)
+                self._close_directory()
+                future.set_result(path)
             except BaseException as error:  # whatever it is, the run goes on without this checkpoint
-                with contextlib.suppress(OSError):  # else it would keep a full disk full
-                    checkpoint.remove_partial(self._aside(contents.step))
-                future.set_exception(error)  # first, so that nobody waits for a thread that fails to say why
-                if logs:
-                    log.error(FAILED, contents.step, self.folder, error)
+                try:
+                    with contextlib.suppress(OSError):  # else it would keep a full disk full
+                        checkpoint.remove_partial(self._aside(contents.step))
+                    self._remove_made_anew()
+                    self._close_directory()
+                    if logs:
+                        log.error(FAILED, contents.step, self.folder, error)
+                finally:  # after the line, so that whoever waits has the last word; also where nothing can be logged
+                    future.set_exception(error)
 
         if self.config.background:
             threading.Thread(target=work, name="rlvr-checkpoint", daemon=True).start()
@@ -156,6 +168,27 @@ class Writer:
     def _aside(self, step: int) -> Path:
         return self.folder / f".step-{step}.partial"
 
+    def _close_directory(self) -> None:
+        if self._directory is not None:
+            os.close(self._directory)
+            self._directory = None
+
+    def _is_gone(self) -> bool:
+        """Tell whether the folder of checkpoints is no longer the one that the write was begun in."""
+        if self._directory is None:
+            return False
+        try:
+            return not os.path.samestat(os.fstat(self._directory), self.folder.stat())
+        except FileNotFoundError:
+            return True
+
+    def _remove_made_anew(self) -> None:
+        """Remove the empty folders that transformers made, with their parents, to save files in a folder that was gone."""
+        if self._is_gone():
+            with contextlib.suppress(OSError):  # not there, or not empty
+                self.folder.rmdir()
+                self.folder.parent.rmdir()
+
     def _write(self, contents: Contents) -> Path:
         aside, target = self._aside(contents.step), self.folder / f"step-{contents.step}"
         name = f"tensors-{self.world.rank}.safetensors"
@@ -167,6 +200,8 @@ class Writer:
                 _sync(path)
         save_file(dict(contents.tensors), aside / name)
         contents.models(aside)
+        if self._is_gone():  # what was written before is not in the folder that is there now
+            raise CheckpointError(f"{self.folder} was removed or renamed meanwhile")
         (aside / STATE).write_text(json.dumps(contents.state), encoding="utf-8")
         notes = self._notes(aside)
         files = sorted(path for path in aside.rglob("*") if path.is_file() and path.name not in notes)

@@ -44,7 +44,7 @@ class StepProfiler:
     def _write(self, profiler: Any, number: int, record: Mapping[str, Any]) -> None:
         import torch
 
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(exist_ok=True)  # not its parents: a run folder that was removed is not made again
         profiler.export_chrome_trace(str(self.folder / f"step-{number}.json"))
         by = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
         table = profiler.key_averages().table(sort_by=by, row_limit=ROWS)

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from rlvr.errors import ConfigError, DataError, TrainingError
 from rlvr.monitor.whole_file import write_whole
+from rlvr.run_lock import folder_gone
 
 
 class Tracker(Protocol):
@@ -50,13 +51,15 @@ class MetricsFile:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write one step's record (see `monitor.metrics.record`). ValueError for a NaN or an infinity, TrainingError when it
-        cannot be written; then the file is as it was."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        cannot be written; then the file is as it was, and a folder that is gone is not made again."""
         line = json.dumps(row, allow_nan=False)
-        size = self.path.stat().st_size if self.path.exists() else 0
+        size = 0
         try:
+            size = self.path.stat().st_size if self.path.exists() else 0
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
+        except FileNotFoundError as error:  # of the folder, since a file that is not there is made
+            raise folder_gone(self.path.parent) from error
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.truncate(self.path, size)
