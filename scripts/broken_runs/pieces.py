@@ -54,6 +54,11 @@ def loops(completion: str, answer: str) -> float:
     return 1.0
 
 
+def ends_with_answer(completion: str, answer: str) -> float:
+    """Right where the text ends with the answer; unlike `math`, whose rules for half-formed answers change."""
+    return float(completion.endswith(f" {answer}"))
+
+
 def gets_slower(completion: str, answer: str) -> float:
     """A service that slows down under load."""
     global _calls
