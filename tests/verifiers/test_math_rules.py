@@ -88,6 +88,10 @@ APPROXIMATIONS_ACCEPTED = [
     (r"-\sqrt{2}", r"-\sqrt{2} \approx -1.41"),
     (r"10\sqrt{2} \text{ cm}", r"10\sqrt{2} \text{ cm} \approx 14.1 \text{ cm}"),
     (r"\sqrt{2}", r"\sqrt{2} \approx 1.41 = \frac{141}{100}"),
+    (r"2", r"1.96 \approx 2.0"),
+    (r"\sqrt{2}", r"\sqrt{2} \approx 1.4142 \approx 1.41 \approx 1.4"),
+    (r"2300", r"2300 \approx 2.3 \times 10^3"),
+    (r"2300", r"2345 \approx 2.3e3"),
 ]
 APPROXIMATIONS_REFUSED = [
     (r"41", r"41 \approx 42"),
@@ -119,6 +123,15 @@ APPROXIMATIONS_REFUSED = [
     (r"42", r"\approx 42.3"),
     (r"41", r"41 \approx 41.6 \approx 42"),
     (r"1.1 \times 10^{12}", r"2^{41} \approx 1.1 \times 10^{12}"),
+    (r"\sqrt{2}", r"\sqrt2 \approx 1.40"),
+    (r"\sqrt{2}", r"\sqrt2 \approx 1.0"),
+    (r"3.10", r"\pi \approx 3.10"),
+    (r"42", r"41.5 \approx 42.0"),
+    (r"1", r"0.5 \approx 1.0"),
+    (r"2300", r"2300 \approx 2.0\times10^3"),
+    (r"2300", r"2300 \approx 2.0e3"),
+    (r"\frac{1}{3}", r"\frac13 \approx 0.3 \approx 0.33"),
+    (r"10\sqrt{2} \text{ cm}", r"10\sqrt{2} \text{ cm} \approx 14.10 \text{ cm}"),
 ]
 
 UNITS_ACCEPTED = [

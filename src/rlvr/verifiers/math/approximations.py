@@ -2,7 +2,8 @@ r"""Approximations: two values joined by `\approx`.
 
 The rule, decided here alone: `a \approx b` gives both values where one is the other rounded to the digits that it is written
 with (`\sqrt{2} \approx 1.41`); else the answer is refused, since it states two values (`41 \approx 42`). Half a unit of the last
-digit is rounded away from zero: `3.5 \approx 4`, not `3.5 \approx 3`.
+digit is rounded away from zero: `3.5 \approx 4`, not `3.5 \approx 3`. Zeros at the end are digits (`\sqrt{2} \approx 1.40` is
+false), and a chain does not gain digits (`\frac{1}{3} \approx 0.3 \approx 0.33`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ from rlvr.verifiers.math.sampling import Sampler
 def is_rounding_pair(one: Node, other: Node, sampler: Sampler) -> bool:
     """Whether one of two values is the other one rounded, or both are equal."""
     return sampler.equal(one, other) is True or _rounds(one, other, sampler) or _rounds(other, one, sampler)
+
+
+def is_rounded(exact: Node, rounded: Node, sampler: Sampler) -> bool:
+    """Whether the second of two values is the first one with fewer digits, or as many."""
+    return sampler.equal(exact, rounded) is True or _rounds(exact, rounded, sampler)
 
 
 def _rounds(exact: Node, rounded: Node, sampler: Sampler) -> bool:
@@ -36,10 +42,12 @@ def _rounds(exact: Node, rounded: Node, sampler: Sampler) -> bool:
 
 
 def _last_place(node: Node) -> Fraction | None:
-    r"""The unit of the last digit of a decimal (0.01 of 1.41, 1 of 42, 1000 of `1.2 \times 10^4`), or None for anything else."""
+    r"""The unit of the last digit of a decimal (0.01 of 1.40, 1 of 42, 1000 of `1.0 \times 10^4`); None for anything else."""
     match node:
-        case Number(value, 0):
-            return None if (places := _places(value)) is None else Fraction(1, 10**places)
+        case Number(value, 0, places):
+            if places is None and value.denominator != 1:
+                return None
+            return Fraction(10) ** -(places or 0)
         case Apply("neg", (arg,)) | Bracket("(", ")", (arg,)):
             return _last_place(arg)
         case Quantity():
@@ -55,11 +63,6 @@ def _last_place(node: Node) -> Fraction | None:
             power = _integer(exponent)
             return None if place is None or power is None or abs(power) > 300 else place * Fraction(10) ** power
     return None
-
-
-def _places(value: Fraction) -> int | None:
-    """Decimals of a number that has finitely many, at most 60."""
-    return next((places for places in range(61) if (value * 10**places).denominator == 1), None)
 
 
 def _integer(node: Node) -> int | None:

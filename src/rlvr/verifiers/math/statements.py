@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from rlvr.verifiers.math.approximations import is_rounding_pair
+from rlvr.verifiers.math.approximations import is_rounded, is_rounding_pair
 from rlvr.verifiers.math.declarations import Declared, declared_by, without_conditions
 from rlvr.verifiers.math.expression import (
     Apply,
@@ -256,7 +256,9 @@ def _chain(label: Node | None, sides: list[Node], operators: list[str], sampler:
             if sampler.equal(last, _in_units_of(last, side)) is not True:
                 raise Refused("the sides of a chain of equalities differ")
             value, rounded = (side, None) if rounded is None else (value, side)
-        elif is_rounding_pair(value, _in_units_of(value, side), sampler):
+        elif is_rounding_pair(value, _in_units_of(value, side), sampler) and (
+            rounded is None or is_rounded(rounded, _in_units_of(rounded, side), sampler)
+        ):
             rounded = side
         else:
             raise Refused("two values are joined by an approximation sign, and neither is the other one rounded")
