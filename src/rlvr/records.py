@@ -184,7 +184,7 @@ class Verdict:
         return cls.undecided(f"{what} {type(error).__name__}: {error}", traceback=user_traceback(error))
 
     def to_json(self) -> dict[str, Any]:
-        row = {
+        row: dict[str, Any] = {
             "status": str(self.status),
             "score": self.score,
             "reason": self.reason,
