@@ -231,6 +231,21 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+LONG_CHECKSUMS = """
+import os, sys, time
+from rlvr.distributed import checkpoint, world
+if os.environ["RANK"] == "1":
+    world.GIVEN_UP = 1.0
+real = checkpoint.why_unusable
+def why_unusable(path):
+    time.sleep(3.0)
+    return real(path)
+checkpoint.why_unusable = why_unusable
+from rlvr.train import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 def test_the_ranks_wait_for_an_evaluation_and_go_on_when_it_fails(tmp_path):
     config = configured(tmp_path, evaluation={"every": 1, "at_start": False, "samples": 2})
     finished = ended(start(2, "-c", LONG_AND_FAILED_EVALUATIONS, "--config", str(config)))
@@ -238,6 +253,10 @@ def test_the_ranks_wait_for_an_evaluation_and_go_on_when_it_fails(tmp_path):
     assert "the evaluation at step 2 failed: RuntimeError: the second evaluation" in finished[0][1]
     assert not finished[1][1].strip()
     assert [row.get("eval/mean") is not None for row in rows(tmp_path / "run")] == [True, False, True]
+    # Nor has the wait for the checksums of a large checkpoint, which rank 0 computes, a deadline on the others.
+    again = ended(start(2, "-c", LONG_CHECKSUMS, "--config", str(config), "--resume", "auto", "run.steps=4"))
+    assert [status for status, _ in again] == [0, 0], again
+    assert len(rows(tmp_path / "run")) == 4
 
 
 LOST = """
