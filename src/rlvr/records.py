@@ -91,6 +91,13 @@ class Task:
     verifier: str | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
     source: str | None = None
+    place: str = field(default="", compare=False, repr=False)
+    """The file and line or row, or the data set and row, that the task was read from; for errors, and not recorded."""
+
+    @property
+    def named(self) -> str:
+        """The task in an error: where it was read from, and its id."""
+        return ", ".join(filter(None, [self.place, f"task {self.id!r}"]))
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -226,17 +226,17 @@ def test_gold_that_cannot_be_checked_is_refused_by_name(command, tmp_path):
     code, _, err = command(f"data.train={path}", "verifier=math")
     assert code == 2
     assert "1 tasks cannot be verified" in err
-    assert "  bad: " in err
+    assert "  bad: " in err and f"({path}, line 2)\n" in err
     code, _, err = command(over={"data": {"eval": str(path)}, "verifier": "math"})
     assert code == 2
-    assert "  bad: " in err
+    assert "  bad: " in err and f"({path}, line 2)\n" in err
 
 
 def test_functions_that_ask_for_what_tasks_lack_are_refused(command, tmp_path):
     (tmp_path / "asks.py").write_text("def check(completion, tests): return 1.0")
     code, _, err = command(f"verifier={tmp_path}/asks.py:check")
     assert code == 2
-    assert "asks for 'tests'" in err
+    assert "asks for 'tests'" in err and "tasks.jsonl, line 1)" in err
 
 
 def test_tasks_without_demonstration_are_refused_in_an_sft_stage(command, tmp_path):
@@ -244,7 +244,7 @@ def test_tasks_without_demonstration_are_refused_in_an_sft_stage(command, tmp_pa
     path.write_text('{"id": "bare", "prompt": "1=?", "answer": "1"}\n')
     code, _, err = command(f"data.train={path}", over={"stages": [{"kind": "sft", "steps": 1}]})
     assert code == 2
-    assert "stage 'sft': task 'bare' has no demonstration" in err
+    assert f"stage 'sft': {path}, line 1, task 'bare' has no demonstration" in err
 
 
 def test_long_prompts_are_left_out_on_request(command, folder, tmp_path):
@@ -258,7 +258,7 @@ def test_long_prompts_are_left_out_on_request(command, folder, tmp_path):
     code, _, err = command(f"data.train={path}")
     assert code == 2
     assert (
-        "task 'long': its prompt has 80 tokens, and 1 to 63 are possible, in a context of 64 (the smaller one of the model's and the engine's) (1 of 4 tasks are like that)"
+        f"{path}, line 3, task 'long': its prompt has 80 tokens, and 1 to 63 are possible, in a context of 64 (the smaller one of the model's and the engine's) (1 of 4 tasks are like that)"
         in err
     )
     code, out, err = command(
@@ -276,7 +276,7 @@ def test_long_evaluation_prompts_are_refused_before_training(command, folder, tm
     over = {"data": {"eval": str(path)}, "evaluation": {"at_start": False}}
     code, _, err = command(over=over)
     assert code == 2
-    assert "task 'long'" in err
+    assert f"{path}, line 1, evaluation task 'long'" in err
     assert not folder.exists()
 
 

@@ -64,6 +64,7 @@ def to_task(
         verifier=_text(columns, "verifier", place),
         info=info,
         source=origin,
+        place=place,
     )
 
 

@@ -61,9 +61,7 @@ def _filled(template: str, parts: dict[str, str]) -> str:
 def _text(task: Task, name: str) -> str:
     value = task.info.get(name)
     if not value or not isinstance(value, (str, list)):
-        raise DataError(
-            f"preferences: the row of task {task.id!r} has no {name!r}: prompt, chosen and rejected are needed"
-        )
+        raise DataError(f"preferences: the row of {task.named} has no {name!r}: prompt, chosen and rejected are needed")
     return _last(value)
 
 

@@ -64,7 +64,7 @@ def refuse_long(tasks: Sequence[Task], lengths: np.ndarray, context: int) -> Non
     for task, length in zip(tasks, lengths.tolist(), strict=True):
         if length >= context:
             raise DataError(
-                f"evaluation task {task.id!r}: its prompt has {length} tokens, and the context of {context} tokens (the "
+                f"{task.place}{', ' if task.place else ''}evaluation task {task.id!r}: its prompt has {length} tokens, and the context of {context} tokens (the "
                 "smaller one of the model's and the engine's) leaves none for a response: shorten it or leave it out"
             )
 

@@ -103,7 +103,7 @@ def render_prompts(tasks: Sequence[Task], tokenizer: Any, template: TemplateSpec
             ids[number] = prompt_ids
     for task, prompt_ids in zip(tasks, ids, strict=True):
         if not prompt_ids:
-            raise DataError(f"task {task.id!r}: the prompt has no tokens; there is nothing to continue")
+            raise DataError(f"{task.named}: the prompt has no tokens; there is nothing to continue")
     return ids
 
 
@@ -111,7 +111,7 @@ def _applied(task: Task, around: Template) -> str | Messages:
     try:
         return around.apply(task.prompt)
     except DataError as error:
-        raise DataError(f"task {task.id!r}: {error}") from error
+        raise DataError(f"{task.named}: {error}") from error
 
 
 def _kind(prompt: str | Messages) -> str:
@@ -136,7 +136,7 @@ def render_demonstrations(tasks: Sequence[Task], tokenizer: Any) -> list[list[in
     for task in tasks:
         if task.demonstration is None:
             raise DataError(
-                f"task {task.id!r} has no demonstration; map one (fields: {{demonstration: COLUMN}}) or leave it out"
+                f"{task.named} has no demonstration; map one (fields: {{demonstration: COLUMN}}) or leave it out"
             )
         texts.append(task.demonstration)
     end = tokenizer.eos_token_id
@@ -170,7 +170,7 @@ def _chat_ids(
 
     if not getattr(tokenizer, "chat_template", None):
         raise DataError(
-            f"task {tasks[0].id!r}: the prompt is a chat, but the tokenizer has no chat template: use an instruction-tuned "
+            f"{tasks[0].named}: the prompt is a chat, but the tokenizer has no chat template: use an instruction-tuned "
             "model, or make it text with data.template={text: 'Question: {prompt}\\nAnswer:'}"
         )
     continued = chats[0][-1]["role"] == "assistant"
@@ -182,7 +182,7 @@ def _chat_ids(
             alone = [_chat_ids([chat], [task], tokenizer, options) for chat, task in zip(chats, tasks, strict=True)]
             return [ids for (ids,) in alone]
         raise DataError(
-            f"task {tasks[0].id!r}: the chat template cannot render the prompt: {type(error).__name__}: {error}"
+            f"{tasks[0].named}: the chat template cannot render the prompt: {type(error).__name__}: {error}"
         ) from error
 
 

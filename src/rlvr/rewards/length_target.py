@@ -54,7 +54,7 @@ class LengthTarget:
                 value = task.info.get(self.target)
                 if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
                     raise ConfigError(
-                        f"rewards: length_target takes its target from info.{self.target}, and task {task.id!r} has "
+                        f"rewards: length_target takes its target from info.{self.target}, and {task.named} has "
                         f"{value!r} there: a number above 0 is needed"
                     )
         return self

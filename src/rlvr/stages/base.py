@@ -70,11 +70,14 @@ class Stage(ABC):
         self._check_updates()
         lengths, shown = parts.lengths(tasks, demonstrations=self._shows_demonstrations)
         sizes = zip(tasks, lengths.tolist(), shown.tolist(), strict=True)
-        problems = {task.id: problem for task, *size in sizes if (problem := self.too_long(*size)) is not None}
+        problems = {
+            task.id: f"{task.named}: {problem}"
+            for task, *size in sizes
+            if (problem := self.too_long(*size)) is not None
+        }
         if problems and not self.config.data.skip_long_prompts:
-            first = next(iter(problems))
             raise DataError(
-                f"task {first!r}: {problems[first]} ({len(problems)} of {len(tasks)} tasks are like that): shorten them, or set "
+                f"{next(iter(problems.values()))} ({len(problems)} of {len(tasks)} tasks are like that): shorten them, or set "
                 "data.skip_long_prompts=true to leave them out"
             )
         self.left_out = len(problems)

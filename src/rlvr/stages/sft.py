@@ -63,10 +63,10 @@ class SFTStage(Stage):
         """DataError when a task has no demonstration, or no label where labels are read."""
         for task in self.pool:
             if not task.demonstration:
-                raise DataError(f"stage {self.plan.name!r}: task {task.id!r} has no demonstration to learn from")
+                raise DataError(f"stage {self.plan.name!r}: {task.named} has no demonstration to learn from")
             if self._reads_labels and not _is_number(task.info.get("label")):
                 raise DataError(
-                    f"stage {self.plan.name!r}: task {task.id!r} has no `label`, which the loss reads as the reward of its "
+                    f"stage {self.plan.name!r}: {task.named} has no `label`, which the loss reads as the reward of its "
                     "demonstration: give it a number"
                 )
 

@@ -34,7 +34,7 @@ class Verification:
             return self._default
         if task.verifier is None:
             raise DataError(
-                f"task {task.id!r} names no verifier and the config sets none: set `verifier`, for example verifier=math"
+                f"{task.named} names no verifier and the config sets none: set `verifier`, for example verifier=math"
             )
         if task.verifier not in self._named:
             self._named[task.verifier] = as_verifier(task.verifier)
@@ -48,7 +48,9 @@ class Verification:
             raise ConfigError(problem)
         bad = [(task, problem) for task in tasks if (problem := self.of(task).check_task(task)) is not None]
         if bad:
-            shown = "\n".join(f"  {task.id}: {problem}" for task, problem in bad[:SHOWN])
+            shown = "\n".join(
+                f"  {task.id}: {problem}{f' ({task.place})' if task.place else ''}" for task, problem in bad[:SHOWN]
+            )
             raise DataError(f"{len(bad)} tasks cannot be verified; mend or remove them:\n{shown}")
 
     def by_group(self, task: Task) -> bool:
