@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from rlvr.errors import ConfigError, TrainingError
-from rlvr.monitor.whole_file import naming
+from rlvr.monitor.whole_file import folder_gone, naming
 
 log = logging.getLogger(__name__)
 LOCK = "run.lock"
@@ -130,14 +130,6 @@ class RunLock:
                 os.ftruncate(self._file, 0)
             os.close(self._file)
             os.close(self._directory)
-
-
-def folder_gone(folder: Path) -> TrainingError:
-    """The error of a run whose folder was removed."""
-    return TrainingError(
-        f"the run folder {folder} is gone: it was removed or renamed while the run was writing to it. The run stops; what it did "
-        "since the last checkpoint is lost"
-    )
 
 
 def _locked(descriptor: int) -> bool | None:

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlvr.errors import ConfigError, DataError, TrainingError
-from rlvr.monitor.whole_file import write_whole
-from rlvr.run_lock import folder_gone
+from rlvr.monitor.whole_file import folder_gone, write_whole
 
 
 class Tracker(Protocol):

@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from rlvr.errors import TrainingError
+
 
 @contextlib.contextmanager
 def naming(path: str | Path) -> Iterator[None]:
@@ -36,3 +38,11 @@ def write_whole(path: Path, text: str) -> None:
         aside.unlink(missing_ok=True)  # half a file would keep a full disk full
         error.filename = error.filename or str(path)  # a write that fails does not say of which file
         raise
+
+
+def folder_gone(folder: Path) -> TrainingError:
+    """The error of a run whose folder was removed."""
+    return TrainingError(
+        f"the run folder {folder} is gone: it was removed or renamed while the run was writing to it. The run stops; what it did "
+        "since the last checkpoint is lost"
+    )
