@@ -1103,7 +1103,86 @@ NOUNS_REFUSED = [
     (r"5", r"5 \text{ is the largest}", r"largest"),
 ]
 
+FAMILIES_ACCEPTED = [
+    (
+        r"[k\pi-\frac{\pi}{3}, k\pi+\frac{\pi}{6}], k \in \mathbb{Z}",
+        r"[k\pi+\frac{2\pi}{3}, k\pi+\frac{7\pi}{6}], k \in \mathbb{Z}",
+    ),
+    (
+        r"[k\pi-\frac{\pi}{3}, k\pi+\frac{\pi}{6}], k \in \mathbb{Z}",
+        r"[n\pi-\frac{\pi}{3}, n\pi+\frac{\pi}{6}], n \in \mathbb{Z}",
+    ),
+    (r"(2k\pi, 2k\pi+\pi), k \in \mathbb{Z}", r"(2k\pi-2\pi, 2k\pi-\pi), k \in \mathbb{Z}"),
+    (r"2\pi k < x < 2\pi k+\pi, k \in \mathbb{Z}", r"2\pi k + 2\pi < x < 2\pi k+3\pi, k \in \mathbb{Z}"),
+    (r"(k,k+1), k \in \mathbb{Z}", r"(k-1,k), k \in \mathbb{Z}"),
+    (r"(k,k^2), k \in \mathbb{Z}", r"(k+1,(k+1)^2), k \in \mathbb{Z}"),
+    (r"(k,k^2), k \in \mathbb{Z}", r"(-k,k^2), k \in \mathbb{Z}"),
+    (r"(x,y)=(3+5k,2-4k), k \in \mathbb{Z}", r"(3-5k,2+4k)"),
+    (r"(x,y)=(3+5k,2-4k), k \in \mathbb{Z}", r"x=8+5t, y=-2-4t, t \in \mathbb{Z}"),
+    (r"x=3+5k, y=2-4k, k \in \mathbb{Z}", r"x=3-5k, y=2+4k"),
+    (r"x=3+5k, y=2-4k, k \in \mathbb{Z}", r"y=-2-4k, x=8+5k"),
+    (
+        r"x = k\pi, x = \frac{\pi}{4}+k\pi, k \in \mathbb{Z}",
+        r"x = k\pi + \pi, x = \frac{\pi}{4}-k\pi, k \in \mathbb{Z}",
+    ),
+    (
+        r"x = k\pi \text{ or } x = \frac{\pi}{4}+k\pi, k \in \mathbb{Z}",
+        r"x = n\pi \text{ or } x = -\frac{3\pi}{4}+n\pi, n \in \mathbb{Z}",
+    ),
+    (
+        r"\begin{pmatrix} k \\ k+1\end{pmatrix}, k \in \mathbb{Z}",
+        r"\begin{pmatrix} k-1 \\ k\end{pmatrix}, k \in \mathbb{Z}",
+    ),
+    (r"\{k, k+2\}, k \in \mathbb{Z}", r"\{k+1, k+3\}, k \in \mathbb{Z}"),
+    (r"(k,n), n \in \mathbb{Z}, k \in \mathbb{Z}", r"(k+1, n-3), k \in \mathbb{Z}"),
+    (
+        r"(2k\pi, 2k\pi+1) \cup (2k\pi+2, 2k\pi+3), k \in \mathbb{Z}",
+        r"(2k\pi+2, 2k\pi+3) \cup (2k\pi+2\pi, 2k\pi+2\pi+1), k \in \mathbb{Z}",
+    ),
+    (r"2\pi k", r"2\pi k + 2\pi, k \in \mathbb{Z}"),
+    (r"x = 2\pi k", r"x = -2\pi n"),
+    (
+        r"x \in \{k\pi, \frac{\pi}{4}+k\pi\}, k \in \mathbb{Z}",
+        r"x \in \{k\pi+\pi, \frac{\pi}{4}+k\pi\}, k \in \mathbb{Z}",
+    ),
+    (r"\{k\pi, \frac{\pi}{4}+k\pi \mid k \in \mathbb{Z}\}", r"\{k\pi+\pi, \frac{\pi}{4}+k\pi \mid k \in \mathbb{Z}\}"),
+    (r"2k\pi < x < 2k\pi + \pi, k \in \mathbb{Z}", r"2k\pi - 2\pi < x < 2k\pi - \pi"),
+    (r"2k\pi < x < 2k\pi + \pi, k \in \mathbb{Z}", r"2n\pi < x < 2n\pi + \pi, n \in \mathbb{Z}"),
+]
+FAMILIES_REFUSED = [
+    (
+        r"[k\pi-\frac{\pi}{3}, k\pi+\frac{\pi}{6}], k \in \mathbb{Z}",
+        r"[k\pi-\frac{\pi}{3}, k\pi+\frac{7\pi}{6}], k \in \mathbb{Z}",
+    ),
+    (r"(2k\pi, 2k\pi+\pi), k \in \mathbb{Z}", r"(2k\pi, 2k\pi+5\pi), k \in \mathbb{Z}"),
+    (r"(2k\pi, 2k\pi+\pi), k \in \mathbb{Z}", r"(2k\pi, \pi-2k\pi), k \in \mathbb{Z}"),
+    (r"2\pi k < x < 2\pi k+\pi, k \in \mathbb{Z}", r"2\pi k < x < 2\pi k+3\pi, k \in \mathbb{Z}"),
+    (r"(k,k+1), k \in \mathbb{Z}", r"(k,k+2), k \in \mathbb{Z}"),
+    (r"(k,k+1), k \in \mathbb{Z}", r"(k,k), k \in \mathbb{Z}"),
+    (r"(k,k^2), k \in \mathbb{Z}", r"(k+1,k^2), k \in \mathbb{Z}"),
+    (r"(x,y)=(3+5k,2-4k), k \in \mathbb{Z}", r"(3-5k,2-4k), k \in \mathbb{Z}"),
+    (r"(x,y)=(3+5k,2-4k), k \in \mathbb{Z}", r"x=3-5k,y=2-4k, k \in \mathbb{Z}"),
+    (r"x=3+5k, y=2-4k, k \in \mathbb{Z}", r"x=3+5k, y=2+4k, k \in \mathbb{Z}"),
+    (r"x=3+5k, y=2-4k, k \in \mathbb{Z}", r"x=3+5k, y=6-4k, k \in \mathbb{Z}"),
+    (r"\{k, k+2\}, k \in \mathbb{Z}", r"\{k, k+3\}, k \in \mathbb{Z}"),
+    (r"\{k, k+2\}, k \in \mathbb{Z}", r"\{k+1, k+2\}, k \in \mathbb{Z}"),
+    (
+        r"\begin{pmatrix} k \\ k+1\end{pmatrix}, k \in \mathbb{Z}",
+        r"\begin{pmatrix} k \\ k\end{pmatrix}, k \in \mathbb{Z}",
+    ),
+    (r"(k,n), n \in \mathbb{Z}, k \in \mathbb{Z}", r"(k,k), k \in \mathbb{Z}"),
+    (r"k^2, k \in \mathbb{Z}", r"(k+1)^2 + 1, k \in \mathbb{Z}"),
+    (
+        r"(2k\pi, 2k\pi+1) \cup (2k\pi+2, 2k\pi+3), k \in \mathbb{Z}",
+        r"(2k\pi, 2k\pi+1) \cup (2k\pi+2, 2k\pi+2\pi+3), k \in \mathbb{Z}",
+    ),
+    (r"(k, 2k), k \in \mathbb{Z}", r"(n, 2m), m \in \mathbb{Z}"),
+    (r"(k+n, 2k), k \in \mathbb{Z}, n \in \mathbb{Z}", r"(a+b, 2c), a \in \mathbb{Z}"),
+    (r"x = 2k", r"x = 2k + 2, k \in \mathbb{Z}"),
+]
+
 RULES = {
+    "families": (FAMILIES_ACCEPTED, FAMILIES_REFUSED),
     "counted nouns": (NOUNS_ACCEPTED, NOUNS_REFUSED),
     "conditions": (CONDITIONS_ACCEPTED, CONDITIONS_REFUSED),
     "tuples, nested sets, residues, empty equations": (SHAPES_ACCEPTED, SHAPES_REFUSED),

@@ -6,7 +6,8 @@ form: where it is a plain number, arithmetic is no answer, and where it has no o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from rlvr.verifiers.math.declarations import disagree
 from rlvr.verifiers.math.expression import (
@@ -18,11 +19,13 @@ from rlvr.verifiers.math.expression import (
     Relation,
     Symbol,
     Words,
+    children,
     rename,
     substitute,
     symbols,
     walk,
 )
+from rlvr.verifiers.math.parameters import Parameters, Substitution, replaced
 from rlvr.verifiers.math.rules import Comparison
 from rlvr.verifiers.math.sampling import Sampler
 from rlvr.verifiers.math.statements import (
@@ -66,15 +69,13 @@ class Judge(Values):
             name
             for entry in (*wanted.entries, *found.entries)
             if isinstance(entry.value, Relation) and set(entry.value.operators) & _INEQUALITIES
-            for name in symbols(entry.value)
+            for name in _subjects(entry.value)
         }
         if disagree(wanted.declared, found.declared, about):
             return Comparison(False, "the letters are declared as something else")
         if not self._holds_where(wanted, found):
             return Comparison(False, "the answer has a condition that the gold has not")
-        self.parameters = frozenset(name for name, _ in wanted.declared)
-        self.integers = frozenset(name for name, domain in wanted.declared if domain == "Integers")
-        self.answers_letters = frozenset(name for name, _ in found.declared)
+        self.parameters = Parameters(wanted.declared, found.declared)
         return Comparison(self._statements(wanted, found))
 
     def _holds_where(self, gold: Statement, answer: Statement) -> bool:
@@ -109,16 +110,31 @@ class Judge(Values):
         if not _labels(gold):
             answer = alphabetical(answer)
         if len(gold.entries) == 1 and len(answer.entries) == 1:
+            wanted, found = _united(gold.entries[0]), _united(answer.entries[0])
+            if len(wanted) > 1 and len(found) > 1:
+                return self.unordered(wanted, found)
             return self.entries(gold.entries[0], answer.entries[0])
         tuples = self._list_and_tuple(gold, answer)
         if tuples is not None:
             return tuples
         labelled = _labels(gold), _labels(answer)
         if any(len(labels) > 1 for labels in labelled):
-            return self._labelled(gold, answer, *labelled)
+            return self._together(gold, answer, lambda found: self._labelled(gold, found, *labelled))
         if self.rules.ordered and not gold.is_set:
             return self._in_order(gold.entries, answer.entries)
+        if gold.is_set and not labelled[0]:
+            return self._together(gold, answer, lambda found: self.unordered(gold.entries, found.entries))
         return self.unordered(gold.entries, answer.entries)
+
+    def _together(self, gold: Statement, answer: Statement, compare: Callable[[Statement], bool | None]) -> bool | None:
+        """What `compare` finds, with one substitution of the letters for all values of the answer."""
+        values = [[entry.value for entry in side.entries] for side in (gold, answer)]
+        return self.as_one(
+            *values,
+            lambda letters: compare(
+                replace(answer, entries=tuple(_with_letters(entry, letters) for entry in answer.entries))
+            ),
+        )
 
     def _list_and_tuple(self, gold: Statement, answer: Statement) -> bool | None:
         """`1, 2` for (1, 2), in order; None where neither side is one tuple against a list."""
@@ -192,6 +208,11 @@ class Judge(Values):
         return self.sampler.differ(gold.value, answer.value)
 
     def entries(self, gold: Entry, answer: Entry) -> bool | None:
+        return self.as_one(
+            (gold.value,), (answer.value,), lambda letters: self._same_entries(gold, _with_letters(answer, letters))
+        )
+
+    def _same_entries(self, gold: Entry, answer: Entry) -> bool | None:
         if gold.label is not None and answer.label is not None and not _same_label(gold.label, answer.label):
             return self._solved_otherwise(gold, answer)
         if isinstance(gold.label, Bracket) and isinstance(answer.label, Bracket):
@@ -331,6 +352,27 @@ def _labels(statement: Statement) -> list[Node]:
 
 def _unlabelled(statement: Statement) -> list[Entry]:
     return [Entry(entry.value, None, entry.rounded) for entry in statement.entries]
+
+
+def _subjects(relation: Relation) -> frozenset[str]:
+    r"""The letters that an inequality is about: one that stands alone (x in $2k\pi < x < 2k\pi + \pi$), else all."""
+    alone = frozenset(side.name for side in relation.sides if isinstance(side, Symbol) and symbols(side))
+    return alone or symbols(relation)
+
+
+def _united(entry: Entry) -> list[Entry]:
+    """The parts of a union, each of which may be a family of its own; else the entry."""
+    if head_of(entry.value) != "cup":
+        return [entry]
+    return [replace(entry, value=part, rounded=None) for part in children(entry.value)]
+
+
+def _with_letters(entry: Entry, letters: Substitution) -> Entry:
+    """The entry with expressions for letters."""
+    if not letters:
+        return entry
+    rounded = None if entry.rounded is None else replaced(entry.rounded, letters)
+    return replace(entry, value=replaced(entry.value, letters), rounded=rounded)
 
 
 def _same_label(one: Node, other: Node) -> bool:

@@ -1,8 +1,8 @@
 r"""Declarations and conditions: parts of an answer that say what its letters are, or when it holds.
 
 The rule, decided here alone: a declaration is no answer and adds nothing to one. What a letter may be is the gold's to say:
-only letters that the gold declares may be renamed or shifted (`2k, k \in \mathbb{Z}` is `2n + 2, n \in \mathbb{Z}`). A
-domain of the answer can only refuse it: another domain than the gold's, or one beside an inequality that has none there.
+only letters that the gold declares may be renamed or shifted (`2k, k \in \mathbb{Z}` is `2n + 2, n \in \mathbb{Z}`), and
+those that count periods, see parameters.py. A domain of the answer can only refuse it: another domain than the gold's, or one beside an inequality that has none there.
 
 Any other condition is part of the answer, which holds only then (`5 \text{ if } x > 0` is not 5): the gold must have the same
 one. A condition of the gold may be left out. Single points that are excluded (`x \ne 1`) say where the answer is defined.

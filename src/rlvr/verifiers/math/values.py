@@ -7,7 +7,7 @@ out, none is allowed. What no rule here allows is not equal.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 
 from rlvr.verifiers.math.declarations import is_number_set
@@ -27,10 +27,10 @@ from rlvr.verifiers.math.expression import (
     Words,
     is_integer_literal,
     is_literal,
-    rename,
     symbols,
     walk,
 )
+from rlvr.verifiers.math.parameters import Parameters, Substitution
 from rlvr.verifiers.math.realsets import RealSets
 from rlvr.verifiers.math.rules import Rules
 from rlvr.verifiers.math.sampling import Sampler
@@ -39,8 +39,6 @@ from rlvr.verifiers.math.units import conversion
 
 _COMPOSED = frozenset(["pmod", "cases", ":", "time", "cup", "cap", "minus"])
 Rows = tuple[tuple[Node, ...], ...]
-_PARAMETERS = frozenset("kKnNmMlLjtsrpqcCaAbBdD")
-_CONSTANTS = frozenset("cCkK")
 _ZERO = Number(Fraction(0))
 _SETS_OF_NUMBERS = frozenset(
     map(Symbol, ("Reals", "Integers", "Naturals", "Rationals", "Complexes", "emptyset", "undefined"))
@@ -54,12 +52,33 @@ class Values(ABC):
         self.rules, self.sampler = rules, sampler
         sampler.tolerance = rules.tolerance
         self.sets = RealSets(sampler, rules.require_simplified)
-        self.parameters: frozenset[str] = frozenset()
-        self.integers: frozenset[str] = frozenset()
-        self.answers_letters: frozenset[str] = frozenset()
+        self.parameters = Parameters()
+        self._is_whole = False
+        """Whether what is compared is part of one value, in which the letters stand for one thing."""
 
     def value(self, gold: Node, answer: Node) -> bool | None:
         return self.entries(Entry(plain(gold)), Entry(plain(answer)))
+
+    def as_one(
+        self,
+        gold: Sequence[Node],
+        answer: Sequence[Node],
+        compare: Callable[[Substitution], bool | None],
+    ) -> bool | None:
+        """What `compare` finds with the letters of the answer as written, or with one substitution of its parameters for
+        all these values, see parameters.py."""
+        if self._is_whole:
+            return compare({})
+        self._is_whole = True
+        try:
+            same = compare({})
+            if same is False and any(
+                compare(letters) for letters in self.parameters.substitutions(gold, answer, self.sampler)
+            ):
+                return True
+            return same
+        finally:
+            self._is_whole = False
 
     def same(self, gold: Node, answer: Node) -> bool | None:
         """Whether two values are the same."""
@@ -103,51 +122,7 @@ class Values(ABC):
             if _based(gold) != _based(answer):
                 return False
         same = self.sampler.equal(gold, answer)
-        if same or symbols(gold) == symbols(answer):
-            return self._families(gold, answer) if same is False else same
-        return self._renamed(gold, answer)
-
-    def _renamed(self, gold: Node, answer: Node) -> bool | None:
-        """Equal but for the name of an arbitrary integer (next to pi, or declared) or of a constant of integration."""
-        ours, theirs = symbols(gold) - symbols(answer), symbols(answer) - symbols(gold)
-        if len(ours) != 1 or len(theirs) != 1:
-            return False
-        (one,), (other,) = ours, theirs
-        if other not in self.answers_letters and other[0] not in _PARAMETERS:
-            return False
-        declared = one in self.parameters
-        constant = one[0] in _CONSTANTS and other[0] in _CONSTANTS
-        periodic = one in "knmlj" and other in "knmlj" and _multiplies_pi(gold, one) and _multiplies_pi(answer, other)
-        if not (declared or constant or periodic):
-            return False
-        renamed = rename(answer, {other: one})
-        same = self.sampler.equal(gold, renamed)
-        return self._families(gold, renamed) if same is False else same
-
-    def _families(self, gold: Node, answer: Node) -> bool | None:
-        """`a + b k` for every integer k: the same numbers where b is the same up to sign and a differs by a multiple of b."""
-        if len(symbols(gold)) != 1 or symbols(gold) != symbols(answer):
-            return False
-        (name,) = symbols(gold)
-        if not all(_multiplies_pi(side, name) for side in (gold, answer)) and name not in self.integers:
-            return False
-        if name not in self.integers and name not in "knmlj":
-            return False
-        try:
-            lines = []
-            for side in (gold, answer):
-                at = [self.sampler.at(side, {name: Fraction(k)}) for k in range(3)]
-                inexact = [complex(value) for value in at]
-                if abs(inexact[2] - 2 * inexact[1] + inexact[0]) > 1e-12 * (1 + abs(inexact[2])):
-                    return False
-                lines.append((inexact[0], inexact[1] - inexact[0]))
-        except (Unknown, OverflowError):
-            return None
-        (start, step), (other_start, other_step) = lines
-        if not step or abs(abs(step) - abs(other_step)) > 1e-12 * abs(step):
-            return False
-        turns = (other_start - start) / step
-        return abs(turns - round(turns.real)) < 1e-10
+        return same if same or symbols(gold) == symbols(answer) else False
 
     def _quantities(self, gold: Node, answer: Node) -> bool | None:
         """Units convert where both are known; one side may leave its unit out."""
@@ -321,13 +296,3 @@ def _as_column(rows: Rows, other: Rows) -> Rows:
     if len(rows) == 1 and len(other) > 1 and len(other[0]) == 1:
         return tuple((entry,) for entry in rows[0])
     return rows
-
-
-def _multiplies_pi(node: Node, name: str) -> bool:
-    r"""Whether the symbol stands in a product with pi (or 180 or 360 degrees): then it counts periods."""
-    for below in walk(node):
-        if isinstance(below, Apply) and below.head in ("*", "/") and Symbol(name) in list(walk(below)):
-            parts = list(walk(below))
-            if Symbol("pi") in parts or any(isinstance(part, Apply) and part.head == "degree" for part in parts):
-                return True
-    return False

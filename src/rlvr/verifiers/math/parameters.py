@@ -1,0 +1,167 @@
+r"""Letters that stand for every integer: one substitution of them must make the whole of an answer the gold.
+
+The rule, decided here alone: `a + bk` is the same family as `a' \pm bk'` where a and a' differ by a multiple of b, so that an
+answer may be written with another letter, and with $\pm k + c$ for $k$. What belongs together (the entries of a tuple, a matrix,
+an interval or a set, the sides of an inequality, the values of several labels) is one value for each k, and has one
+substitution: $(k, k+1)$ is not $(k, k+2)$. Values of a list are families of their own.
+
+Letters that the gold declares to be integers have these substitutions, and k, n, m, l, j in a product with pi (or 180 or 360
+degrees), which count periods although nobody says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from rlvr.verifiers.math.declarations import Declared
+from rlvr.verifiers.math.evaluate import Unknown
+from rlvr.verifiers.math.expression import (
+    Apply,
+    Bracket,
+    Listing,
+    Matrix,
+    Node,
+    Number,
+    Quantity,
+    Relation,
+    Symbol,
+    children,
+    rebuild,
+    symbols,
+    walk,
+)
+from rlvr.verifiers.math.sampling import Sampler
+
+MAX_LETTERS = 3
+"""Letters of an answer that may be renamed."""
+MAX_SHIFTS = 12
+"""Substitutions that are tried for one way to rename the letters."""
+MAX_PARTS = 8
+"""Parts of an answer that shifts are read from."""
+
+_LETTERS = frozenset("kKnNmMlLjtsrpqcCaAbBdD")
+_CONSTANTS = frozenset("cCkK")
+_PERIODS = frozenset("knmlj")
+_COMPOSED = frozenset({"cup", "cap", "minus", ":", "cases", "pmod"})
+
+Substitution = Mapping[str, Node]
+
+
+def replaced(node: Node, names: Substitution) -> Node:
+    """`node` with expressions for symbols, all at once."""
+    if isinstance(node, Symbol):
+        return names.get(node.name, node)
+    return rebuild(node, lambda child: replaced(child, names))
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The letters that the gold and the answer declare."""
+
+    gold: Declared = frozenset()
+    answer: Declared = frozenset()
+
+    def substitutions(self, gold: Sequence[Node], answer: Sequence[Node], sampler: Sampler) -> Iterator[Substitution]:
+        """What the letters of an answer may stand for, where its values and the gold's are not the same as written."""
+        wanted = [part for value in gold for part in _parts(value)][:MAX_PARTS]
+        found = [part for value in answer for part in _parts(value)][:MAX_PARTS]
+        for names in self._renamings(wanted, found):
+            if names:
+                yield names
+            renamed = [replaced(part, names) for part in found]
+            for shift in self._shifts(wanted, renamed, sampler):
+                yield {**shift, **{name: replaced(value, shift) for name, value in names.items()}}
+
+    def _renamings(self, gold: Sequence[Node], answer: Sequence[Node]) -> Iterator[Substitution]:
+        """The letters that only the gold has for those that only the answer has, in every order."""
+        names = [frozenset().union(*map(symbols, side)) for side in (gold, answer)]
+        ours, theirs = sorted(names[0] - names[1]), sorted(names[1] - names[0])
+        if len(ours) != len(theirs) or len(ours) > MAX_LETTERS:
+            return
+        for order in itertools.permutations(ours):
+            pairs = list(zip(order, theirs, strict=True))
+            if all(self._may_be_renamed(one, other, gold, answer) for one, other in pairs):
+                yield {other: Symbol(one) for one, other in pairs}
+
+    def _may_be_renamed(self, one: str, other: str, gold: Sequence[Node], answer: Sequence[Node]) -> bool:
+        """Whether `one` is an arbitrary integer (next to pi, or declared) or a constant of integration, and `other` may be."""
+        if other not in {name for name, _ in self.answer} and other[0] not in _LETTERS:
+            return False
+        return (
+            one in {name for name, _ in self.gold}
+            or (one[0] in _CONSTANTS and other[0] in _CONSTANTS)
+            or (_counts_periods(one, gold) and _counts_periods(other, answer))
+        )
+
+    def _shifts(self, gold: Sequence[Node], answer: Sequence[Node], sampler: Sampler) -> Iterator[Substitution]:
+        r"""`\pm k + c` for the integers k of an answer that has the gold's letters."""
+        letters = sorted(frozenset().union(*map(symbols, gold)))
+        choices = []
+        for name in letters:
+            if (name, "Integers") in self.gold or (_counts_periods(name, gold) and _counts_periods(name, answer)):
+                choices.append([(name, *shift) for shift in _fits(name, gold, answer, sampler)] or [(name, 1, 0)])
+        for chosen in itertools.islice(itertools.product(*choices), MAX_SHIFTS):
+            moved = [(name, sign, shift) for name, sign, shift in chosen if (sign, shift) != (1, 0)]
+            if moved:
+                yield {name: _line(name, sign, shift) for name, sign, shift in moved}
+
+
+def _parts(node: Node) -> Iterator[Node]:
+    """The expressions that a value consists of."""
+    if isinstance(node, (Bracket, Matrix, Relation, Listing, Quantity)) or (
+        isinstance(node, Apply) and node.head in _COMPOSED
+    ):
+        for child in children(node):
+            yield from _parts(child)
+    else:
+        yield node
+
+
+def _line(name: str, sign: int, shift: int) -> Node:
+    letter = Symbol(name)
+    return Apply("+", (letter if sign > 0 else Apply("neg", (letter,)), Number(Fraction(shift))))
+
+
+def _fits(name: str, gold: Sequence[Node], answer: Sequence[Node], sampler: Sampler) -> list[tuple[int, int]]:
+    """(sign, c) of every `sign k + c` with which some part of the answer is some part of the gold."""
+    found: dict[tuple[int, int], None] = {}
+    ours, theirs = ([line for part in side if (line := _as_line(part, name, sampler))] for side in (gold, answer))
+    for start, step in ours:
+        for other_start, other_step in theirs:
+            if abs(abs(step) - abs(other_step)) > 1e-12 * abs(step):
+                continue
+            sign, turns = step / other_step, (start - other_start) / other_step
+            if abs(sign - round(sign.real)) < 1e-10 and abs(turns - round(turns.real)) < 1e-10:
+                found[round(sign.real), round(turns.real)] = None
+    return list(found)
+
+
+def _as_line(part: Node, name: str, sampler: Sampler) -> tuple[complex, complex] | None:
+    """The value at 0 and the step of an expression that is linear in its one letter, else None."""
+    if symbols(part) != {name}:
+        return None
+    try:
+        zero, one, two = (complex(sampler.at(part, {name: Fraction(k)})) for k in range(3))
+    except (Unknown, OverflowError):
+        return None
+    if abs(two - 2 * one + zero) > 1e-12 * (1 + abs(two)) or one == zero:
+        return None
+    return zero, one - zero
+
+
+def _counts_periods(name: str, parts: Sequence[Node]) -> bool:
+    """Whether a letter counts periods in one of the expressions."""
+    return name in _PERIODS and any(_multiplies_pi(part, name) for part in parts)
+
+
+def _multiplies_pi(node: Node, name: str) -> bool:
+    r"""Whether the symbol stands in a product with pi (or 180 or 360 degrees)."""
+    for below in walk(node):
+        if isinstance(below, Apply) and below.head in ("*", "/") and name in symbols(below):
+            parts = list(walk(below))
+            if Symbol("pi") in parts or any(isinstance(part, Apply) and part.head == "degree" for part in parts):
+                return True
+    return False
