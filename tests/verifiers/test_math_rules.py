@@ -36,6 +36,13 @@ DECLARATIONS_ACCEPTED = [
     (r"x > 2", r"x > 2, x \in \mathbb{R}"),
     (r"\mathbb{Z}", r"x \in \mathbb{Z}"),
     (r"x \in \mathbb{R}", r"\mathbb{R}"),
+    (r"c e^x, c \in \mathbb{R}", r"c e^x, c \in \mathbb{R}"),
+    (r"c e^x, c \in \mathbb{R}", r"c e^x"),
+    (r"c e^x, c \in \mathbb{R}", r"k e^x, k \in \mathbb{R}"),
+    (r"c e^x", r"c e^x, c \in \mathbb{R}"),
+    (r"x = k\pi, k \in \mathbb{Z}", r"x = k\pi, x \in \mathbb{R}"),
+    (r"x+1, x \in \mathbb{R}", r"x+1, k \in \mathbb{Z}"),
+    (r"x + k\pi, x \in \mathbb{R}, k \in \mathbb{Z}", r"x + n\pi, n \in \mathbb{Z}"),
 ]
 DECLARATIONS_REFUSED = [
     (r"x+1", r"x+5, x \in \mathbb{Z}"),
@@ -59,6 +66,14 @@ DECLARATIONS_REFUSED = [
     (r"k\pi", r"\frac{k\pi}{2}, k \in \mathbb{Z}"),
     (r"\mathbb{Z}", r"x \in \mathbb{N}"),
     (r"\mathbb{R}", r"x \in \mathbb{Z}"),
+    (r"c e^x, c \in \mathbb{R}", r"c e^x, c \in \mathbb{Z}"),
+    (r"c e^x, c \in \mathbb{R}", r"k e^x, k \in \mathbb{Z}"),
+    (r"c e^x, c \in \mathbb{R}", r"c e^x, c \in \mathbb{C}"),
+    (r"2k, k \in \mathbb{Z}", r"2k, k \in \mathbb{R}"),
+    (r"2k, k \in \mathbb{Z}", r"2t, t \in \mathbb{R}"),
+    (r"(t, 2t), t \in \mathbb{R}", r"(t, 2t), t \in \mathbb{Z}"),
+    (r"(t, 2t), t \in \mathbb{R}", r"(k, 2k), k \in \mathbb{Z}"),
+    (r"(k, c), k \in \mathbb{Z}, c \in \mathbb{R}", r"(k, c), k \in \mathbb{R}, c \in \mathbb{Z}"),
 ]
 
 APPROXIMATIONS_ACCEPTED = [

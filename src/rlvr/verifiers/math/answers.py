@@ -71,7 +71,7 @@ class Judge(Values):
             if isinstance(entry.value, Relation) and set(entry.value.operators) & _INEQUALITIES
             for name in _subjects(entry.value)
         }
-        if disagree(wanted.declared, found.declared, about):
+        if disagree(wanted.declared, found.declared, about, (_letters(wanted), _letters(found))):
             return Comparison(False, "the letters are declared as something else")
         if not self._holds_where(wanted, found):
             return Comparison(False, "the answer has a condition that the gold has not")
@@ -352,6 +352,12 @@ def _labels(statement: Statement) -> list[Node]:
 
 def _unlabelled(statement: Statement) -> list[Entry]:
     return [Entry(entry.value, None, entry.rounded) for entry in statement.entries]
+
+
+def _letters(statement: Statement) -> frozenset[str]:
+    """The letters of all values and labels."""
+    nodes = (node for entry in statement.entries for node in (entry.value, entry.label) if node is not None)
+    return frozenset().union(*map(symbols, nodes))
 
 
 def _subjects(relation: Relation) -> frozenset[str]:

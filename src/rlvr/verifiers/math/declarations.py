@@ -73,13 +73,24 @@ def _says_nothing(condition: Node) -> bool:
     return isinstance(condition, Symbol) or (isinstance(condition, Relation) and set(condition.operators) == {"!="})
 
 
-def disagree(gold: Declared, answer: Declared, in_inequalities: Iterable[str]) -> bool:
-    """Whether the answer's domains are not the gold's. `in_inequalities` are the letters that inequalities are about.
+def disagree(
+    gold: Declared, answer: Declared, in_inequalities: Iterable[str], letters: tuple[frozenset[str], frozenset[str]]
+) -> bool:
+    """Whether the answer's domains are not the gold's. `in_inequalities` are the letters that inequalities are about,
+    `letters` those of the gold's values and of the answer's.
 
-    Real numbers are what every letter is until something else is said.
+    A letter that both declare has one domain, and so have those that only one of them writes, which are the same by another
+    name. Real numbers are what every letter is until something else is said.
     """
-    ours, theirs = (frozenset(pair for pair in side if pair[1] != "Reals") for side in (gold, answer))
-    if ours and theirs and {domain for _, domain in ours} != {domain for _, domain in theirs}:
+    ours, theirs = dict(gold), dict(answer)
+    if any(domain != theirs.get(name, domain) for name, domain in ours.items()):
         return True
-    letters = frozenset(in_inequalities)
-    return {pair for pair in ours if pair[0] in letters} != {pair for pair in theirs if pair[0] in letters}
+    renamed = (
+        {domain for name, domain in ours.items() if name in letters[0] - letters[1]},
+        {domain for name, domain in theirs.items() if name in letters[1] - letters[0]},
+    )
+    if all(renamed) and renamed[0] - {"Reals"} != renamed[1] - {"Reals"}:
+        return True
+    about = frozenset(in_inequalities)
+    said = [{pair for pair in side if pair[0] in about and pair[1] != "Reals"} for side in (gold, answer)]
+    return said[0] != said[1]
