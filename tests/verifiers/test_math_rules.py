@@ -488,6 +488,17 @@ VALUES_ACCEPTED = [
     (r"\sqrt{x^{50}+1}", r"\sqrt{1+x^{50}}"),
     (r"\sqrt{x^{50}+y^{50}}", r"\sqrt{y^{50}+x^{50}}"),
     (r"y = \sin(x+10^{-80})", r"y - \sin(10^{-80}+x) = 0"),
+    (r"\frac{\partial f}{\partial x}", r"\frac{\partial f}{\partial x}"),
+    (r"2\frac{\partial f}{\partial x}", r"\frac{\partial f}{\partial x}+\frac{\partial f}{\partial x}"),
+    (r"\frac{dy}{dx} = 2y", r"2y = \frac{dy}{dx}"),
+    (r"\frac{d^2 y}{dx^2} + y", r"y + \frac{d^2y}{dx^2}"),
+    (
+        r"\frac{\partial u}{\partial x} = \frac{\partial v}{\partial y}",
+        r"\frac{\partial u}{\partial x} - \frac{\partial v}{\partial y} = 0",
+    ),
+    (r"u_x = v_y", r"v_y = u_x"),
+    (r"u_x + v_y", r"v_y + u_x"),
+    (r"\frac{d}{dx} f(x)", r"\frac{df(x)}{dx}"),
 ]
 VALUES_REFUSED = [
     (r"e^{x^{50}}", r"e^{x^{51}}"),
@@ -532,6 +543,30 @@ VALUES_REFUSED = [
     (r"x^{350}\sqrt{2}", r"x^{200}(x^{150}+10^{-400})\sqrt{2}"),
     (r"y = \sin x", r"y = \sin(x+10^{-80})"),
     (r"y = x\sqrt{2}", r"y - x\sqrt{2+10^{-80}} = 0"),
+    (r"\frac{\partial f}{\partial x}", r"\frac{\partial f}{\partial y}"),
+    (r"\frac{dy}{dx}", r"\frac{dy}{dt}"),
+    (r"\frac{\partial f}{\partial x}", r"\frac{\partial g}{\partial x}"),
+    (r"\frac{\partial^2 f}{\partial x^2}", r"\frac{\partial^2 f}{\partial y^2}"),
+    (r"\frac{d^2 y}{dx^2}", r"\frac{d^2 y}{dt^2}"),
+    (r"\frac{d^2 y}{dx^2}", r"\frac{dy}{dx}"),
+    (r"u_x = v_y", r"u_y = v_x"),
+    (r"u_x", r"u_y"),
+    (r"u_x = -v_y", r"u_y = -v_x"),
+    (
+        r"\frac{\partial u}{\partial x} = \frac{\partial v}{\partial y}",
+        r"\frac{\partial u}{\partial y} = \frac{\partial v}{\partial x}",
+    ),
+    (
+        r"\frac{\partial u}{\partial x} + \frac{\partial v}{\partial y}",
+        r"\frac{\partial u}{\partial y} + \frac{\partial v}{\partial x}",
+    ),
+    (r"\frac{\partial^2 f}{\partial x \partial y}", r"\frac{\partial^2 f}{\partial x \partial z}"),
+    (r"\int f \, dx", r"\int f \, dy"),
+    (r"\frac{\partial f}{\partial x} + \frac{\partial f}{\partial y}", r"2\frac{\partial f}{\partial x}"),
+    (r"\frac{d}{dx} f", r"\frac{d}{dy} f"),
+    (r"\frac{\partial f}{\partial x}\frac{dx}{dt}", r"\frac{\partial f}{\partial y}\frac{dx}{dt}"),
+    (r"y'' = \frac{dy}{dx}", r"y'' = \frac{dy}{dt}"),
+    (r"\dot x", r"\dot y"),
 ]
 
 DIGITS_ACCEPTED = [

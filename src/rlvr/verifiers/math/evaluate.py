@@ -16,7 +16,7 @@ from fractions import Fraction
 from math import gcd, isqrt, lcm
 from typing import Any, NamedTuple
 
-from rlvr.verifiers.math.expression import Apply, Binder, Bracket, Matrix, Node, Number, Quantity, Symbol
+from rlvr.verifiers.math.expression import Apply, Binder, Bracket, Matrix, Node, Number, Quantity, Symbol, binds
 
 MAX_BITS = 2048
 """Bits of an exact number at a sample point, where a larger one becomes a float; a constant has eight times as many, or none."""
@@ -356,7 +356,10 @@ class Evaluator:
         return self.mp.cos(total) + 2
 
     def _bound(self, node: Binder) -> Value:
-        """A short sum or product is computed; any other operator is a fixed linear functional of its body."""
+        """A short sum or product is computed; any other operator is a fixed linear functional of its body.
+
+        A derivative or an antiderivative is one by its variable, on which an unknown function shows no dependence.
+        """
         limits = [self._limit(limit) for limit in (node.lower, node.upper) if limit is not None]
         if node.kind in ("sum", "prod") and all(isinstance(v, Fraction) and v.denominator == 1 for v in limits):
             first, last = (int(value) for value in limits)
@@ -364,9 +367,10 @@ class Evaluator:
                 terms = list(self._bodies(node, [Fraction(k) for k in range(first, last + 1)]))
                 return self.multiply(Fraction(1), *terms) if node.kind == "prod" else self.add(Fraction(0), *terms)
         places = [Fraction(3, 7), Fraction(13, 11), Fraction(29, 13)]
+        kind = node.kind if binds(node) else f"{node.kind} {node.variable}"
         total: Value = Fraction(0)
         for number, body in enumerate(self._bodies(node, places)):
-            weight = self._scrambled(f"{node.kind} {number} {len(limits)}", limits)
+            weight = self._scrambled(f"{kind} {number} {len(limits)}", limits)
             total = self.add(total, self.multiply(weight, body))
         return total
 

@@ -169,10 +169,15 @@ def symbols(node: Node) -> frozenset[str]:
         return frozenset() if node.name.partition(" ")[0] in CONSTANTS else frozenset({node.name})
     below = [symbols(child) for child in children(node)]
     free = frozenset().union(*below)
-    if isinstance(node, Binder) and node.kind != "diff" and not (node.kind == "int" and node.lower is None):
+    if isinstance(node, Binder) and binds(node):
         limits = [symbols(limit) for limit in (node.lower, node.upper) if limit is not None]
         free = frozenset().union(*limits) | (symbols(node.body) - {node.variable})
     return free
+
+
+def binds(node: Binder) -> bool:
+    """Whether the variable is a name of the operator's own; that of a derivative or an antiderivative is not."""
+    return node.kind != "diff" and not (node.kind.endswith("int") and node.lower is None)
 
 
 def rename(node: Node, names: dict[str, str]) -> Node:
