@@ -130,8 +130,10 @@ def _rounds(exact: Number, rounded: Number, exact_value: Fraction, rounded_value
     """Whether `rounded` is a decimal for `exact`, which is no decimal or one of more decimals."""
     if rounded.places is None or (exact.places is not None and exact.places <= rounded.places):
         return False
-    hundredths = 2 * (rounded_value * 100 == rounded.value)  # what is read of a percent has two decimals more
-    return is_rounding(exact_value, rounded_value, rounded.places + hundredths)
+    places = rounded.places + 2 * (rounded_value * 100 == rounded.value)  # a percent has two decimals more
+    if places == 0:  # an integer is what it says
+        return False
+    return is_rounding(exact_value, rounded_value, places)
 
 
 def is_rounding(exact: Any, decimal: Fraction, places: int) -> bool:
