@@ -77,11 +77,23 @@ _GLUED = rf"[^\W{_CJK}]"
 _COMMA = r"[,\u066c]|\uff0c(?=\d{3}(?!\d))"
 _POINT = "[.\u066b\uff0e]"
 _THIN = "[ \u00a0\u2009\u202f]"
+_MINUS = "负|負|零下|マイナス|마이너스|영하|минус|minus|negative|ناقص|سالب|ऋण|माइनस"
+"""Words for the sign of the number behind them."""
+_SCALE = (
+    "percent|pct|million|billion|trillion|thousand|hundred|dozen|тыс(?:яч[аи]?)?|миллион(?:а|ов)?|миллиард(?:а|ов)?|триллион(?:а|ов)?|млн|млрд|трлн"
+    "|процент(?:а|ов)?|ألف|آلاف|الف|مليون|ملايين|مليار|هزار|میلیون|میلیارد|हज़ार|हजार|लाख|करोड़|करोड़"
+)
+"""Words that multiply the number before them, as units.SCALES knows them."""
+_LETTERS = "A-Za-z\u0400-\u04ff\u0600-\u06ff\u0900-\u097f"
 _NUMBER = re.compile(
-    rf"(?:(?<!{_GLUED})(?<!\))[-+\u2212\uff0d\uff0b])?(?<!{_GLUED})(?<![\\^.\u066b\uff0e])"
-    rf"(?:\d{{1,3}}(?:{_THIN}\d{{3}})+(?!\d)|\d(?:{_COMMA}|\d)*(?:{_POINT}\d+)?|{_POINT}\d+)(?:[/\u2044]\d+)?"
-    r"(?:\s*(?:\\?[%\uff05\u066a]|percent|pct|million|billion|trillion|thousand|тыс(?:яч[аи]?)?|миллион(?:а|ов)?|миллиард(?:а|ов)?"
-    r"|процент(?:а|ов)?)(?![A-Za-z\u0400-\u04ff])|\s*[\u5341\u767e\u5343\u842c\u4e07\u5104\u4ebf\u5146\ub9cc\uc5b5]+)?"
+    rf"(?:(?<!\d)(?<!\d )(?<![{_LETTERS}])(?P<minus>{_MINUS})\s*(?:\\?[$€£¥₹]\s?)?"
+    rf"|(?:(?<!{_GLUED})(?<!\))[-+\u2212\uff0d\uff0b](?:\\?[$€£¥₹]\s?)?)?(?<!{_GLUED})(?<![\\^.\u066b\uff0e])"
+    r"(?<!(?<![是为為はが:：])第))"  # `第7题` is the seventh; `答案是第7` still answers
+    r"(?P<number>(?P<below>\d+)\s*(?:分之|分の|분의)\s*(?P<above>\d+)|(?:百分之|백분의)\s*(?P<percent>\d+(?:\.\d+)?)"
+    rf"|(?:\d{{1,3}}(?:{_THIN}\d{{3}})+(?!\d)|\d(?:{_COMMA}|\d)*(?:{_POINT}\d+)?|{_POINT}\d+)(?:[/\u2044]\d+)?"
+    rf"(?:\s*(?:\\?[%\uff05\u066a]|{_SCALE})(?![{_LETTERS}])"
+    r"|\s*[\u5341\u767e\u5343\u842c\u4e07\u5104\u4ebf\u5146\ub9cc\uc5b5\ucc9c\ubc31]+)?)",
+    re.IGNORECASE,
 )
 
 
@@ -234,10 +246,22 @@ def last_math(text: str, numbers: bool) -> str | None:
     start, stop, end = found[-1] if found else (0, 0, 0)
     number = None
     for match in _NUMBER.finditer(text, end) if numbers else ():
-        number = match[0]
+        number = _as_written(match)
     if number is not None:
         return number.strip().rstrip(",")
     return text[start:stop].strip() if found else None
+
+
+def _as_written(number: re.Match[str]) -> str:
+    """A number in the text, with digits and signs for the words that say a sign, a fraction or a percentage."""
+    if number["below"]:
+        value = f"{number['above']}/{number['below']}"
+    elif number["percent"]:
+        value = f"{number['percent']}%"
+    else:
+        value = number["number"]
+    sign = "-" if number["minus"] else number[0][: number.start("number") - number.start()].strip("\\ ")
+    return sign + value
 
 
 def _is_bare(text: str) -> bool:

@@ -48,7 +48,7 @@ _DEGREES = re.compile(r"\s*\^\s*\{?\s*\\circ\s*\}?\s*([CF](?![A-Za-z]))?\s*")
 _ORDINAL = re.compile(r"\s*\^?\s*\{?\s*(?:\\(?:text|mathrm)\s*)?\{?\s*(?:st|nd|rd|th)\s*\}{0,2}\s*", re.IGNORECASE)
 _TEXT = re.compile(r"\\(?:text(?:rm|bf|it|normal)?|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
 _UNIT = re.compile(
-    r"(\\?%|\\?\$|[€£¥₹]|[A-Za-z]+|[\u5341\u767e\u5343\u842c\u4e07\u5104\u4ebf\u5146\ub9cc\uc5b5]|[\u3005-\u30ff\u4e00-\u9fff\uac00-\ud7af]+|[\u0400-\u04ff]+)(?:\s*\^\s*\{?\s*(-?[1-4])\s*\}?)?"
+    r"(\\?%|\\?\$|[€£¥₹]|[A-Za-z]+|[\u5341\u767e\u5343\u842c\u4e07\u5104\u4ebf\u5146\ub9cc\uc5b5\ucc9c\ubc31]|[\u3005-\u30ff\u4e00-\u9fff\uac00-\ud7af]+|[\u0400-\u04ff]+|[\u0600-\u06ff]+|[\u0900-\u097f]+)(?:\s*\^\s*\{?\s*(-?[1-4])\s*\}?)?"
 )
 _BETWEEN_UNITS = re.compile(r"[\s/.\-]*")
 _SHORT_UNITS = re.compile(

@@ -106,7 +106,12 @@ SCALES = {
     **dict.fromkeys(["тыс", "тысяч", "тысяча", "тысячи"], Fraction(10**3)),
     **dict.fromkeys(["миллион", "миллиона", "миллионов"], Fraction(10**6)),
     **dict.fromkeys(["миллиард", "миллиарда", "миллиардов"], Fraction(10**9)),
-    "十": Fraction(10), "百": Fraction(100), "千": Fraction(10**3),
+    "млн": Fraction(10**6), "млрд": Fraction(10**9), "трлн": Fraction(10**12),
+    **dict.fromkeys(["триллион", "триллиона", "триллионов"], Fraction(10**12)),
+    **dict.fromkeys(["ألف", "آلاف", "الف", "هزار"], Fraction(10**3)), **dict.fromkeys(["مليون", "ملايين", "میلیون"], Fraction(10**6)),
+    **dict.fromkeys(["مليار", "میلیارد"], Fraction(10**9)), **dict.fromkeys(["हज़ार", "हजार"], Fraction(10**3)), "लाख": Fraction(10**5),
+    **dict.fromkeys(["करोड़", "करोड़"], Fraction(10**7)),
+    "十": Fraction(10), **dict.fromkeys("百백", Fraction(100)), **dict.fromkeys("千천", Fraction(10**3)),
     **dict.fromkeys("万萬만", Fraction(10**4)), **dict.fromkeys("亿億억", Fraction(10**8)), "兆": Fraction(10**12),
 }  # fmt: skip
 _MEANINGFUL = re.compile(
