@@ -1,6 +1,10 @@
 """The trainer's end of a publish between GPUs: vLLM's own sending engines, with the CUDA and NCCL calls alone replaced."""
 
+import os
+import subprocess
+import sys
 import threading
+import zipfile
 from types import SimpleNamespace
 
 import pytest
@@ -33,6 +37,8 @@ def no_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="GPU-0"))
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda *_: stream)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda *_: None)
     communicator = SimpleNamespace(broadcast=lambda tensor, src, stream=None: None, destroy=lambda: None)
     monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", lambda info: communicator)
 
@@ -158,6 +164,38 @@ def waiting_sender(monkeypatch, hangs):
 
     monkeypatch.setattr(gpu_transfer.WeightTransferTrainerFactory, "trainer_init", init)
     return made, released
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_these_tests_pass_with_the_trainers_side_of_vllm_0_33(tmp_path):
+    """Its wheel is for GPUs: the Python files alone are unpacked, so that what is compiled in it has not run."""
+    get = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "vllm==0.33.0", "--dest", str(tmp_path)]
+    got = subprocess.run(get, capture_output=True, text=True, check=False)
+    if got.returncode:
+        pytest.skip(f"the wheel of vLLM 0.33 could not be fetched: {got.stderr[-300:]}")
+    (wheel,) = tmp_path.glob("vllm-0.33.0-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = [n for n in archive.namelist() if n.endswith((".py", ".json")) or ".dist-info/" in n]
+        archive.extractall(tmp_path / "unpacked", names)
+    wheel.unlink()
+    command = [sys.executable, "-m", "pytest", "-rA", "-m", "not slow", "-p", "no:cacheprovider", __file__]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "unpacked")}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=1200)
+    assert run.returncode == 0, run.stdout[-3000:]
+    assert run.stdout.count("PASSED ") > len(CONFIGS) and "SKIPPED" not in run.stdout
+
+
+def test_the_sender_has_the_installed_versions_form():
+    """A method in vLLM 0.32, a cached property in 0.33, which refuses anything else."""
+    import vllm
+
+    from rlvr.rollout.vllm.gpu_transfer import AS_PROPERTY, Source
+
+    assert AS_PROPERTY is not vllm.__version__.startswith("0.32")
+    source = Source(WEIGHTS)
+    metadata = source.metadata if AS_PROPERTY else source.metadata()
+    assert [(meta.name, meta.dtype, meta.shape) for meta in metadata] == [("a", torch.float32, (3,))]
 
 
 WEIGHTS = [Description("a", torch.float32, torch.Size([3]))]
