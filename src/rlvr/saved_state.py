@@ -276,7 +276,7 @@ class Saver:
             "stages": [stage.state_dict() for stage in trainer.stages],
             "history": trainer.history.state_dict(),
             "nonfinite": trainer.nonfinite,
-            "owes_evaluation": trainer.owes_evaluation,
+            "owes_evaluation": trainer.due_evaluations.pending,
             "evaluated_on": self._evaluated_on(),
             "logged": len(trainer.metrics),
             "rollouts_kept": trainer.rollout_log.kept_until,
@@ -311,8 +311,8 @@ class Saver:
         if trainer.world.leads:
             here = saved.path.resolve().parent == trainer.folder.checkpoints.resolve()
             made = [row for row in trainer.folder.evaluations.rows() if row["step"] == state["step"]]
-            trainer.owes_evaluation = state["owes_evaluation"] and here and not made
-            cut = trainer.folder.cut(state["step"], trainer.owes_evaluation, keep_cut)
+            trainer.due_evaluations.pending = state["owes_evaluation"] and here and not made
+            cut = trainer.folder.cut(state["step"], trainer.due_evaluations.pending, keep_cut)
             if cut is not None:
                 trainer.console.message(f"what came after step {state['step']} is now in {cut}")
             if here:
@@ -322,8 +322,8 @@ class Saver:
             if here and len(rows[0]) < state["logged"]:
                 lost = state["logged"] - len(rows[0])
                 log.warning("%s lacks %d of the steps before the checkpoint", trainer.folder.metrics.path, lost)
-        trainer.metrics, trainer.evaluations, trainer.owes_evaluation = trainer.world.broadcast(
-            (*rows, trainer.owes_evaluation), "the metrics so far"
+        trainer.metrics, trainer.evaluations, trainer.due_evaluations.pending = trainer.world.broadcast(
+            (*rows, trainer.due_evaluations.pending), "the metrics so far"
         )
 
     def _keep_rollouts(self, state: dict[str, Any]) -> None:
@@ -373,7 +373,7 @@ class Saver:
             stage.load_state_dict(saved)
         trainer.step, trainer.version, trainer.nonfinite = state["step"], state["version"], state["nonfinite"]
         self.first_step = trainer.step + 1
-        trainer.owes_evaluation = state["owes_evaluation"]
+        trainer.due_evaluations.pending = state["owes_evaluation"]
         if trainer.stage_number != state["stage_number"]:
             trainer.enter(state["stage_number"])
         trainer.stage_step = state["stage_step"]

@@ -10,7 +10,6 @@ metrics per step; the engine never samples with other weights than the version t
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from rlvr.distributed.farm import open_engine, prove
 from rlvr.distributed.models import write_base
 from rlvr.distributed.prompt_lengths import encoded_lengths
 from rlvr.dry_run import plan_lines
+from rlvr.due_evaluations import DueEvaluations
 from rlvr.errors import (
     ConfigError,
     DataError,
@@ -76,8 +76,6 @@ from rlvr.stages.choosing import chooser
 from rlvr.verifiers import VerifierPool
 from rlvr.verifiers.raised_verdicts import RaisedVerdicts
 from rlvr.verifiers.routing import Verification
-
-log = logging.getLogger(__name__)
 
 STOPPING = "stopping as soon as this step can be left, with a checkpoint; Ctrl-C once more stops at once"
 
@@ -156,6 +154,7 @@ class GRPOTrainer:
         )
         self.context = min(self.policy.context, self.engine.context)  # vLLM may have been given a shorter one
         self.saver = Saver(self)
+        self.due_evaluations = DueEvaluations(self)
         self.prompts = Prompts(self.policy.tokenizer, report=self.console.message)
 
         self.step = 0
@@ -170,9 +169,6 @@ class GRPOTrainer:
         """Steps in a row that had to be skipped."""
         self._begun = False
         self._published: Published | None = None
-        self.owes_evaluation = False
-        """Whether the last step is to be evaluated and was not: a stop, a kill or a failure came between. It is made up for
-        when training goes on from that step."""
         self._tasks: dict[str, list[Task]] = {}
         self._given = {"train": tasks, "eval": eval_tasks}
         try:
@@ -196,7 +192,7 @@ class GRPOTrainer:
                 self._begin(resume)
                 until = sum(plan.allowed for plan in self.plans)
                 until = until if steps is None else min(until, self.step + steps)
-                self._make_up_evaluation()
+                self.due_evaluations.make_up()
                 while self.step < until and not self._told_to_stop():
                     self._go_through(self._next_stage(), until)
                 self._leave()
@@ -329,15 +325,14 @@ class GRPOTrainer:
         row = record(metrics)
         self.metrics.append(row)
         self.nonfinite = self.nonfinite + 1 if row["skipped/nonfinite"] else 0
-        self.owes_evaluation = self._evaluation_is_due(stage)
+        self.due_evaluations.plan(stage)
         if self.world.leads:
-            self.folder.check_held()  # before anything is written, which would make a deleted folder anew
+            self.folder.check_held()  # before anything is written
         self.rollout_log.later(self.step, batch, collected.rollouts, collected.dropped, collected.columns)
 
     def _report(self, stage: Stage, batch: Batch) -> None:
         """Evaluate where that is due, and write the step's line. A line that a kill prevents is in the checkpoint."""
-        if self.owes_evaluation:
-            self._evaluate_step()
+        self.due_evaluations.after_step()
         row = self.metrics[-1]
         if self.world.leads:
             self.folder.check_held()
@@ -430,49 +425,11 @@ class GRPOTrainer:
         self.console.evaluation(self.step, results)
         return results
 
-    def _evaluate_step(self) -> None:
-        """Evaluate the last step and complete its record. The evaluation stays owed where a stop or a failure cut it off."""
-        if results := self._results_or_nothing():
-            self.owes_evaluation = False
-            self.metrics[-1] = record({**self.metrics[-1], **results})
-            self.saver.after_evaluation()
-
-    def _results_or_nothing(self) -> dict[str, Any]:
-        """The results of an evaluation; none where it was stopped or failed, which does not end the run."""
-        try:
-            return self.evaluate()
-        except EvaluationError as error:
-            if self.world.leads:
-                this = "this one when the run is resumed here" if self.step else "the one at the start is left out"
-                log.warning(
-                    "%s. Training goes on: the next evaluation is made when it is due, %s",
-                    error,
-                    this,
-                    exc_info=error.__cause__,
-                )
-            return {}
-
-    def _make_up_evaluation(self) -> None:
-        """Evaluate where a stop, a kill or a failure kept the last step from it, and complete the step's line."""
-        if self.owes_evaluation:
-            self._evaluate_step()
-            if self.world.leads and not self.owes_evaluation:
-                self.folder.metrics.truncate_after(self.step - 1)
-                self.folder.metrics.append(self.metrics[-1])
-                for tracker in self.trackers:
-                    tracker.log(self.step, self.metrics[-1])  # whole: a kill may have kept the step from them too
-
     def evaluation_tasks(self, config: Config) -> list[Task]:
         """The tasks that are evaluated on under a stage's configuration."""
         given = self._given["eval"] if self._given["eval"] is not None else config.data.eval
         spec = config.evaluation.data if config.evaluation.data is not None else given
         return [] if spec is None else self._load(spec, "eval", config)[: config.evaluation.limit]
-
-    def _evaluation_is_due(self, stage: Stage) -> bool:
-        asked = stage.config.evaluation
-        last = self.stage_step in (stage.steps, stage.plan.allowed)
-        now = (last and asked.at_end) or (asked.every and self.step % asked.every == 0)
-        return bool(now) and bool(self.evaluation_tasks(stage.config))
 
     # tasks and stages
 
@@ -556,9 +513,7 @@ class GRPOTrainer:
 
     def _ready(self, stage: Stage) -> None:
         """Before a stage's next step: the baseline evaluation of a run, and the engine on the newest weights."""
-        at_start = self.step == 0 and stage.config.evaluation.at_start and not self.evaluations
-        if at_start and self.evaluation_tasks(stage.config):
-            self._results_or_nothing()
+        self.due_evaluations.at_start(stage)
         self._publish(stage)
         self.console.stage(stage.plan.name, stage.plan.allowed, self.stage_step)
 
