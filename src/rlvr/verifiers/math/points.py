@@ -3,7 +3,7 @@
 Every expression is compared at reals of both signs, positive reals, small integers and near 1. Operations that are one
 formula here and another one there ask for more: complex numbers for Re, Im, arg, conjugates and the modulus of z or w;
 integers up to 60 and multiples of the constants for integer functions; both sides of each corner, and the corner, for
-absolute values, maxima, signs and roundings. All points are fixed: verdicts are deterministic.
+absolute values, maxima, signs, roundings, even roots and inverse functions. All points are fixed: verdicts are deterministic.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fractions import Fraction
 from math import isqrt, lcm
 from typing import Any
 
-from rlvr.verifiers.math.evaluate import Complex, Coordinate, TooLarge, Unknown, exact_root
+from rlvr.verifiers.math.evaluate import MAX_BITS, Complex, Coordinate, TooLarge, Unknown, exact_root
 from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number, Symbol, symbols, walk
 
 Point = dict[str, Coordinate]
@@ -32,16 +32,24 @@ PAIRS = 24
 """Points of such integers for functions of several variables."""
 PIECEWISE = frozenset({"abs", "max", "min", "floor", "ceil", "sgn", "mod"})
 """Operations that are one formula here and another one there."""
+_INVERSES = {"asin": "sin", "acos": "cos", "atan": "tan", "acot": "cot"}
+"""Inverse functions, which leave their branch where an argument has a pole, or where the periodic function inside turns."""
 INTEGER_FUNCTIONS = frozenset({"gcd", "lcm", "mod", "floor", "ceil", "factorial", "factorial2", "binom"})
 MAX_CONSTANT = 10**9
 """Size of a constant whose multiples are tried."""
 MAX_CORNERS = 16
 """Corners of one variable on whose sides expressions are compared."""
 
+_CURVING = {"^": 1, "*": 2}
+"""Arguments with a variable that make an operation curved."""
+_QUARTERS = tuple(map(Number, (Fraction(-1), Fraction(-1, 2), Fraction(0), Fraction(1, 2), Fraction(1))))
+"""Multiples of pi at which a periodic function turns or has a pole."""
+NOISE = Fraction(1, 10**35)
+"""Relative rounding error of the values that corners are found from."""
 _COMPLEX_PARTS = frozenset({"re", "im", "arg"})
 _CONJUGATES = ("bar ", "overline ")
 # Where a corner is looked for if its argument is no polynomial of degree 2: a change of sign from one to the next.
-_GRID = tuple(sign * Fraction(m) * Fraction(10) ** k for sign in (-1, 1) for k in range(-2, 7) for m in (1, 3))
+_GRID = tuple(sign * Fraction(m) * Fraction(10) ** k for sign in (-1, 1) for k in range(-2, 12) for m in (1, 3))
 
 
 def has_any(heads: frozenset[str], *nodes: Node) -> bool:
@@ -73,7 +81,14 @@ def _is_positive(node: Node) -> bool:
 
 def needs_all_points(*nodes: Node) -> bool:
     """Whether the expressions may differ at a few points only, so that agreement elsewhere is not enough."""
-    return has_any(PIECEWISE | INTEGER_FUNCTIONS, *nodes)
+    return has_any(INTEGER_FUNCTIONS, *nodes) or _is_piecewise(*nodes)
+
+
+def _is_piecewise(*nodes: Node) -> bool:
+    """Whether the expressions may be one formula here and another one there."""
+    return has_any(PIECEWISE, *nodes) or any(
+        symbols(argument) for node in nodes for below in walk(node) for argument in _branches(below)
+    )
 
 
 def is_real_point(point: Point) -> bool:
@@ -111,7 +126,7 @@ def points(gold: Node, answer: Node, value: Valued) -> Iterator[tuple[object, Po
     kind = "complex" if complex_names else "real"
     for number in range(len(_complex_coordinates("z")) if complex_names else 0):
         yield (kind, number), _mixed(complex_names, real_names, number)
-    far = has_any(PIECEWISE, gold, answer)
+    far = _is_piecewise(gold, answer)
     # A conjugate has its variable's value on the real axis.
     values = [coordinates(_base(name) if name in complex_names else name) for name in sorted(names)]
     basic = [dict(zip(sorted(names), point, strict=True)) for point in zip(*values, strict=True)]
@@ -221,7 +236,8 @@ def _corners(
                     found |= _zeros(argument, name, basic[place], value)
             corners = sorted(found)
             between = [(low + high) / 2 for low, high in itertools.pairwise(corners)]
-            outside = [corners[0] - 1, corners[0] - 10**6, corners[-1] + 1, corners[-1] + 10**6] if corners else []
+            size = max(10**6, *map(abs, corners)) if corners else 0
+            outside = [corners[0] - 1, corners[0] - size, corners[-1] + 1, corners[-1] + size] if corners else []
             for at in (*between, *outside, *corners):
                 yield ("corner", place, name, at), {**basic[place], name: at}
 
@@ -240,6 +256,55 @@ def _arguments(node: Node) -> Iterator[Node]:
                 yield from (_minus(argument, step) for step in range(-1, 3))
             case Apply("mod", (argument, modulus)):
                 yield from (_minus(Apply("/", (argument, modulus)), step) for step in range(-1, 3))
+            case _:
+                yield from _branches(below)
+
+
+def _branches(node: Node) -> Iterator[Node]:
+    r"""Expressions whose zeros are the corners of a root (`\sqrt{(x-20)^2}`) or of an inverse function (`\arctan\frac{1}{x}`)."""
+    match node:
+        case Apply("root" | "^", (radicand, *_)) if _is_even_root(node) and _is_curved(radicand):
+            yield from _factors(radicand)
+        case Apply(head, (argument,)) if head in _INVERSES:
+            for below in walk(argument):
+                match below:
+                    case Apply("/", (_, divisor)):
+                        yield from _factors(divisor)
+                    case Apply(inner, (angle,)) if inner == _INVERSES[head]:
+                        yield from (Apply("+", (angle, Apply("*", (turn, Symbol("pi"))))) for turn in _QUARTERS)
+
+
+def _is_even_root(node: Apply) -> bool:
+    """Whether a root or a power has a degree, or a denominator of the exponent, that is even."""
+    if node.head == "root":
+        degree = node.args[1] if len(node.args) > 1 else Number(Fraction(2))
+        return isinstance(degree, Number) and degree.value.denominator == 1 and degree.value % 2 == 0
+    exponent = _rational(node.args[1])
+    return exponent is not None and exponent.denominator % 2 == 0
+
+
+def _rational(node: Node) -> Fraction | None:
+    """The value of an exponent that is a fraction as written, else None."""
+    match node:
+        case Number(value):
+            return value
+        case Bracket(items=(item,)):
+            return _rational(item)
+        case Apply("neg", (arg,)):
+            value = _rational(arg)
+            return None if value is None else -value
+        case Apply("/", (top, bottom)):
+            above, below = _rational(top), _rational(bottom)
+            return None if above is None or not below else above / below
+    return None
+
+
+def _is_curved(radicand: Node) -> bool:
+    """Whether a radicand may touch zero without a change of its sign: one with a power or a product of variables."""
+    return any(
+        isinstance(below, Apply) and sum(map(bool, map(symbols, below.args))) >= _CURVING.get(below.head, 99)
+        for below in walk(radicand)
+    )
 
 
 def _minus(node: Node, step: int) -> Node:
@@ -259,7 +324,7 @@ def _factors(node: Node) -> Iterator[Node]:
 
 
 def _zeros(node: Node, name: str, point: Point, value: Valued) -> set[Fraction]:
-    """Where `node` is zero as a function of one variable: exactly for a line, nearly for others."""
+    """Where `node` is zero as a function of one variable: exactly for a polynomial of degree 2, nearly for others."""
 
     def at(x: Fraction) -> Any:
         try:
@@ -271,15 +336,31 @@ def _zeros(node: Node, name: str, point: Point, value: Valued) -> set[Fraction]:
         return found if isinstance(found, Fraction) or not found.imag else None
 
     try:
-        a, b, c, d, e = (at(Fraction(x)) for x in (0, 1, 2, 3, 7))
-        if all(isinstance(found, Fraction) for found in (a, b, c, d, e)):
+        values = [at(Fraction(x)) for x in (0, 1, 2, 3, 7)]
+        exact = [_as_fraction(found) for found in values if found is not None]
+        fractions = [found for found in exact if found is not None]
+        if len(fractions) == len(values):
+            rounded = any(not isinstance(found, Fraction) for found in values)
+            noise = NOISE * max(map(abs, fractions)) if rounded else Fraction(0)
+            a, b, c, d, e = fractions
             square, slope = (c - 2 * b + a) / 2, b - a
+            square = square if abs(square) > noise else Fraction(0)
             slope -= square
-            if all(square * x * x + slope * x + a == found for x, found in ((3, d), (7, e))):
+            if all(abs(square * x * x + slope * x + a - found) <= noise for x, found in ((3, d), (7, e))):
                 return _roots(square, slope, a)
         return _crossings(at)
     except TooLarge:
         return set()
+
+
+def _as_fraction(value: Any) -> Fraction | None:
+    """A real value as a fraction, exactly; None where that has too many digits."""
+    if isinstance(value, Fraction):
+        return value
+    sign, mantissa, exponent, _ = value.real._mpf_
+    if abs(exponent) > MAX_BITS:
+        return None
+    return (-1 if sign else 1) * Fraction(int(mantissa)) * Fraction(2) ** exponent
 
 
 def _roots(square: Fraction, slope: Fraction, constant: Fraction) -> set[Fraction]:
