@@ -368,3 +368,85 @@ def test_what_denies_or_doubts_the_gold_never_pays_it(gold, form):
     answer = form.format(gold, other)
     assert judge(f"\\boxed{{{answer}}}", gold, LETTERED).score == 0
     assert judge(f"\\boxed{{{answer}, because I say so}}", gold, LETTERED).score == 0
+
+
+def said_whole(answer, gold="B", prompt="Which?"):
+    options = ["London", "Paris", "Rome", "Berlin"]
+    return ChoiceVerifier(fallback="whole").verify(Task("t", prompt, gold, info={"options": options}), answer).score
+
+
+NAMES_B = [
+    "B is the right choice because A is too brittle.",
+    "While A looks tempting, B is correct.",
+    "Although D is close, B is the best answer.",
+    "Eliminating A, C, and D leaves B.",
+    "答案是B",
+    "答案是B。",
+    "答案: B",
+    "选B",
+    "正解はBです",
+    "정답은 B입니다",
+    "Ответ: B",
+    "B is more likely than A.",
+    "B is better than A",
+    "Though A is tempting, the answer is B",
+    "B, since C is too small",
+    "Ruling out A and C leaves B",
+    "The most plausible option is B.",
+    "B is correct, while A is incorrect",
+    "Excluding A, C and D, B remains.",
+    "Not A, so B.",
+    "As A is false, B.",
+    "I think the answer is B",
+    "Ruling out A, it must be B.",
+    "B, hmm, yes",
+]
+DOES_NOT_NAME_B = [
+    "If it is not A, then it is B.",
+    "It is false that the answer is B.",
+    "The least plausible option is B.",
+    "B, hmm, no: C.",
+    "Some say B.",
+    "B minus",
+    "Grade: B",
+    "Team B wins",
+    "The answer is: B... or maybe C.",
+    "The answer is: A is more likely than B.",
+    "If B is right, then A is wrong.",
+    "The worst option is B.",
+    "I used to think B.",
+    "Many people think B.",
+    "It is untrue that B is right.",
+    "It is not the case that the answer is B",
+    "Group B",
+    "B+",
+    "Class B",
+    "B is less likely than C",
+    "B is worse than C.",
+    "Assuming B",
+    "Suppose it is B.",
+    "B is the least plausible.",
+    "B... or C",
+    "B, hmm, no, C",
+    "Others claim B",
+    "答案不是B",
+    "B不对",
+    "答案是A或B",
+    "It is false that the answer is (B).",
+]
+
+
+@pytest.mark.parametrize("answer", NAMES_B)
+def test_options_in_passing_and_leads_of_other_scripts_leave_the_answer(answer):
+    assert said_whole(answer) == 1
+    assert said_whole(answer, "A") == 0
+
+
+@pytest.mark.parametrize("answer", DOES_NOT_NAME_B)
+def test_hypotheses_reports_comparisons_and_grades_name_nothing(answer):
+    assert said_whole(answer) == 0
+
+
+def test_the_least_likely_option_is_right_where_the_prompt_asks_for_it():
+    assert said_whole("The least plausible option is B.", prompt="Which is the least plausible?") == 1
+    assert said_whole("B, hmm, no: C.", "C") == 1

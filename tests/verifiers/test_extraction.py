@@ -168,3 +168,24 @@ def test_a_megabyte_of_anything_takes_linear_time(piece):
 def test_the_answer_is_looked_for_at_the_end():
     assert extract_answer("x" * 10**7 + r"\boxed{42}") == "42"
     assert extract_answer("<think>" + "x" * 10**7 + r"\boxed{42}") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("It is false that the answer is 5.", None),
+        ("It is not the case that the answer is 5.", None),
+        ("If the answer is 5, we are done.", None),
+        ("Suppose the answer is 5.", None),
+        ("Some say the answer is 5.", None),
+        ("I doubt that the correct answer is 5.", None),
+        ("The answer is 4. It is false that the answer is 5.", "4"),
+        ("I think the answer is 5.", "5"),
+        ("It is false. The answer is 5.", "5"),
+        ("We check if it holds: the answer is 5.", "5"),
+        ("The answer is 5... or maybe 6.", "5... or maybe 6"),
+        ("The answer is: A is more likely than B.", "A is more likely than B"),
+    ],
+)
+def test_an_answer_that_is_denied_supposed_or_reported_is_none(text, answer):
+    assert extract_answer(text) == answer

@@ -56,14 +56,21 @@ _HEADING = re.compile(
     re.IGNORECASE,
 )
 _PHRASE = re.compile(r"\banswer[\s*]*(?:is\b[\s*:]*+(?!(?:in)?correct\b|right\b|wrong\b)|:[\s*]*)", re.IGNORECASE)
-_SENTENCE = re.compile(r"(?:\$\$.*?\$\$|\\\[.*?\\\])?.*?(?=\.\s|\.?\Z|\.?\n)", re.DOTALL)
+_SENTENCE = re.compile(r"(?:\$\$.*?\$\$|\\\[.*?\\\])?.*?(?=(?<!\.)\.\s|\.?\Z|\.?\n)", re.DOTALL)
+_NOT_SAID = re.compile(
+    r"(?:\b(?:false|untrue|wrong|incorrect|not true|not the case|doubt(?:s|ful)?|unlikely|impossible|(?:do not|don't|don\u2019t) (?:think|believe)"
+    r"|(?:some|many|most|others?|people|they)(?: people)? (?:say|think|claim|believe)s?|used to think)(?: that)?"
+    r"|\b(?:if|whether|unless|suppos(?:e|ing)|assum(?:e|ing))(?: that)?)(?: (?:the|my|correct|right|final))* ?\Z",
+    re.IGNORECASE,
+)
+"""What makes "the answer is" behind it no claim: a denial, a hypothesis, what others say."""
 RETRACTION = re.compile(
     r"\b(?:(?:oh,? |but )?(?:no,? )?wait(?:,? no)?|no(?=[,.:])|on second thoughts?|scratch that|correction|sorry|actually)\b[\s,.:;!-]*",
     re.IGNORECASE,
 )
 """Words that take back what was said before them."""
 _NEXT_RETRACTS = re.compile(rf"[.\s]*(?:{RETRACTION.pattern})(?:(?:it|that|the answer) is\b\s*)?", re.IGNORECASE)
-_PROSE = re.compile(r"(?:[A-Za-z]{3,} |A |An )[^\n]*?\b(?:is|are)\b", re.IGNORECASE)
+_PROSE = re.compile(r"(?:[A-Za-z]{3,} |A (?!is\b|are\b)|An )[^\n]*?\b(?:is|are)\b", re.IGNORECASE)
 _WORD = re.compile(r"(?<![\\A-Za-z{\d])[A-Za-z]{3,}(?![A-Za-z])")
 _PLAIN_WORD = re.compile(r"\b(?:an|as|at|be|by|he|if|in|is|it|my|no|of|on|so|to|up|we)\b", re.IGNORECASE)
 _DELIMITER = re.compile(r"\\\\|\\[\[\]()]|\\.|\$\$?|\n", re.DOTALL)
@@ -208,7 +215,8 @@ def after_phrase(text: str) -> str | None:
     """The rest of the sentence after the last "the answer is", "final answer: the largest n is" and the like."""
     end = -1
     for match in _PHRASE.finditer(text):
-        end = match.end()
+        if not _NOT_SAID.search(text[max(0, match.start() - 80) : match.start()]):
+            end = match.end()
     sentence = _SENTENCE.match(text, end) if end >= 0 else None
     if sentence is None:
         return None

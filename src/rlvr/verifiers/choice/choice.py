@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,12 @@ from rlvr.registry import register_verifier
 from rlvr.verifiers.answers import AnswerVerifier, unparsable, wrong
 from rlvr.verifiers.choice.options import Options, read_options, squash
 from rlvr.verifiers.extraction import last_boxed
+
+_LEAST = re.compile(
+    r"\bleast (?:likely|plausible|probable|suitable|appropriate|accurate|correct|convincing|attractive|good)\b|\bworst\b",
+    re.IGNORECASE,
+)
+"""Words that name the option which is no answer, unless the prompt asks for it."""
 
 
 @register_verifier("choice")
@@ -43,6 +50,8 @@ class ChoiceVerifier(AnswerVerifier):
     def judge(self, task: Task, answer: str) -> Verdict:
         options = self._options(task)
         assert isinstance(options, Options)
+        if _LEAST.search(answer) and not _LEAST.search(str(task.prompt)):
+            return wrong("the answer names the least likely option", answer)
         gold, chosen = read_gold(task.answer, options), options.named_by(answer)
         assert not isinstance(gold, str)
         if isinstance(chosen, str):

@@ -25,6 +25,12 @@ _LEAD = re.compile(
     r"(?:(?:the )?(?:correct )?(?:option|choice|answer|letter)s?:? )?",
     re.IGNORECASE,
 )
+_LEAD_CJK = re.compile(
+    r"(?:(?:所以|因此|综上)\s*,?\s*)?(?:(?:(?:正确|最终)的?)?(?:答案|选项|選項|正解|答え|정답|답)\s*(?:应该?|應該?)?(?:是|为|為|は|은|는|:)|应?[选選][择擇]?)"
+    r"\s*(?P<option>[^\u3005-\uffff]*?)\s*(?:です|である|입니다|이다|项|項)?[\u3002.]?"
+)
+"""A whole answer in Chinese, Japanese or Korean that says nothing but an option."""
+_FILLER = re.compile(r",?\s*\b(?:h+m+|u+h*m+|uh+|oh|well(?=,))\b[\s,.:;!\u2026-]*", re.IGNORECASE)
 _SEPARATOR = re.compile(r"\s*(?:[,;/&+]|\band\b)\s*|\s+", re.IGNORECASE)
 _EXPLAINS = re.compile(
     r"(?:because|since|as|for sure|no doubt|without (?:a )?doubt|(?:is )?(?:definitely |certainly )?(?:the )?"
@@ -33,7 +39,9 @@ _EXPLAINS = re.compile(
 )
 _PREDICATE = re.compile(r"(?:is|was|but|or|though|although)\b", re.IGNORECASE)
 """Words that make a letter before them part of a sentence, rather than the label of the text behind it."""
-_NAMED_BY_LETTER = "plan|vitamin|hepatitis|grade|type|exhibit|appendix"
+_NAMED_BY_LETTER = (
+    "plan|vitamin|hepatitis|grade|type|exhibit|appendix|team|group|class|category|league|series|influenza|tier"
+)
 """Nouns that a letter may be the name of, which is no option: plan B."""
 _CONJUNCTION = "and|or|nor|but|because|since|so|as|not|rather|instead|therefore|thus|hence|though|although"
 _VERB = "is|was|are|can|cannot|could|must|would|should|seems|looks|fits|works|fails|does|has to|isn|wasn|can't|doesn"
@@ -94,7 +102,8 @@ class Options:
         pronoun = "I" if "I" in self.by_label else "(?!)"
         start, end = r"(?<![\w'\u2019])", r"(?![\w'\u2019])"
         return re.compile(
-            rf"\b(?i:{_NAMED_BY_LETTER}) [A-Z](?!\w)"
+            rf"\b(?i:{_NAMED_BY_LETTER}):? [A-Z](?!\w)"
+            r"|(?<!\w)[A-Z](?:\+(?!\s*[A-Z]\b)| (?:minus|plus)\b)"
             rf"|[(\[{{] ?((?i:{self._label})) ?[)\]}}]|\b(?i:option|choice|answer|letter) ((?i:{self._label}))(?!\w)"
             rf"|{start}({self._label})(?=\)|[.:] )|{start}({capitals}){end}"
             rf"|{start}({article})(?=[.,;:!?]|\s*\Z| (?:{_CONJUNCTION}|{_VERB})\b)"
@@ -113,7 +122,9 @@ class Options:
 
     def named_by(self, answer: str) -> frozenset[int] | str:
         """The options that `answer` names, at least one; else in words why it names none."""
-        text = bare(answer).strip(_EDGES)
+        text = _FILLER.sub(" ", bare(answer)).strip(_EDGES)
+        if (foreign := _LEAD_CJK.fullmatch(text)) is not None:
+            text = foreign["option"].strip(_EDGES)
         for taken_back in reversed(list(RETRACTION.finditer(text))):
             if isinstance(self.named_by(text[: taken_back.start()]), frozenset):
                 return self.named_by(text[taken_back.end() :])
