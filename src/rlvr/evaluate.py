@@ -260,9 +260,9 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
     """
     from rlvr.distributed.farm import open_engine, prove
     from rlvr.distributed.prompt_lengths import encoded_lengths
-    from rlvr.distributed.weights import weight_buckets
     from rlvr.policy import load_policy
     from rlvr.rollout import Collector, Interrupted, Means, Sampling, evaluation_plan
+    from rlvr.rollout.weights import weight_buckets
     from rlvr.seeding import seed_of
     from rlvr.signals import StopRequest
     from rlvr.stages.choosing import chooser

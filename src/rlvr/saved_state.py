@@ -28,12 +28,12 @@ from rlvr.distributed.checkpoint import Saved, Seal
 from rlvr.distributed.checkpoint_writer import Contents, HostCopies, Writer, versions
 from rlvr.distributed.models import Files, merged_files, model_files
 from rlvr.distributed.shares import load_reference, saved_reference
-from rlvr.distributed.weights import whole_size
 from rlvr.dry_run import recorded_bytes, size_text
 from rlvr.errors import CheckpointError, ConfigError, TrainingError
 from rlvr.memory import STATE
 from rlvr.monitor.metrics import record
 from rlvr.policy.adapters import is_adapter
+from rlvr.rollout.weights import whole_size
 
 if TYPE_CHECKING:
     from rlvr.trainer import GRPOTrainer

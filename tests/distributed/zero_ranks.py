@@ -27,7 +27,6 @@ from rlvr.distributed import World
 from rlvr.distributed.deepspeed import _join_alone
 from rlvr.distributed.models import merged_files, model_files
 from rlvr.distributed.shares import load_reference, saved_reference
-from rlvr.distributed.weights import Source, host_copies, weight_buckets
 from rlvr.distributed.zero_config import zero_config
 from rlvr.distributed.zero_loading import partition
 from rlvr.learner import Learner
@@ -37,6 +36,7 @@ from rlvr.needs import CURRENT, Need
 from rlvr.policy import Snapshot, forward, load_policy
 from rlvr.policy.microbatch import rows_of
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
+from rlvr.rollout.weights import Source, host_copies, weight_buckets
 
 DEADLINE = float(os.environ.get("ZERO_RANKS_DEADLINE", "120"))
 """Seconds for one setting; past them all stacks are shown and the rank ends."""

@@ -8,11 +8,11 @@ from rlvr.config import Config, ModelConfig, ScratchConfig
 from rlvr.distributed import PlainBackend, World
 from rlvr.distributed.farm import open_engine
 from rlvr.distributed.plain import PlainOptions
-from rlvr.distributed.weights import weight_buckets
 from rlvr.errors import ConfigError, TrainingError
 from rlvr.policy import loading
 from rlvr.rollout.engine import Published
 from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions, devices, engine, installed, launch, server_engine
+from rlvr.rollout.weights import weight_buckets
 from rlvr.stage_plan import longest_sequence, stage_plans
 
 CUDA = torch.device("cuda", 0)

@@ -15,8 +15,8 @@ from vllm_helpers import needs_vllm
 
 from rlvr.distributed import PlainBackend
 from rlvr.distributed.farm import Elsewhere
-from rlvr.distributed.weights import Description, described, in_wire_dtype, weight_buckets
 from rlvr.errors import TrainingError, WaitTimeout
+from rlvr.rollout.weights import Description, described, in_wire_dtype, weight_buckets
 
 pytestmark = needs_vllm
 

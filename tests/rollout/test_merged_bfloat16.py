@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from rlvr.config import LoraConfig, ModelConfig, ScratchConfig
-from rlvr.distributed.weights import named_weights
 from rlvr.policy import load_policy
 from rlvr.rollout.hf import _own_copy
+from rlvr.rollout.weights import named_weights
 
 
 def small_update():

@@ -3,7 +3,7 @@
 from rlvr.distributed.backend import Backend
 from rlvr.distributed.deepspeed import DeepSpeedOptions
 from rlvr.distributed.plain import PlainBackend, PlainOptions
-from rlvr.distributed.weights import buckets, named_weights
 from rlvr.distributed.world import World
+from rlvr.rollout.weights import buckets, named_weights
 
 __all__ = ["Backend", "DeepSpeedOptions", "PlainBackend", "PlainOptions", "World", "buckets", "named_weights"]

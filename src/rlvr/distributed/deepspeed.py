@@ -25,7 +25,6 @@ from rlvr import registry
 from rlvr.device_memory import free_cached
 from rlvr.distributed.plain import share_from_first
 from rlvr.distributed.shares import OPTIMIZER, WEIGHTS, check_weights, optimizer_keys, owners
-from rlvr.distributed.weights import weight_buckets, whole_shape, whole_size
 from rlvr.distributed.world import World
 from rlvr.distributed.zero_config import Offload, zero_config
 from rlvr.distributed.zero_loading import changed_by, partition
@@ -34,6 +33,7 @@ from rlvr.errors import ConfigError
 from rlvr.policy import Policy
 from rlvr.registry import register
 from rlvr.rollout.engine import Bucket
+from rlvr.rollout.weights import weight_buckets, whole_shape, whole_size
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else its import, which saving a Hugging Face model causes, warns

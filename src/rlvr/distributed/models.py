@@ -18,11 +18,11 @@ from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
-from rlvr.distributed.weights import Source, host_copies, sources
 from rlvr.errors import TrainingError
 from rlvr.policy import Policy
 from rlvr.policy.adapters import is_adapter, name_base
 from rlvr.policy.quantization import dense, has_quantized
+from rlvr.rollout.weights import Source, host_copies, sources
 
 Files = Callable[[Path], None]
 """Writes files into a folder."""

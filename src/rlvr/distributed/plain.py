@@ -18,11 +18,11 @@ from rlvr import registry
 from rlvr.device_memory import free_cached
 from rlvr.distributed.shares import OPTIMIZER, WEIGHTS, check_weights, optimizer_keys, owners
 from rlvr.distributed.versions import check_versions
-from rlvr.distributed.weights import buckets, weight_buckets
 from rlvr.distributed.world import World
 from rlvr.policy import Policy
 from rlvr.registry import register
 from rlvr.rollout.engine import Bucket
+from rlvr.rollout.weights import buckets, weight_buckets
 
 REDUCE_BYTES = 64 << 20
 """Gradients that are summed over ranks at once."""

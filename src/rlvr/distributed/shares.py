@@ -13,12 +13,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from rlvr.distributed.weights import whole_shape, whole_size
 from rlvr.distributed.world import World
 from rlvr.errors import CheckpointError
 from rlvr.policy import Snapshot
 from rlvr.policy.head import gathered
 from rlvr.policy.microbatch import deal
+from rlvr.rollout.weights import whole_shape, whole_size
 
 WEIGHTS, OPTIMIZER, REFERENCE = "weights/", "optimizer/", "reference/"
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlvr.distributed.weights import whole_shape, whole_size
+from rlvr.rollout.weights import whole_shape, whole_size
 
 
 @dataclass(frozen=True)

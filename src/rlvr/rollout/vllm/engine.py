@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rlvr.device_memory import free_cached
-from rlvr.distributed.weights import described, in_wire_dtype, weight_buckets
 from rlvr.errors import TrainingError
 from rlvr.policy import Policy
 from rlvr.rollout.engine import Bucket, Completion, InFlight, Published, Request
@@ -27,6 +26,7 @@ from rlvr.rollout.vllm.model_folder import scratch_folder
 from rlvr.rollout.vllm.options import VLLMOptions
 from rlvr.rollout.vllm.requests import Answer
 from rlvr.rollout.vllm.transfer import SHARED_MEMORY, SharedMemoryTransfer, Transfer, differing
+from rlvr.rollout.weights import described, in_wire_dtype, weight_buckets
 
 
 class VLLMEngine:

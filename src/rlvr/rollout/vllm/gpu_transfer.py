@@ -22,10 +22,10 @@ from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactor
 from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-from rlvr.distributed.weights import Description
 from rlvr.errors import WaitTimeout
 from rlvr.rollout.engine import Published
 from rlvr.rollout.vllm.transfer import Call, Weights
+from rlvr.rollout.weights import Description
 from rlvr.waits import Wait
 
 BUFFER_BYTES = 256 << 20

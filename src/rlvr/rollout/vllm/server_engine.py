@@ -20,7 +20,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlvr.distributed.weights import described, in_wire_dtype, weight_buckets
 from rlvr.errors import DataError, TrainingError
 from rlvr.policy import Policy
 from rlvr.rollout.engine import Bucket, Completion, InFlight, Published, Request
@@ -35,6 +34,7 @@ from rlvr.rollout.vllm.options import VLLMServerOptions
 from rlvr.rollout.vllm.requests import Answer
 from rlvr.rollout.vllm.started import StartedServer
 from rlvr.rollout.vllm.transfer import SHARED_MEMORY, Call, FileTransfer, SharedMemoryTransfer, Transfer, differing
+from rlvr.rollout.weights import described, in_wire_dtype, weight_buckets
 
 T = TypeVar("T")
 COLLECTIVE = ("init_weight_transfer_engine", "update_weights")
