@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from rlvr.verifiers.math.expression import Apply, Binder, Bracket, Listing, Matrix, Node, Number, Relation, Symbol
+from rlvr.verifiers.math.expression import (
+    Apply,
+    Binder,
+    Bracket,
+    Listing,
+    Matrix,
+    Node,
+    Number,
+    Quantity,
+    Relation,
+    Symbol,
+)
 from rlvr.verifiers.math.literals import Literals
 from rlvr.verifiers.math.tokens import Unreadable, tokenize
 from rlvr.verifiers.math.vocabulary import FUNCTIONS
@@ -13,6 +24,7 @@ SUM, PRODUCT = 30, 40
 """How tight `+` and `*` bind."""
 INFIX_COMMANDS = frozenset(["over", "choose", "mod", "bmod", "pmod"])
 """Commands that stand between their arguments."""
+_CALLS = frozenset("fghFGH")
 _DECORATIONS = frozenset(
     ["overline", "bar", "vec", "hat", "tilde", "widehat", "overrightarrow", "dot", "ddot", "angle", "triangle"]
 )
@@ -121,6 +133,50 @@ class Commands(Literals):
         if derivative is not None:
             return derivative
         return Apply("/", (self._argument(), self._argument()))
+
+    def _call_or(self, symbol: Symbol) -> Node:
+        """`f(x)` as a call where f is a usual name of a function or has a prime, else the symbol alone."""
+        if symbol.name == "E" and self._opens_expectation():
+            return self._expectation()
+        grouped = self.peek().text == "group" and self.peek().kind == "open" and self.peek(1).text == "("
+        if not ((self.peek() == ("open", "(", False)) or grouped) or not (
+            symbol.name[0] in _CALLS or "'" in symbol.name
+        ):
+            return symbol
+        if grouped:
+            self.next()
+        self.next()
+        inner = self._inside(self.listing)
+        self.expect("close", ")")
+        if grouped:
+            self.expect("close", "group")
+        return Apply(f"call {symbol.name}", inner.items if isinstance(inner, Listing) else (inner,))
+
+    def _opens_expectation(self) -> bool:
+        """Whether an expected value follows: `E[`, or `E(` with a random variable, a capital letter, behind it."""
+        opening, inner = self.peek(), self.peek(1)
+        if opening.kind != "open" or opening.spaced:
+            return False
+        return opening.text == "[" or (opening.text == "(" and inner.kind == "symbol" and inner.text.isupper())
+
+    def _expectation(self) -> Node:
+        closing = "]" if self.next().text == "[" else ")"
+        inner = self._inside(self.listing)
+        self.expect("close", closing)
+        return Apply("call E", inner.items) if isinstance(inner, Listing) else Apply("mean", (inner,))
+
+    def _composition(self, left: Node) -> Node | None:
+        r"""`f \circ g`, as a function of functions whose order counts; None where the sign is one of degrees."""
+        composed = isinstance(left, Apply) and left.head == "call compose"
+        if self.peek().kind != "symbol" or not (composed or isinstance(left, Symbol)):
+            return None
+        inner = Symbol(self._name(self.next().text))
+        return Apply("call compose", (*left.args, inner) if isinstance(left, Apply) else (left, inner))
+
+    def _degrees(self, left: Node) -> Node:
+        if self.peek().kind == "symbol" and self.peek().text in "CF":
+            return Quantity(left, f"degrees {self.next().text}")
+        return Apply("degree", (left,))
 
     def _derivative(self) -> Node | None:
         r"""`\frac{d}{dx} y`, `\frac{dy}{dx}`, `\frac{d^2y}{dx^2}`; None where the fraction is something else."""

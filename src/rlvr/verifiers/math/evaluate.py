@@ -16,7 +16,18 @@ from fractions import Fraction
 from math import gcd, isqrt, lcm
 from typing import Any, NamedTuple
 
-from rlvr.verifiers.math.expression import Apply, Binder, Bracket, Matrix, Node, Number, Quantity, Symbol, binds
+from rlvr.verifiers.math.expression import (
+    Apply,
+    Binder,
+    Bracket,
+    Matrix,
+    Node,
+    Number,
+    Quantity,
+    Symbol,
+    binds,
+    symbols,
+)
 
 MAX_BITS = 2048
 """Bits of an exact number at a sample point, where a larger one becomes a float; a constant has eight times as many, or none."""
@@ -131,6 +142,8 @@ class Evaluator:
         head = node.head
         if head == "det" and isinstance(node.args[0], Matrix):
             return self._determinant(node.args[0])
+        if head == "mean":
+            return self._mean(node.args[0])
         if head.startswith("call "):
             return self._scrambled(head, [self(arg) for arg in node.args])
         if head == "^" and node.args[0] == Symbol("e"):
@@ -355,6 +368,21 @@ class Evaluator:
         self.fuel.spend(8)
         return self.mp.cos(total) + 2
 
+    def _mean(self, body: Node) -> Value:
+        """An expected value, of a fixed distribution of the capital letters (all letters, if there are none) at three points."""
+        names = symbols(body)
+        random = {name for name in names if name[0].isupper()} or names
+        total: Value = Fraction(0)
+        outer = self.point
+        for number, weight in enumerate((Fraction(1, 2), Fraction(1, 3), Fraction(1, 6))):
+            values = {name: Fraction(1 + zlib.crc32(f"{name} {number}".encode()) % 97, 14) for name in random}
+            self.point = {**outer, **values}
+            try:
+                total = self.add(total, self.multiply(weight, self(body)))
+            finally:
+                self.point = outer
+        return total
+
     def _bound(self, node: Binder) -> Value:
         """A short sum or product is computed; any other operator is a fixed linear functional of its body.
 
@@ -431,6 +459,7 @@ def _sign(e: Evaluator, value: Value) -> Value:
     return Fraction((value > 0) - (value < 0))
 
 
+_OF_MPMATH = "sin cos tan cot sec csc sinh cosh tanh coth sech csch gamma arg asin acos atan acot asec acsc asinh acosh atanh acoth"
 _OPERATIONS: dict[tuple[str, int], Callable[..., Value]] = {
     ("+", -1): Evaluator.add,
     ("*", -1): Evaluator.multiply,
@@ -463,33 +492,5 @@ _OPERATIONS: dict[tuple[str, int], Callable[..., Value]] = {
     ("sgn", 1): _sign,
     ("re", 1): lambda e, value: e.inexact(value).real,
     ("im", 1): lambda e, value: e.inexact(value).imag,
-    **{
-        (name, 1): _named(name)
-        for name in [
-            "sin",
-            "cos",
-            "tan",
-            "cot",
-            "sec",
-            "csc",
-            "sinh",
-            "cosh",
-            "tanh",
-            "coth",
-            "sech",
-            "csch",
-            "gamma",
-            "arg",
-            "asin",
-            "acos",
-            "atan",
-            "acot",
-            "asec",
-            "acsc",
-            "asinh",
-            "acosh",
-            "atanh",
-            "acoth",
-        ]
-    },
+    **{(name, 1): _named(name) for name in _OF_MPMATH.split()},
 }

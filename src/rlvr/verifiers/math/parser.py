@@ -55,7 +55,6 @@ _INFIX = {
     "/": PRODUCT,
     ":": 15,
 }
-_CALLS = frozenset("fghFGH")
 _CLOSERS = {
     "(": ")]",
     "[": "])[",
@@ -299,7 +298,7 @@ class _Parser(Commands):
             return self._call_or(Symbol(left.name + "'"))
         if token.text == "circ" and power <= 65:
             self.next()
-            return self._degrees(left)
+            return self._composition(left) or self._degrees(left)
         if token.text == "^" and power <= _POWER:
             return self._raised(left)
         return None
@@ -342,11 +341,6 @@ class _Parser(Commands):
             return None
         self.at += 3 if braced else 1
         return Symbol(f"{numbers.name} {'*' if sign == 'times' else sign}")
-
-    def _degrees(self, left: Node) -> Node:
-        if self.peek().kind == "symbol" and self.peek().text in "CF":
-            return Quantity(left, f"degrees {self.next().text}")
-        return Apply("degree", (left,))
 
     def exponent(self) -> Node:
         r"""What `^` or `_` takes: a group, a signed power, or in LaTeX (`x^23`) one token; here a number is read whole."""
@@ -442,22 +436,6 @@ class _Parser(Commands):
             self.integrals[-1].update(done=1, variable=self._name(self.next().text))
             return Number(Fraction(1))
         return self._call_or(Symbol(self._name(name)))
-
-    def _call_or(self, symbol: Symbol) -> Node:
-        """`f(x)` as a call where f is a usual name of a function or has a prime, else the symbol alone."""
-        grouped = self.peek().text == "group" and self.peek().kind == "open" and self.peek(1).text == "("
-        if not ((self.peek() == ("open", "(", False)) or grouped) or not (
-            symbol.name[0] in _CALLS or "'" in symbol.name
-        ):
-            return symbol
-        if grouped:
-            self.next()
-        self.next()
-        inner = self._inside(self.listing)
-        self.expect("close", ")")
-        if grouped:
-            self.expect("close", "group")
-        return Apply(f"call {symbol.name}", inner.items if isinstance(inner, Listing) else (inner,))
 
     def _bracket(self, opening: str) -> Node:
         self.level += 1

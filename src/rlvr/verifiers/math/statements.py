@@ -310,7 +310,7 @@ def is_label(node: Node) -> bool:
         case Apply("^", (Apply("sin" | "cos" | "tan") as function, Number())):
             return is_label(function)
         case Apply(head):
-            return head.startswith("call ")
+            return head.startswith("call ") or head == "mean"
         case Bracket("(", ")" | "]", items) | Bracket("[", "]", items):
             return bool(items) and all(is_label(item) for item in items)
         case Quantity(value=value):
