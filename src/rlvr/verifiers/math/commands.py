@@ -136,12 +136,10 @@ class Commands(Literals):
 
     def _call_or(self, symbol: Symbol) -> Node:
         """`f(x)` as a call where f is a usual name of a function or has a prime, else the symbol alone."""
-        if symbol.name == "E" and self._opens_expectation():
+        if (bare := symbol.name.removeprefix("bold ")) == "E" and self._opens_expectation():
             return self._expectation()
         grouped = self.peek().text == "group" and self.peek().kind == "open" and self.peek(1).text == "("
-        if not ((self.peek() == ("open", "(", False)) or grouped) or not (
-            symbol.name[0] in _CALLS or "'" in symbol.name
-        ):
+        if not ((self.peek() == ("open", "(", False)) or grouped) or not (bare[0] in _CALLS or "'" in bare):
             return symbol
         if grouped:
             self.next()
@@ -150,7 +148,7 @@ class Commands(Literals):
         self.expect("close", ")")
         if grouped:
             self.expect("close", "group")
-        return Apply(f"call {symbol.name}", inner.items if isinstance(inner, Listing) else (inner,))
+        return Apply(f"call {bare}", inner.items if isinstance(inner, Listing) else (inner,))
 
     def _opens_expectation(self) -> bool:
         """Whether an expected value follows: `E[`, or `E(` with a random variable, a capital letter, behind it."""

@@ -15,6 +15,7 @@ from rlvr.verifiers.math.evaluate import Unknown
 from rlvr.verifiers.math.expression import Number, is_literal, symbols
 from rlvr.verifiers.math.latex import spelling
 from rlvr.verifiers.math.letters import read, units_of
+from rlvr.verifiers.math.matrices import alike
 from rlvr.verifiers.math.rules import Comparison, Rules
 from rlvr.verifiers.math.sampling import Sampler
 from rlvr.verifiers.math.tokens import Unreadable
@@ -55,6 +56,6 @@ def compare(gold: str, answer: str, rules: Rules = Rules()) -> Comparison:  # no
         return Comparison(None, f"the answer cannot be read here: {error}")
     log_base = 10 if _COMMON_LOG.search(gold) or _COMMON_LOG.search(answer) else 0
     try:
-        return Judge(rules, Sampler(log_base)).compare(expected, found)
+        return Judge(rules, Sampler(log_base)).compare(*alike(expected, found))
     except (Unknown, RecursionError) as error:
         return Comparison(None, f"no decision: {error}")

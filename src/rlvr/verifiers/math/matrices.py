@@ -2,7 +2,9 @@ r"""Products whose order counts: formulas of vectors and matrices are compared b
 
 The rule, decided here alone: a letter with an arrow is a vector, and capital letters are matrices where two of them occur in a
 formula that transposes one, writes two or three of them in two orders (`AB - BA`), or, if it has no other letters, raises one
-to the power -1 (`(AB)^{-1}`). Everywhere else letters are numbers: `nRT`, `\frac{1}{2}AB \sin C`, `PQ + QR`.
+to the power -1 (`(AB)^{-1}`). Bold letters are vectors in a formula that joins two of them by a dot or a cross or has an arrow,
+and bold capitals matrices where two of them stand side by side. Letters with a hat are vectors beside a cross, but for p and q,
+which are estimates. Everywhere else letters are numbers: `nRT`, `\frac{1}{2}AB \sin C`, `PQ + QR`.
 """
 
 from __future__ import annotations
@@ -10,12 +12,12 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 from rlvr.verifiers.math.evaluate import Evaluator, Fuel, Unknown
-from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number, Symbol, symbols, walk
+from rlvr.verifiers.math.expression import Apply, Binder, Bracket, Node, Number, Symbol, rebuild, rename, symbols, walk
 
 SIDE = 3
 """Rows of the matrices, and entries of the vectors, that letters stand for: a cross product needs three."""
@@ -24,6 +26,10 @@ SAMPLES = 2
 MAX_POWER = 6
 
 _ARROWS = ("vec ", "overrightarrow ")
+_MATRIX = "matrix "
+_BOLD = "bold "
+_HATS = "hat "
+_ESTIMATES = frozenset({"hat p", "hat q"})
 _UNIT_VECTORS = {"hat i": 0, "hat j": 1, "hat k": 2}
 _MINUS_ONE = Apply("neg", (Number(Fraction(1)),))
 _TRANSPOSED = frozenset({Symbol("T"), Symbol("top")})
@@ -33,7 +39,7 @@ def is_vector(node: Node) -> bool:
     """Whether a factor is a vector as written: a letter with an arrow, a cross product, a multiple or a sum of these."""
     match node:
         case Symbol(name):
-            return name.startswith(_ARROWS) or name in _UNIT_VECTORS
+            return name.startswith((*_ARROWS, _BOLD, _HATS)) or name == "nabla"
         case Apply("cross"):
             return True
         case Apply("neg", (arg,)) | Bracket(items=(arg,)):
@@ -45,10 +51,84 @@ def is_vector(node: Node) -> bool:
     return False
 
 
+def settled(node: Node) -> Node:
+    """The tree of a text with bold letters, hats and products by dot or cross named as what they are: vectors, matrices, numbers."""
+    parts = list(walk(node))
+    names = {below.name for below in parts if isinstance(below, Symbol)}
+    products = [below for below in parts if isinstance(below, Apply) and below.head in ("cross", "dot")]
+    bold = {name for name in names if _BOLD in name}
+    if not products and not bold:
+        return node
+    multiplied = frozenset().union(*map(symbols, products))
+    new = {name: name.replace(_BOLD, "") for name in bold}
+    if any(name.startswith(_ARROWS) for name in names) or bold & multiplied:
+        new = {name: plain if plain.startswith(_ARROWS) else f"vec {plain}" for name, plain in new.items()}
+    elif any(_side_by_side(below) for below in parts):
+        new |= {name: _MATRIX + plain for name, plain in new.items() if _is_capital(plain)}
+    if len(units := {f"{_BOLD}{letter}" for letter in "ijk"} & bold) > 1:
+        new |= {name: name.replace(_BOLD, _HATS) for name in units}
+    crossed = frozenset().union(*(symbols(product) for product in products if product.head == "cross"))
+    hats = {name for name in crossed if name.startswith(_HATS)} - _ESTIMATES - set(_UNIT_VECTORS)
+    return _named(node, new | {name: f"vec {name}" for name in hats})
+
+
+def _named(node: Node, names: dict[str, str]) -> Node:
+    """`node` with symbols renamed, and products of what are no vectors then as products of numbers."""
+    if isinstance(node, Symbol):
+        return Symbol(names.get(node.name, node.name))
+    node = rebuild(node, lambda child: _named(child, names))
+    match node:
+        case Binder(variable=variable) if variable in names:
+            return replace(node, variable=names[variable])
+        case Apply("cross", (one, other)) if not (_has_vector(one) and _has_vector(other)):
+            return Apply("*", (one, other))
+        case Apply("dot", args):
+            return Apply("*", args)
+        case Apply("*", args) if any(isinstance(arg, Apply) and arg.head == "*" for arg in args):
+            return Apply("*", tuple(part for arg in args for part in _factors(arg)))
+    return node
+
+
+def _factors(node: Node) -> tuple[Node, ...]:
+    return node.args if isinstance(node, Apply) and node.head == "*" else (node,)
+
+
+def _has_vector(node: Node) -> bool:
+    return any(
+        isinstance(below, Symbol)
+        and (below.name.startswith(_ARROWS) or below.name in _UNIT_VECTORS or below.name == "nabla")
+        for below in walk(node)
+    )
+
+
+def _side_by_side(node: Node) -> bool:
+    """Whether two bold capital letters are written as a product, without a sign."""
+    if not (isinstance(node, Apply) and node.head == "*"):
+        return False
+    letters = [
+        arg.name.removeprefix(_BOLD) for arg in node.args if isinstance(arg, Symbol) and arg.name.startswith(_BOLD)
+    ]
+    return sum(map(_is_capital, letters)) > 1
+
+
+def alike(gold: Node, answer: Node) -> tuple[Node, Node]:
+    """Both trees with a letter that is a vector or a matrix on one side named so on the other, which writes it plainly."""
+    named = [{below.name for below in walk(side) if isinstance(below, Symbol)} for side in (gold, answer)]
+    sides = []
+    for side, own, others in ((gold, *named), (answer, *named[::-1])):
+        new = {
+            name.partition(" ")[2]: name
+            for name in others - own
+            if name.startswith(("vec ", _MATRIX)) and name.partition(" ")[2] in own - others
+        }
+        sides.append(rename(side, new) if new else side)
+    return sides[0], sides[1]
+
+
 def order_counts(gold: Node, answer: Node) -> bool:
     """Whether the two are formulas of vectors or matrices."""
     return bool(_matrix_letters(gold, answer)) or any(
-        (isinstance(below, Symbol) and below.name.startswith(_ARROWS))
+        (isinstance(below, Symbol) and below.name.startswith((*_ARROWS, _MATRIX)))
         or (isinstance(below, Apply) and below.head == "cross")
         for side in (gold, answer)
         for below in walk(side)
@@ -150,12 +230,12 @@ class _Evaluator(Evaluator):
         rng = random.Random(zlib.crc32(f"{name} {self.sample}".encode()))
         if name in _UNIT_VECTORS:
             return _Array(tuple((Fraction(int(place == _UNIT_VECTORS[name])),) for place in range(SIDE)))
-        if name.startswith(_ARROWS):
+        if name.startswith(_ARROWS) or name == "nabla":
             return _Array(tuple((Fraction(rng.randint(-9, 9)),) for _ in range(SIDE)))
-        if name in self.letters:
+        if name in self.letters or name.startswith(_MATRIX):
             return (
                 _IDENTITY
-                if name == "I"
+                if name.removeprefix(_MATRIX) == "I"
                 else _Array(tuple(tuple(Fraction(rng.randint(-9, 9)) for _ in range(SIDE)) for _ in range(SIDE)))
             )
         if symbols(Symbol(name)):

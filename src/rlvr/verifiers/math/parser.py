@@ -27,7 +27,7 @@ from rlvr.verifiers.math.expression import (
     depth,
 )
 from rlvr.verifiers.math.joined import CONNECTIVES, alternatives, compound, ratio
-from rlvr.verifiers.math.matrices import is_vector
+from rlvr.verifiers.math.matrices import is_vector, settled
 from rlvr.verifiers.math.tokens import END, Token, Unreadable, tokenize
 from rlvr.verifiers.math.vocabulary import CONDITIONS, CURRENCIES
 
@@ -55,6 +55,7 @@ _INFIX = {
     "/": PRODUCT,
     ":": 15,
 }
+_VECTOR_PRODUCTS = {"times": "cross", "*": "dot"}
 _CLOSERS = {
     "(": ")]",
     "[": "])[",
@@ -98,7 +99,7 @@ def _whole(tokens: list[Token], opening_bar: int = -1) -> Node:
         raise Unreadable(f"unexpected {parser.peek().text!r}")
     if depth(node) > 3 * MAX_DEPTH:
         raise Unreadable("nested too deep")
-    return node
+    return settled(node)
 
 
 def _opens_condition(words: str) -> bool:
@@ -269,10 +270,10 @@ class _Parser(Commands):
         right = self.expression(binding + 1)
         if token.text == "-":
             right = Apply("neg", (right,))
-        if token.text == "times" and is_vector(right):
+        if token.text in _VECTOR_PRODUCTS and is_vector(right):
             *scalars, last = left.args if isinstance(left, Apply) and left.head == "*" else (left,)
             if is_vector(last):
-                product = Apply("cross", (last, right))
+                product = Apply(_VECTOR_PRODUCTS[token.text], (last, right))
                 return Apply("*", (*scalars, product)) if scalars else product
         head = {"-": "+", "times": "*"}.get(token.text, token.text)
         if head in ("+", "*") and isinstance(left, Apply) and left.head == head:
@@ -325,7 +326,7 @@ class _Parser(Commands):
                 primes += "'"
             self.expect("close", "group")
             return self._call_or(Symbol(left.name + primes))
-        if self.peek().text == "top" or (self.peek().text == "T" and isinstance(left, (Matrix, Bracket))):
+        if self.peek().text == "top" or (self.peek().text in ("T", "bold T") and isinstance(left, (Matrix, Bracket))):
             self.next()
             return Apply("transpose", (left,))
         if is_number_set(left) and (signed := self._signed_set(left)) is not None:

@@ -241,6 +241,8 @@ def _styled(style: str, inner: str, spaced: bool, tokens: list[Token]) -> None:
         tokens.extend(tokenize(inner))
     elif len(name) == 1 and _follows_value_or_unit(tokens) and _SYMBOL.fullmatch(name):
         tokens.append(Token("words", name, spaced))
+    elif style in ("mathbf", "boldsymbol", "bm") and len(name) == 1 and name.isalpha():
+        tokens.append(Token("symbol", f"bold {name}", spaced))
     elif (
         len(name) == 1
         or (name in FUNCTIONS and not style.startswith("text"))
