@@ -1164,6 +1164,19 @@ SHAPES_REFUSED = [
 ]
 
 CONDITIONS_ACCEPTED = [
+    (r"n = 2^k, k \ge 1", r"n = 2^k \text{ where } k \ge 1"),
+    (r"n = 2^k, k \ge 1", r"n=2^k \;(k\ge1)"),
+    (r"n = 2^k \text{ where } k \ge 1", r"n = 2^k, k \ge 1"),
+    (r"n=2^k \;(k\ge1)", r"n = 2^k, k \ge 1"),
+    (r"n = 2^k, k \ge 1", r"2^k"),
+    (r"f^{-1}(x)=x^2, x\ge0", r"x^2 \text{ for } x\ge0"),
+    (r"f^{-1}(x)=x^2, x\ge0", r"x^2"),
+    (r"\frac1{x-1}, x\ne1", r"\frac1{x-1}"),
+    (r"\frac1{x-1}", r"\frac1{x-1}, x\ne1"),
+    (r"2^k, 1 \le k \le 5", r"2^k \text{ for } 1 \le k \le 5"),
+    (r"a+b, a>0, b>0", r"a+b \text{ where } a>0, b>0"),
+    (r"x > 2, x < 5", r"2 < x < 5"),
+    (r"x > 2, y > 1", r"y > 1, x > 2"),
     (r"5 \text{ if } x>0", r"5"),
     (r"5 \text{ if } x>0", r"5 \text{ if } x>0"),
     (r"5 \text{ if } x>0", r"5 \text{ when } 0<x"),
@@ -1182,6 +1195,16 @@ CONDITIONS_ACCEPTED = [
     (r"2x", r"f(x)=2x \text{ for all } x \in \mathbb{R}"),
 ]
 CONDITIONS_REFUSED = [
+    (r"n = 2^k, k \ge 1", r"n = 2^k \text{ where } k \ge 2"),
+    (r"n = 2^k", r"n = 2^k, k \ge 2"),
+    (r"2^k, k>3", r"2^k, k>4"),
+    (r"x = 3, y \ge 1", r"3"),
+    (r"2, k > 4", r"2"),
+    (r"x^2+y^2=1, x>0", r"x^2+y^2=1"),
+    (r"\frac1{x-1}", r"\frac1{x-2}, x\ne1"),
+    (r"x > 2, y > 1", r"x > 2"),
+    (r"x > 2", r"x > 2, y > 1"),
+    (r"x > 2, y > 2", r"x > 2"),
     (r"5", r"5 \text{ if } x>0"),
     (r"5 \text{ if } x>0", r"5 \text{ if } x<0"),
     (r"5", r"5 \quad (x>0)"),

@@ -21,6 +21,7 @@ from rlvr.verifiers.math.expression import (
     Symbol,
     is_literal,
     symbols,
+    walk,
 )
 from rlvr.verifiers.math.sampling import Sampler
 from rlvr.verifiers.math.statements import plain
@@ -55,6 +56,14 @@ class Piece:
 Set = tuple[Piece, ...]
 
 
+def _letters(node: Node) -> frozenset[str]:
+    """The letters that the inequalities of a node are about."""
+    inequalities = [
+        below for below in walk(node) if isinstance(below, Relation) and set(below.operators) & _ORDER - {"="}
+    ]
+    return frozenset[str]().union(*map(symbols, inequalities))
+
+
 class RealSets:
     """Reads nodes as sets of reals; `sampler` gives the values of their ends."""
 
@@ -64,6 +73,8 @@ class RealSets:
     def same(self, gold: Node, answer: Node) -> bool | None:
         """Whether two nodes are the same set; None where one is not understood as one."""
         try:
+            if len(_letters(gold)) > 1 or len(_letters(answer)) > 1:  # `x > 2, y > 1` is no set of reals
+                return None
             one, other = self.read(gold), self.read(answer)
             if len(one) != len(other):
                 return False

@@ -61,6 +61,7 @@ _SPOKEN = {
 }
 
 
+_INEQUALITIES = frozenset({"<", ">", "<=", ">=", "!="})
 _LETTER = re.compile(r"([A-Za-z])(?:_(\d{1,3}))?")
 
 
@@ -103,6 +104,8 @@ def read_statement(node: Node, sampler: Sampler) -> Statement:
         declared |= found or frozenset()
     if isinstance(node, Listing) and node.separator == ";":
         items = [_grouped(part, sampler) for part in items]
+    else:
+        items = _with_conditions(items)
     entries: list[Entry] = []
     is_set = False
     label = None
@@ -131,6 +134,30 @@ def read_statement(node: Node, sampler: Sampler) -> Statement:
 def _without_conditions(node: Node) -> tuple[Node, Declared, tuple[Node, ...]]:
     bare, declared, conditions = without_conditions(node)
     return (node if bare is node else plain(bare)), declared, conditions
+
+
+def _with_conditions(items: list[Node]) -> list[Node]:
+    r"""Items with the inequalities behind them that are about letters of their values: `2^k, k \ge 1` is `2^k` where `k \ge 1`."""
+    found: list[Node] = []
+    for item in items:
+        if found and _restricts(item, found[-1]):
+            found[-1] = Builder(found[-1], (item,))
+        else:
+            found.append(item)
+    return found
+
+
+def _restricts(condition: Node, subject: Node) -> bool:
+    """Whether an inequality restricts letters of the value before it; beside another inequality it is a second answer."""
+    if isinstance(subject, Builder):
+        return _restricts(condition, subject.subject)
+    if not (isinstance(condition, Relation) and set(condition.operators) <= _INEQUALITIES):
+        return False
+    value = subject
+    if isinstance(subject, Relation) and set(subject.operators) == {"="} and is_label(subject.sides[0]):
+        value = subject.sides[-1]
+    letters = symbols(condition)
+    return bool(letters) and letters <= symbols(value) and not isinstance(value, (Relation, Symbol))
 
 
 def _cycled(entries: list[Entry]) -> list[Entry]:

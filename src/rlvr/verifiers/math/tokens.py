@@ -152,6 +152,8 @@ _PROSE = frozenset(
 )
 """Short words in the company of longer ones."""
 _NEXT_WORD = re.compile(r"\s+[a-zA-Z]*[aeiouyAEIOUY][a-zA-Z]*[A-Za-z]{2}")
+_BEFORE_NOUN = re.compile(r"\s+[A-Za-z]")
+"""What follows an article; the letter `a` has a sign behind it (`where a > 0`)."""
 _ORDINAL = re.compile(
     r"(?<=\d)\s*\^\s*(?:\{\s*(?:\\(?:text|mathrm|textrm)\s*\{)?\s*(th|st|nd|rd)\s*\}?\s*\}|\\(?:text|mathrm|textrm)\s*\{\s*(th|st|nd|rd)\s*\})"
 )
@@ -311,7 +313,7 @@ def _is_word(run: str, spaced: bool, tokens: list[Token], following: str, bare_u
     if (len(run) > 3 and _VOWEL.search(run) and not run.isupper()) or run.lower() in _SHORT_WORDS:
         return True
     previous = tokens[-1].kind if tokens else "end"
-    if previous == "words" and spaced and (len(run) > 1 or run == "a"):
+    if previous == "words" and spaced and (len(run) > 1 or (run == "a" and _BEFORE_NOUN.match(following))):
         return True
     if previous == "number" and spaced and run == "is":
         return True
