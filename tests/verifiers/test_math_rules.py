@@ -201,6 +201,18 @@ UNITS_REFUSED = [
 SIDE = "A square has side s. Write its perimeter."
 MASS = "A mass $m$ is lifted by $h$."
 LETTERS_ACCEPTED = [
+    (r"mgh", r"m g h"),
+    (r"mgh", r"m \cdot g \cdot h"),
+    (r"mgh", r"ghm"),
+    (r"nRT", r"RTn"),
+    (r"lwh", r"hlw"),
+    (r"PQR", r"P Q R"),
+    (r"BCD", r"B \cdot C \cdot D"),
+    (r"abc", r"a b c"),
+    (r"abc", r"cab", r"Let $a$, $b$, $c$ be the sides."),
+    (r"xyz", r"xzy", r"Multiply $x, y, z$."),
+    (r"lab", r"bal", r"Let $l$, $a$, $b$ be lengths."),
+    (r"no", r"No"),
     (r"5m", r"5 m"),
     (r"5 m", r"5m"),
     (r"5m", r"5"),
@@ -235,6 +247,15 @@ LETTERS_ACCEPTED = [
     (r"8m^4", r"8 m^4"),
 ]
 LETTERS_REFUSED = [
+    (r"cat", r"act"),
+    (r"cat", r"a \cdot c \cdot t"),
+    (r"PQR", r"RQP"),
+    (r"PQR", r"RQP", r"In which order do $P$, $Q$ and $R$ stand?"),
+    (r"abc", r"cab"),
+    (r"mgh", r"mg"),
+    (r"mgh", r"mgr"),
+    (r"hhtt", r"htht"),
+    (r"no", r"on"),
     (r"5m", r"5", MASS),
     (r"5", r"5m", MASS),
     (r"5 m", r"5", MASS),

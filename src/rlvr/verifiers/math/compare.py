@@ -14,7 +14,7 @@ from rlvr.verifiers.math.answers import Judge
 from rlvr.verifiers.math.evaluate import Unknown
 from rlvr.verifiers.math.expression import Number, is_literal, symbols
 from rlvr.verifiers.math.latex import spelling
-from rlvr.verifiers.math.letters import read, units_of
+from rlvr.verifiers.math.letters import is_product_of_letters, read, units_of
 from rlvr.verifiers.math.matrices import alike
 from rlvr.verifiers.math.rules import Comparison, Rules
 from rlvr.verifiers.math.sampling import Sampler
@@ -38,7 +38,7 @@ def compare(gold: str, answer: str, rules: Rules = Rules()) -> Comparison:  # no
         return Comparison(True)
     if not answer:
         return Comparison(False, "the answer is empty")
-    if _LETTERS.fullmatch(gold):
+    if _LETTERS.fullmatch(gold) and not is_product_of_letters(gold, rules.variables):
         letters = _BETWEEN_LETTERS.sub("", answer).casefold()
         if sorted(letters) == sorted(gold.casefold()):
             return Comparison(letters == gold.casefold())

@@ -18,7 +18,7 @@ from typing import Any
 
 from rlvr.verifiers import extraction
 from rlvr.verifiers.math.latex import balanced, clean
-from rlvr.verifiers.math.letters import read
+from rlvr.verifiers.math.letters import is_product_of_letters, read
 from rlvr.verifiers.math.numeric import Number, read_number
 from rlvr.verifiers.math.tokens import Unreadable, starts_with_function
 from rlvr.verifiers.math.vocabulary import FUNCTIONS
@@ -124,8 +124,13 @@ def _read(raw: str, decimal_comma: bool) -> Gold:
         return Gold(text, problem="the answer is empty")
     if not balanced(text):
         return Gold(text, problem=f"the braces of the answer {text[:200]!r} do not balance")
-    words = _WORDS.fullmatch(text) is not None and _MATHEMATICAL.fullmatch(text) is None and not _is_call(text)
-    return Gold(text, read_number(text), words)
+    return Gold(text, read_number(text), _is_words(text))
+
+
+def _is_words(text: str) -> bool:
+    if _MATHEMATICAL.fullmatch(text) is not None or is_product_of_letters(text, frozenset()):
+        return False
+    return text.lower() == "no" or (_WORDS.fullmatch(text) is not None and not _is_call(text))
 
 
 def _is_call(text: str) -> bool:

@@ -27,6 +27,9 @@ _LONE_LETTER = re.compile(
 """A letter that stands alone in prose: a variable (`the side s`), unless it is a word, a mark (`(b)`) or a unit (`5 m`, `in m/s`)."""
 _STYLED = re.compile(r"\\[A-Za-z]+\s*(?:\{([^{}\\]*)\})?")
 _WORD = re.compile("[A-Za-z]{2}")
+_VOWEL = re.compile("[aeiouyAEIOUY]")
+MAX_FACTORS = 5
+"""Letters of a product that is written as one word."""
 PROMPT_LENGTH = 20_000
 """Characters at the end of a prompt in which formulas are looked for."""
 MAX_FORMULAS = 24
@@ -91,6 +94,22 @@ def units_of(node: Node) -> frozenset[str]:
 def is_product(unit: str, prompt: str) -> bool:
     """Whether letters behind a number may be a product of the problem's variables."""
     return unit.isalpha() and len(unit) <= LONGEST_SYMBOL and variables_of(prompt).issuperset(unit)
+
+
+def is_product_of_letters(text: str, variables: frozenset[str]) -> bool:
+    """Whether letters without a space are a product, whose factors have no order: `mgh`, `nRT`; `cab` of variables of the problem.
+
+    Letters that nobody can pronounce are one, unless all are capitals (names and orders are written so); nobody writes a factor twice.
+    """
+    if (
+        not text.isascii()
+        or not text.isalpha()
+        or len(text) > MAX_FACTORS
+        or len(set(text)) != len(text)
+        or text.isupper()
+    ):
+        return False
+    return _VOWEL.search(text) is None or variables.issuperset(text)
 
 
 @functools.lru_cache(maxsize=256)

@@ -28,7 +28,7 @@ from rlvr.verifiers.math.compare import Rules, compare
 from rlvr.verifiers.math.deadline import OutOfTime
 from rlvr.verifiers.math.gold import Gold, is_readable, read_golds
 from rlvr.verifiers.math.latex import balanced, clean, spelling
-from rlvr.verifiers.math.letters import is_product, variables_of, words_of
+from rlvr.verifiers.math.letters import is_product, is_product_of_letters, variables_of, words_of
 from rlvr.verifiers.math.numeric import Number, NumberRules, Percent, Units, read_number
 from rlvr.verifiers.math.restatement import restates
 
@@ -42,6 +42,8 @@ _OR = re.compile(r"(?<![A-Za-z])or(?![A-Za-z])")
 _DECIMAL_COMMA = re.compile(r"([-+]?\d+),(\d+)")
 _SET = re.compile(r"\\in(?![A-Za-z])|[\[(].*,.*[\])]")
 _INEQUALITY = re.compile(r"[<>]|\\[lg](?:eq?|t)(?![A-Za-z])")
+_SPELLED = re.compile(r"[A-Za-z](?:\s*(?:\\cdot|\\times|\*|\s)\s*[A-Za-z])+")
+"""Single letters with spaces or signs between them: a product, whatever word they spell."""
 _SYNONYMS = {"true": "yes", "false": "no", "dne": "does not exist"}
 
 
@@ -215,8 +217,12 @@ class MathVerifier(Verifier):
             return "equal, but a fraction where the gold is an integer" if restated and self.require_simplified else ""
         if spelling(answer) == spelling(gold.text):
             return ""
-        if gold.is_words:
-            return "" if _said(answer) == _said(gold.text) else "other words"
+        if gold.is_words and _said(answer) == _said(gold.text):
+            return ""
+        if gold.is_words and not (
+            _SPELLED.fullmatch(answer) or is_product_of_letters(gold.text, variables_of(_last_message(task.prompt)))
+        ):
+            return "other words"
         if gold.number is not None:
             comma = _DECIMAL_COMMA.fullmatch(answer)
             if comma and (decimal := read_number(f"{comma[1]}.{comma[2]}")) and gold.number.places:
