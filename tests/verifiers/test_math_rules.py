@@ -367,6 +367,7 @@ SCALES_REFUSED = [
 ]
 
 ADDED_UNITS_ACCEPTED = [
+    (r"5", r"5K", r"What is the temperature?"),
     (r"5", r"5个"),
     (r"5", r"5 apples"),
     (r"5", r"5 \text{ red apples}"),
@@ -388,6 +389,7 @@ ADDED_UNITS_ACCEPTED = [
     (r"5本", r"5"),
 ]
 ADDED_UNITS_REFUSED = [
+    (r"5", r"5K", r"How many dollars?"),
     (r"5", r"5不是答案"),
     (r"2", r"2不对"),
     (r"2", r"2以上"),
@@ -924,6 +926,10 @@ MORE = "Solve $2x > 6$."
 ROOTS = "Find the roots of $x^2 - 5x + 6 = 0$."
 SQUARE = "Factor $x^2 + 2x + 1$."
 RESTATEMENTS_ACCEPTED = [
+    (r"2\sqrt{3}", r"\sqrt{4\cdot3}", r"Simplify $\sqrt{12}$."),
+    (r"\sqrt{2}+7", r"7+\sqrt{2}", r"Simplify $\sqrt{2}+3+4$."),
+    (r"x^2-3x+2", r"2-3x+x^2", r"Expand $(x-1)(x-2)$."),
+    (r"x^3 + 2", r"x^2 \cdot x + 2", r"Which polynomial is it?"),
     (r"y = 2 - \frac{2x}{3}", r"y = 2 - \frac{2x}{3}", LINE),
     (r"y = 2 - \frac{2x}{3}", r"y = -\frac{2}{3}x + 2", LINE),
     (r"y = 2 - \frac{2x}{3}", r"2 - \frac{2}{3}x", LINE),
@@ -954,6 +960,9 @@ RESTATEMENTS_ACCEPTED = [
     (r"(3, \infty)", r"\{x : x > 3\}", MORE),
 ]
 RESTATEMENTS_REFUSED = [
+    (r"(x-1)(x-2)", r"x^2-3x+1+1", r"Factor $x^2-3x+2$."),
+    (r"(x-1)(x-2)", r"x\cdot x-3x+2", r"Factor $x^2-3x+2$."),
+    (r"(x-1)(x-2)", r"\frac{2x^2-6x+4}{2}", r"Factor $x^2-3x+2$."),
     (r"y = 2 - \frac{2x}{3}", r"2x + 3y = 6", LINE),
     (r"y = 2 - \frac{2x}{3}", r"3y = 6 - 2x", LINE),
     (r"y = 2 - \frac{2x}{3}", r"6 = 3y + 2x", LINE),
@@ -1116,6 +1125,14 @@ WRITING_REFUSED = [
 ]
 
 SHAPES_ACCEPTED = [
+    (r"[7]", r"[7]"),
+    (r"x+1", r"[x+1]"),
+    (r"[0,\infty]", r"[0,\infty)"),
+    (r"1,234", r"1234"),
+    (r"(1,234)", r"(1, 234)"),
+    (r"1, 2, 3, ...", r"1,2,3,..."),
+    (r"3.5", r"3,5"),
+    (r"7", r"7."),
     (r"(100,101)", r"(100, 101)"),
     (r"(100,101)", r"(100,101)"),
     (r"100101", r"100,101"),
@@ -1142,6 +1159,14 @@ SHAPES_ACCEPTED = [
     (r"1", r"x=1=1"),
 ]
 SHAPES_REFUSED = [
+    (r"7", r"7..."),
+    (r"7", r"[7]"),
+    (r"7", r"(7, )"),
+    (r"[0,\infty)", r"[0,\infty]"),
+    (r"(-\infty,3]", r"[-\infty,3]"),
+    (r"1,234", r"1, 234"),
+    (r"1, 234", r"1,234"),
+    (r"(1,234)", r"1234"),
     (r"100101", r"(100,101)"),
     (r"(100,101)", r"100101"),
     (r"1000", r"(1,000)"),

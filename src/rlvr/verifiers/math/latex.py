@@ -146,7 +146,9 @@ def _raised(run: re.Match[str]) -> str:
 
 
 def _strip(text: str) -> str:
-    return " ".join(text.split()).strip("*` ").rstrip(".,;*\\\u3002\uff61 ")
+    text = " ".join(text.split()).strip("*` ")
+    bare = text.rstrip(".,;*\\\u3002\uff61 ")
+    return f"{bare}..." if "..." in text[len(bare) :] else bare  # an ellipsis says that more follows
 
 
 def _unwrapped(text: str) -> str | None:
@@ -173,5 +175,8 @@ def balanced(text: str) -> bool:
 
 
 def spelling(text: str) -> str:
-    """What two cleaned texts share when they differ in spaces only (a space between two words or numbers counts)."""
-    return re.sub(r"(?<!\w) | (?!\w)", "", text)
+    """What two cleaned texts share when they differ in spaces only (a space between two words or numbers counts).
+
+    So does one in `1, 234`, which is no `1,234`.
+    """
+    return re.sub(r"(?<!\w)(?<!\d,) | (?!\w)|(?<=\d,) (?!\d{3}(?!\d))", "", text)

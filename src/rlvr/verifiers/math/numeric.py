@@ -209,7 +209,7 @@ def _measure(rest: str, currency: str | None, letters: bool) -> tuple[Fraction, 
         assert gap is not None
         at = gap.end()
         if at == len(plain):
-            return None if "/" in gap[0] or "-" in gap[0] else (scale, " ".join(words))
+            return None if "/" in gap[0] or "-" in gap[0] or ".." in gap[0] else (scale, " ".join(words))
         unit = _UNIT.match(plain, at)
         if unit is None or count == 5:
             return None

@@ -450,6 +450,8 @@ class _Parser(Commands):
         if self.peek().kind == "close" and self.peek().text in _CLOSERS[opening] and opening in "({[":
             return Bracket(opening, self.next().text, ())
         inner = self.listing()
+        if opening in "([" and not isinstance(inner, Listing) and self.tokens[self.at - 1].kind == "separator":
+            raise Unreadable("a tuple of one")
         if opening == "{" and self.peek().text in ("mid", "|", ":"):
             return self._builder(inner)
         closing = self.next()

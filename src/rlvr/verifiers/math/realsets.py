@@ -56,6 +56,16 @@ class Piece:
 Set = tuple[Piece, ...]
 
 
+def _closes_infinity(node: Node) -> bool:
+    r"""Whether an interval has a square bracket at infinity, which no set of reals contains: `[0, \infty]`."""
+    infinite = (_INFINITY, Apply("neg", (_INFINITY,)))
+    return any(
+        (below.opening == "[" and below.items[0] in infinite) or (below.closing == "]" and below.items[1] in infinite)
+        for below in walk(node)
+        if isinstance(below, Bracket) and len(below.items) == 2
+    )
+
+
 def _letters(node: Node) -> frozenset[str]:
     """The letters that the inequalities of a node are about."""
     inequalities = [
@@ -75,6 +85,8 @@ class RealSets:
         try:
             if len(_letters(gold)) > 1 or len(_letters(answer)) > 1:  # `x > 2, y > 1` is no set of reals
                 return None
+            if _closes_infinity(answer) and not _closes_infinity(gold):
+                return False
             one, other = self.read(gold), self.read(answer)
             if len(one) != len(other):
                 return False

@@ -2,7 +2,7 @@ r"""Restatements: answers that are right only because they are the problem over 
 
 The rule, decided here alone, of answers that are equal to the gold: an answer is no answer where it, or a value that it states
 (behind its labels, declarations, units, set brackets), is what the prompt says, in another form than the gold's. What the prompt says is its text, and each of its formulas with terms in any order, moved
-from side to side, multiplied by a number (`2x > 6` for `6 < 2x`). An answer in the gold's form is never a restatement.
+from side to side, multiplied by a number (`2x > 6` for `6 < 2x`), or with a constant, a square or a factor taken apart (`x \cdot x + 1 + 1`). An answer in the gold's form is never a restatement.
 A gold with one unknown that is solved (`x = 3`, `x > 3`) asks for a solved answer, whatever the prompt says.
 """
 
@@ -222,12 +222,18 @@ def _canonical(node: Node) -> Node:
             return _product(tuple(_canonical(arg) for arg in args))
         case Apply("+", args):
             terms = _flattened("+", tuple(_canonical(arg) for arg in args))
-            left = _sorted(tuple(term for term in terms if term != _ZERO)) or (_ZERO,)
+            left = _sorted(_with_one_constant(terms)) or (_ZERO,)
             return left[0] if len(left) == 1 else Apply("+", left)
         case Apply("^" | "/", (inner, over)) if _canonical(over) == _ONE:
             return _canonical(inner)
         case Apply("root", (inner,)) | Apply("root", (inner, Number(Fraction(numerator=2, denominator=1)))):
             return Apply("^", (_canonical(inner), _HALF))
+        case Apply("/", (Apply("+") | Bracket("(", ")", (Apply("+"),)) as top, Number(whole, 0))) if whole > 0:
+            terms = _canonical(top)
+            parts = [_divided(term, whole) for term in (terms.args if isinstance(terms, Apply) else (terms,))]
+            if None in parts:
+                return Apply("/", (terms, Number(whole)))
+            return _canonical(Apply("+", tuple(part for part in parts if part is not None)))
         case Apply(head, args):
             return Apply(head, tuple(_canonical(arg) for arg in args))
         case Relation((operator,), (left, right)):
@@ -242,6 +248,23 @@ def _canonical(node: Node) -> Node:
     return node
 
 
+def _with_one_constant(terms: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Terms with their numbers added up, and no zero: `x + 1 + 1` is `x + 2`."""
+    numbers = [term for term in terms if isinstance(term, Number) and not term.base]
+    total = Number(sum((number.value for number in numbers), Fraction(0)))
+    others = tuple(term for term in terms if term not in numbers)
+    return others if total == _ZERO else (*others, total)
+
+
+def _divided(term: Node, divisor: Fraction) -> Node | None:
+    """A canonical term over a number, or None where its coefficient is no multiple of that."""
+    factors = term.args if isinstance(term, Apply) and term.head == "*" else (term,)
+    for at, factor in enumerate(factors):
+        if isinstance(factor, Number) and not factor.base and factor.value % divisor == 0:
+            return _product((*factors[:at], Number(factor.value / divisor), *factors[at + 1 :]))
+    return None
+
+
 def _product(factors: tuple[Node, ...]) -> Node:
     """Factors in one order, with one sign in front; numbers are not multiplied (`4 \\cdot 3` is work done on 12)."""
     sign = 1
@@ -252,6 +275,9 @@ def _product(factors: tuple[Node, ...]) -> Node:
             factor = Number(-factor.value, factor.base)
         if factor != _ONE:
             parts.append(factor)
+    for letter in {part for part in parts if isinstance(part, Symbol)}:  # `x \cdot x` is x^2
+        if (count := parts.count(letter)) > 1:
+            parts = [part for part in parts if part != letter] + [Apply("^", (letter, Number(Fraction(count))))]
     if sign < 0:
         parts.append(Number(Fraction(-1)))
     ordered = _sorted(tuple(parts)) or (_ONE,)

@@ -27,6 +27,7 @@ from rlvr.verifiers.math.expression import (
     Symbol,
     Words,
     children,
+    is_literal,
     rebuild,
     symbols,
     walk,
@@ -351,7 +352,7 @@ def plain(node: Node) -> Node:
     match node:
         case Bracket("(", ")", (item,)) if not isinstance(item, Builder):
             return plain(item)
-        case Bracket("[", "]", (item,)):
+        case Bracket("[", "]", (item,)) if not is_literal(item):  # `[7]` is a list
             return plain(item)
         case Bracket("{", "}", ()):
             return Symbol("emptyset")

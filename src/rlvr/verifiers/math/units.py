@@ -183,6 +183,8 @@ def _may_be_added(unit: str, nouns: frozenset[str]) -> bool:
     a noun. Words that say more (`is extraneous`, `in base 6`, `(rejected)`) never do.
     """
     unit = _bare(unit)
+    if unit == "K" and nouns.isdisjoint(("kelvin", "temperature")):  # `5K` is five thousand more often
+        return False
     if dimension(unit) is not None:
         return True
     words = re.findall(r"[^\W\d_]+", unit.casefold())
