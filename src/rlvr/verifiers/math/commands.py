@@ -72,7 +72,8 @@ class Commands(Literals):
         if self.accept("open", "["):
             degree = self.expression(SUM)
             self.expect("close", "]")
-        radicand = self.exponent()
+        # A power behind the radicand is one of the root: \sqrt{x}^2 is x.
+        radicand = self.exponent() if self.peek().kind in ("number", "operator") else self.atom()
         return Apply("root", (radicand,) if degree is None else (radicand, degree))
 
     def _arguments(self) -> tuple[Node, ...]:

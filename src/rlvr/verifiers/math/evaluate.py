@@ -105,6 +105,8 @@ class Evaluator:
         self.cost = 1 + digits // 200  # as the time of one operation grows with its digits
         self.lost = False
         """Whether a part of the expression was too small beside the rest to change the value: agreement then says nothing."""
+        self.left_reals = False
+        """Whether a part of the expression has no real value."""
 
     def __call__(self, node: Node) -> Value:
         self.fuel.spend(self.cost)
@@ -170,8 +172,10 @@ class Evaluator:
             return value
         if not self.mp.isfinite(value):
             raise Unknown("not finite")
-        if isinstance(value, self.mp.mpc) and value.imag == 0:
-            return value.real
+        if self._is_complex(value):
+            if value.imag == 0:
+                return value.real
+            self.left_reals = True
         return value
 
     # arithmetic

@@ -46,6 +46,8 @@ class Sampler:
     _values: dict[_Key, Value] = field(default_factory=dict)
     _lost: set[_Key] = field(default_factory=set)
     """Keys of values that do not show all parts of their expression."""
+    _left_reals: set[_Key] = field(default_factory=set)
+    """Keys of values with a part that is not real."""
     _roughly: dict[int, complex | None] = field(default_factory=dict)
     _alive: list[Node] = field(default_factory=list)
     _has_more_fuel: bool = False
@@ -102,7 +104,9 @@ class Sampler:
                 pass
         has_i = any(isinstance(node, Symbol) and node.name == "i" for side in (gold, answer) for node in walk(side))
         strict = has_any(_ABS, gold) != has_any(_ABS, answer)
-        agreed = agreed_off_axis = 0
+        agreed = agreed_off_axis = agreed_real = agreed_positive = 0
+        has_branches = has_domain = False
+        """Whether the two differ at points where a part of one is not real, and where one of them is not."""
         hidden: list[tuple[object, Point]] = []
         thorough = needs_all_points(gold, answer)
         for number, point in self._points(gold, answer):
@@ -120,17 +124,26 @@ class Sampler:
             real = [_is_real(value) for value in (one, other)]
             if not is_complex and not all(real):
                 if any(real) and (strict or has_domain_at(point, gold, answer)):
-                    return False
+                    if strict or not self._differ_by_branch(one, other):
+                        return False
+                    has_domain = True
                 agreed_off_axis += not any(real) and self._agree(gold, answer, number, point) is not False
                 continue
             same = self._agree(gold, answer, number, point)
+            are_real = not (is_complex or self._leaves_reals(gold, number) or self._leaves_reals(answer, number))
             if same is False:
-                return False
+                if are_real or is_complex or strict:
+                    return False
+                has_branches = True
             if same is None:
                 hidden.append((number, point))
             agreed += same is True and _is_telling(one)
-            if agreed == ENOUGH and not thorough:
+            agreed_real += same is True and are_real and _is_telling(one)
+            agreed_positive += same is True and are_real and is_positive_point(point)
+            if agreed == ENOUGH and not thorough and not (has_branches or has_domain):
                 return True
+        if (has_branches or has_domain) and (agreed_real < 3 or (has_domain and not agreed_positive)):
+            return False
         for number, point in hidden:
             if agreed >= 3:
                 break
@@ -247,6 +260,8 @@ class Sampler:
                 self._values[key] = evaluate(node)
                 if evaluate.lost:
                     self._lost.add(key)
+                if evaluate.left_reals:
+                    self._left_reals.add(key)
             except Unknown as unknown:
                 self._values[key] = unknown
             except (ArithmeticError, ValueError, TypeError) as error:  # mpmath raises these outside a domain
@@ -287,6 +302,15 @@ class Sampler:
                 return True
             last = difference
         return None
+
+    def _leaves_reals(self, node: Node, number: object) -> bool:
+        """Whether a part of an expression is not real at a point."""
+        return self._key(node, number, DIGITS[0]) in self._left_reals
+
+    def _differ_by_branch(self, one: Value, other: Value) -> bool:
+        r"""Whether a real value and one that is not differ by a branch of a logarithm (`\ln x + \ln y` for `\ln xy`)."""
+        difference = Evaluator({}, self.fuel).add(one, -other)
+        return bool(abs(difference.real) <= 1e-20 * (abs(one) + abs(other)))
 
     def _is_lost(self, node: Node, number: object, digits: int) -> bool:
         """Whether the value there does not show all parts of its expression."""
