@@ -128,9 +128,10 @@ class Judge(Values):
 
     def _together(self, gold: Statement, answer: Statement, compare: Callable[[Statement], bool | None]) -> bool | None:
         """What `compare` finds, with one substitution of the letters for all values of the answer."""
-        values = [[entry.value for entry in side.entries] for side in (gold, answer)]
+        wanted, found = ([entry.value for entry in side.entries] for side in (gold, answer))
         return self.as_one(
-            *values,
+            wanted,
+            found,
             lambda letters: compare(
                 replace(answer, entries=tuple(_with_letters(entry, letters) for entry in answer.entries))
             ),

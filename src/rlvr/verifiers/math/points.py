@@ -236,7 +236,7 @@ def _corners(
                     found |= _zeros(argument, name, basic[place], value)
             corners = sorted(found)
             between = [(low + high) / 2 for low, high in itertools.pairwise(corners)]
-            size = max(10**6, *map(abs, corners)) if corners else 0
+            size = max([Fraction(10**6), *map(abs, corners)])
             outside = [corners[0] - 1, corners[0] - size, corners[-1] + 1, corners[-1] + size] if corners else []
             for at in (*between, *outside, *corners):
                 yield ("corner", place, name, at), {**basic[place], name: at}
@@ -291,8 +291,8 @@ def _rational(node: Node) -> Fraction | None:
         case Bracket(items=(item,)):
             return _rational(item)
         case Apply("neg", (arg,)):
-            value = _rational(arg)
-            return None if value is None else -value
+            inner = _rational(arg)
+            return None if inner is None else -inner
         case Apply("/", (top, bottom)):
             above, below = _rational(top), _rational(bottom)
             return None if above is None or not below else above / below

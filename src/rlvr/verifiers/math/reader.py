@@ -84,6 +84,10 @@ class Reader(ABC):
         """One item: a chain of relations, or an expression."""
 
     @abstractmethod
+    def atom(self) -> Node:
+        """One operand."""
+
+    @abstractmethod
     def expression(self, power: int) -> Node:
         """An expression of operators that bind at least as tight as `power`."""
 

@@ -229,10 +229,10 @@ def _canonical(node: Node) -> Node:
         case Apply("root", (inner,)) | Apply("root", (inner, Number(Fraction(numerator=2, denominator=1)))):
             return Apply("^", (_canonical(inner), _HALF))
         case Apply("/", (Apply("+") | Bracket("(", ")", (Apply("+"),)) as top, Number(whole, 0))) if whole > 0:
-            terms = _canonical(top)
-            parts = [_divided(term, whole) for term in (terms.args if isinstance(terms, Apply) else (terms,))]
+            above = _canonical(top)
+            parts = [_divided(term, whole) for term in (above.args if isinstance(above, Apply) else (above,))]
             if None in parts:
-                return Apply("/", (terms, Number(whole)))
+                return Apply("/", (above, Number(whole)))
             return _canonical(Apply("+", tuple(part for part in parts if part is not None)))
         case Apply(head, args):
             return Apply(head, tuple(_canonical(arg) for arg in args))

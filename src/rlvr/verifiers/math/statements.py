@@ -154,7 +154,7 @@ def _restricts(condition: Node, subject: Node) -> bool:
         return _restricts(condition, subject.subject)
     if not (isinstance(condition, Relation) and set(condition.operators) <= _INEQUALITIES):
         return False
-    value = subject
+    value: Node = subject
     if isinstance(subject, Relation) and set(subject.operators) == {"="} and is_label(subject.sides[0]):
         value = subject.sides[-1]
     letters = symbols(condition)
