@@ -75,7 +75,7 @@ class Judge(Values):
             return Comparison(False, "the letters are declared as something else")
         if not self._holds_where(wanted, found):
             return Comparison(False, "the answer has a condition that the gold has not")
-        self.parameters = Parameters(wanted.declared, found.declared)
+        self.parameters = Parameters(wanted.declared, found.declared, self.rules.variables)
         return Comparison(self._statements(wanted, found))
 
     def _holds_where(self, gold: Statement, answer: Statement) -> bool:

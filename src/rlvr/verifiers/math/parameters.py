@@ -1,4 +1,4 @@
-r"""Letters that stand for every integer: one substitution of them must make the whole of an answer the gold.
+r"""Letters that stand for every integer or constant: one substitution of them must make the whole of an answer the gold.
 
 The rule, decided here alone: `a + bk` is the same family as `a' \pm bk'` where a and a' differ by a multiple of b, so that an
 answer may be written with another letter, and with $\pm k + c$ for $k$. What belongs together (the entries of a tuple, a matrix,
@@ -7,11 +7,16 @@ substitution: $(k, k+1)$ is not $(k, k+2)$. Values of a list are families of the
 
 Letters that the gold declares to be integers have these substitutions, and k, n, m, l, j in a product with pi (or 180 or 360
 degrees), which count periods although nobody says so.
+
+C and K, with a number or without, are arbitrary constants where they are a term of the gold, or a factor of one, beside a variable,
+and the problem has no such letter. They may have other names ($A e^x + B e^{-x}$ for $C_1 e^x + C_2 e^{-x}$); one that is a term
+takes up what is constant: $-\cos^2 x + C$ is $\sin^2 x + C$.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -33,6 +38,7 @@ from rlvr.verifiers.math.expression import (
     symbols,
     walk,
 )
+from rlvr.verifiers.math.points import coordinates
 from rlvr.verifiers.math.sampling import Sampler
 
 MAX_LETTERS = 3
@@ -45,6 +51,10 @@ MAX_PARTS = 8
 _LETTERS = frozenset("kKnNmMlLjtsrpqcCaAbBdD")
 _CONSTANTS = frozenset("cCkK")
 _PERIODS = frozenset("knmlj")
+_ARBITRARY = re.compile(r"[CK](_\d+)?")
+_OTHER_NAMES = re.compile(r"[ABCDKabcdk](_\d+)?")
+_PLACES = (4, 6, 7, 8)
+"""Sample points, of positive variables, at which a constant is read off."""
 _COMPOSED = frozenset({"cup", "cap", "minus", ":", "cases", "pmod"})
 
 Substitution = Mapping[str, Node]
@@ -63,6 +73,8 @@ class Parameters:
 
     gold: Declared = frozenset()
     answer: Declared = frozenset()
+    problem: frozenset[str] = frozenset()
+    """Letters that the problem uses."""
 
     def substitutions(self, gold: Sequence[Node], answer: Sequence[Node], sampler: Sampler) -> Iterator[Substitution]:
         """What the letters of an answer may stand for, where its values and the gold's are not the same as written."""
@@ -74,15 +86,21 @@ class Parameters:
             renamed = [replaced(part, names) for part in found]
             for shift in self._shifts(wanted, renamed, sampler):
                 yield {**shift, **{name: replaced(value, shift) for name, value in names.items()}}
+            for constant in self._absorbed(wanted, renamed, sampler):
+                yield {**constant, **{name: replaced(value, constant) for name, value in names.items()}}
 
     def _renamings(self, gold: Sequence[Node], answer: Sequence[Node]) -> Iterator[Substitution]:
-        """The letters that only the gold has for those that only the answer has, in every order."""
+        """The letters that only the gold has for those that only the answer has, in every order; arbitrary constants of both
+        may change places."""
         names = [frozenset().union(*map(symbols, side)) for side in (gold, answer)]
         ours, theirs = sorted(names[0] - names[1]), sorted(names[1] - names[0])
         if len(ours) != len(theirs) or len(ours) > MAX_LETTERS:
             return
-        for order in itertools.permutations(ours):
-            pairs = list(zip(order, theirs, strict=True))
+        both = sorted(name for name in names[0] & names[1] if self._is_arbitrary(name, gold))
+        if len(ours) + len(both) > MAX_LETTERS:
+            both = []
+        for order in itertools.permutations(ours + both):
+            pairs = [(one, other) for one, other in zip(order, theirs + both, strict=True) if one != other]
             if all(self._may_be_renamed(one, other, gold, answer) for one, other in pairs):
                 yield {other: Symbol(one) for one, other in pairs}
 
@@ -94,7 +112,33 @@ class Parameters:
             one in {name for name, _ in self.gold}
             or (one[0] in _CONSTANTS and other[0] in _CONSTANTS)
             or (_counts_periods(one, gold) and _counts_periods(other, answer))
+            or (
+                self._is_arbitrary(one, gold)
+                and _OTHER_NAMES.fullmatch(other) is not None
+                and other[0] not in self.problem
+                and all(_ARBITRARY.fullmatch(name) or not name[0].isupper() for part in gold for name in symbols(part))
+            )
         )
+
+    def _is_arbitrary(self, name: str, gold: Sequence[Node]) -> bool:
+        """Whether a letter is an arbitrary constant: a term, or a factor of one, beside a variable."""
+        if not _ARBITRARY.fullmatch(name) or name[0] in self.problem:
+            return False
+        variables = {other for part in gold for other in symbols(part) if not other[0].isupper()}
+        return bool(variables) and any(
+            Symbol(name) in _factors(term) for part in gold for term in _terms(part) if name in symbols(term)
+        )
+
+    def _absorbed(self, gold: Sequence[Node], answer: Sequence[Node], sampler: Sampler) -> Iterator[Substitution]:
+        """For a constant C that is a term of the gold: the C of the answer with which both agree at one point."""
+        if len(gold) != 1 or len(answer) != 1 or symbols(gold[0]) != symbols(answer[0]):
+            return
+        declared = {name for name, domain in self.gold if domain != "Reals"}
+        for term in _terms(gold[0]):
+            if isinstance(term, Symbol) and term.name not in declared and self._is_arbitrary(term.name, gold):
+                constant = _agreeing(gold[0], answer[0], term.name, sampler)
+                if constant is not None:
+                    yield {term.name: constant}
 
     def _shifts(self, gold: Sequence[Node], answer: Sequence[Node], sampler: Sampler) -> Iterator[Substitution]:
         r"""`\pm k + c` for the integers k of an answer that has the gold's letters."""
@@ -118,6 +162,44 @@ def _parts(node: Node) -> Iterator[Node]:
             yield from _parts(child)
     else:
         yield node
+
+
+def _terms(node: Node) -> tuple[Node, ...]:
+    match node:
+        case Apply("+", args):
+            return tuple(term for arg in args for term in _terms(arg))
+        case Apply("neg", (arg,)) | Bracket("(" | "[", ")" | "]", (arg,)):
+            return _terms(arg)
+    return (node,)
+
+
+def _factors(node: Node) -> tuple[Node, ...]:
+    match node:
+        case Apply("*", args):
+            return tuple(factor for arg in args for factor in _factors(arg))
+        case Apply("/", (top, _)):
+            return _factors(top)
+        case Apply("neg", (arg,)) | Bracket("(" | "[", ")" | "]", (arg,)):
+            return _factors(arg)
+    return (node,)
+
+
+def _agreeing(gold: Node, answer: Node, name: str, sampler: Sampler) -> Node | None:
+    """`C + d` with which an answer `h + C` is the gold `g + C` at one point; None for another multiple of C."""
+    variables = sorted(symbols(gold) - {name})
+    for place in _PLACES:
+        point = {other: Number(coordinates(other)[place]) for other in variables}
+        at_zero, at_one = ({**point, name: Number(Fraction(value))} for value in (0, 1))
+        wanted, found, slope = replaced(gold, at_zero), replaced(answer, at_zero), replaced(answer, at_one)
+        difference = Apply("+", (wanted, Apply("neg", (found,))))
+        step = Apply("+", (slope, Apply("neg", (found,))))
+        try:
+            values = [complex(sampler.value(node)) for node in (difference, step)]
+        except (Unknown, OverflowError):
+            continue
+        if values[0].imag == 0 and abs(values[1] - 1) < 1e-12:
+            return Apply("+", (Symbol(name), difference))
+    return None
 
 
 def _line(name: str, sign: int, shift: int) -> Node:
