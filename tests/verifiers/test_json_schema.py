@@ -426,3 +426,33 @@ def test_1_mb_is_read_in_linear_time(piece):
 
     seconds(1000)
     assert seconds(1_000_000) < max(10 * seconds(250_000), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "score"),
+    [
+        (r"^\d$", "3", 1),
+        (r"^\d$", "\u0663", 0),
+        (r"^\w+$", "caf\u00e9", 0),
+        ("^a$", "a", 1),
+        ("^a$", "a\n", 0),
+        (r"^[$]\$$", "$$", 1),
+        (r"^[^\]$]$", "$", 0),
+    ],
+)
+def test_patterns_mean_what_they_mean_in_ecma_262(pattern, text, score):
+    task = Task("t", "", None, info={"schema": {"type": "string", "pattern": pattern}})
+    assert JsonSchemaVerifier().verify(task, json.dumps(text)).score == score
+
+
+def test_a_second_list_beside_a_fenced_list_is_a_second_document():
+    task = Task("t", "", None, info={"schema": {}})
+    assert JsonSchemaVerifier().verify(task, "```json\n[1]\n```\nor [2]").score == 0
+    assert JsonSchemaVerifier().verify(task, "```json\n[1]\n```\nor nothing []").score == 1
+    assert JsonSchemaVerifier().verify(task, '```json\n{"a": 1}\n```\nsee [1]').score == 1
+
+
+def test_a_schema_that_is_none_leaves_the_verdict_open():
+    verdict = JsonSchemaVerifier().verify(Task("t", "", None, info={"schema": {"type": "nonsense"}}), '{"a": 1}')
+    assert verdict.score is None
+    assert "not a JSON schema" in verdict.reason

@@ -263,3 +263,10 @@ def test_a_compute_score_of_verl_is_a_verifier_and_a_reward():
     assert term.call(task, "42") == {"score": 1.0, "acc": True}
     term._score([types.SimpleNamespace(term_values=(values := {}))], lambda: [term.call(task, "42")])
     assert values == {"compute_score": 1.0}
+
+
+def test_a_bad_schema_is_not_called_a_missing_answer():
+    score = verl_score("json_schema")
+    with pytest.raises(ConfigError, match=r"JsonSchemaVerifier cannot use the data: not a JSON schema") as raised:
+        score(data_source="d", solution_str="{}", ground_truth=None, extra_info={"schema": {"type": "nonsense"}})
+    assert "missing" not in str(raised.value)

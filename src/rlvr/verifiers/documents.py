@@ -38,8 +38,8 @@ def find_document(text: str, where: Where = "either", language: str = "json") ->
     blocks, rest = ([], "") if where == "whole" else _fenced_blocks(text, language)
     if len(blocks) > 1:
         raise DocumentError(f"{len(blocks)} fenced blocks where one document is expected")
-    if blocks and language == "json" and _holds_object(rest):
-        raise DocumentError("another JSON object stands beside the fenced block")
+    if blocks and language == "json" and _holds_document(rest, lists=blocks[0].lstrip().startswith("[")):
+        raise DocumentError("another JSON document stands beside the fenced block")
     if not blocks and where == "fenced":
         raise DocumentError("no fenced block")
     document = (blocks[0] if blocks else text).strip()
@@ -48,13 +48,15 @@ def find_document(text: str, where: Where = "either", language: str = "json") ->
     return document
 
 
-def _holds_object(text: str) -> bool:
-    """Whether a JSON object with something in it, or a list of such, stands in the text."""
+def _holds_document(text: str, lists: bool) -> bool:
+    """Whether a JSON object with something in it, or a list of such, stands in the text; with `lists` any list that is not empty."""
     for span in _bracketed(text):
         try:
             value = json.loads(span)
         except (ValueError, RecursionError):
             continue
+        if lists and value and isinstance(value, list):
+            return True
         members = value if isinstance(value, list) else [value]
         if any(isinstance(member, dict) and member for member in members):
             return True

@@ -96,6 +96,8 @@ class JsonSchemaVerifier(Verifier):
             return found
         text, document = found
         schema, problem = self._schema(task)
+        if problem is None and schema is not None:
+            problem = _schema_problem(schema, self.formats)
         if problem is None and self.compare != "none" and task.answer is None:
             problem = "there is no answer to compare with"
         if problem:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlvr.errors import ConfigError
@@ -83,7 +84,11 @@ class _RewardFunction:
             if not _is_plain(task.answer):
                 raise ConfigError(f"{answers} holds {_kind(task.answer)}: give a text, a number, a list or a mapping")
         if rows and all(task.answer is None for task, _ in rows):
-            problem = self.verifier.check_task(rows[0][0])
+            task = rows[0][0]
+            problem = self.verifier.check_task(task)
+            # What is wrong with any other answer too is not the answer's absence: a schema in `info`, say.
+            if problem is not None and self.verifier.check_task(replace(task, answer="0")) == problem:
+                raise ConfigError(f"{display_name(self.verifier)} cannot use the data: {problem}")
             if problem is not None:
                 raise ConfigError(f"{answers} is missing or empty: {problem}{hint}")
         self.checked = True

@@ -7,10 +7,14 @@ keyword, instance, schema -> errors. Source: JSON Schema draft 2020-12, validati
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable, Hashable, Iterator
 from fractions import Fraction
 from typing import Any
 
+_DOLLAR = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\$", re.DOTALL)
+"""A dollar sign that is no text; what is escaped or in a class is passed over."""
 PATTERN_SECONDS = 0.2
 """Seconds for one pattern of a schema on one text; honest ones take microseconds."""
 
@@ -25,7 +29,16 @@ def _found(pattern: str, text: str) -> bool:
     """Whether a pattern occurs in a text; raises TimeoutError where that takes too long."""
     import regex  # as `re`, with a time limit
 
-    return regex.search(pattern, text, timeout=PATTERN_SECONDS) is not None
+    return regex.search(_as_ecma(pattern), text, flags=regex.ASCII, timeout=PATTERN_SECONDS) is not None
+
+
+@functools.lru_cache(maxsize=256)
+def _as_ecma(pattern: str) -> str:
+    r"""A pattern of ECMA-262 as one of `regex`: there `$` is the end of the text, here it also stands before a last line break.
+
+    Classes of characters are ASCII in both (`\d`), by a flag. Source: ECMA-262, 22.2.2.
+    """
+    return _DOLLAR.sub(lambda token: r"\Z" if token[0] == "$" else token[0], pattern)
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
