@@ -1305,6 +1305,12 @@ CONDITIONS_REFUSED = [
 ]
 
 NOUNS_ACCEPTED = [
+    (r"84", r"84 \text{ times}", r"How many times does he swim?"),
+    (r"20", r"20 \text{ more cherries}", r"How many more cherries are left?"),
+    (r"20", r"20 more cherries", r"How many more cherries are left?"),
+    (r"16", r"16 \text{ quarters}", r"How many quarters does she have?"),
+    (r"7", r"7 \text{ dozens of eggs}", r"He sells them. How many dozens of eggs are there?"),
+    (r"1", r"1 \text{ quarter}", r"How many quarters does she have?"),
     (r"5", r"5 apples"),
     (r"5", r"5 \text{ clowns}", r"How many clowns are there?"),
     (r"5", r"5 clown", r"How many clowns?"),
@@ -1336,12 +1342,18 @@ NOUNS_ACCEPTED = [
     (r"5", r"5 \text{ solutions}"),
 ]
 NOUNS_REFUSED = [
+    (r"84", r"84 \text{ times}", r"How many laps does he swim?"),
+    (r"20", r"20 \text{ more cherries}", r"How many cherries are left?"),
+    (r"16", r"16 \text{ quarters}", r"How many dollars are in quarters?"),
+    (r"7", r"7 \text{ dozens of eggs}", r"How many eggs are in dozens of eggs?"),
+    (r"20", r"21 \text{ more cherries}", r"How many more cherries are left?"),
+    (r"5", r"5 \text{ not}", r"How many not?"),
     (r"5", r"5 clowns", r"What?"),
     (r"5", r"5 is wrong", r"What is wrong here?"),
     (r"5", r"5 \text{ is wrong}", r"What is wrong here?"),
     (r"5", r"5 less than x"),
     (r"5", r"5 \text{ less than } x"),
-    (r"5", r"5 times", r"How many times?"),
+    (r"5", r"5 times", r"How many?"),
     (r"5", r"5 dozen"),
     (r"5", r"5 hundred"),
     (r"5", r"5 or 6"),

@@ -30,6 +30,12 @@ _WORD = re.compile("[A-Za-z]{2}")
 _VOWEL = re.compile("[aeiouyAEIOUY]")
 MAX_FACTORS = 5
 """Letters of a product that is written as one word."""
+_HOW_MANY = re.compile(r"\bhow (?:many|much)\s([^.?!\n]{1,120})", re.IGNORECASE)
+_COUNTED = re.compile(
+    r"([^A-Za-z]*\d)\s*(?:\\(?:text|textbf|textrm|mathrm)\s*\{\s*([A-Za-z' ]+?)\s*\}|\s([A-Za-z' ]+))", re.ASCII
+)
+"""A number and the words behind it."""
+_NO_NOUNS = frozenset("not no or and is are was were do does did if but maybe wrong half".split())  # noqa: SIM905
 PROMPT_LENGTH = 20_000
 """Characters at the end of a prompt in which formulas are looked for."""
 MAX_FORMULAS = 24
@@ -133,6 +139,26 @@ def variables_of(prompt: str) -> frozenset[str]:
 def words_of(prompt: str) -> frozenset[str]:
     """The words of a prompt of three letters and more, in lower case and singular."""
     return frozenset(singular(word) for word in re.findall("[a-z]{3,}", prompt[-PROMPT_LENGTH:].lower()))
+
+
+def without_asked_noun(answer: str, prompt: str) -> str:
+    r"""An answer without the words behind its number, where these are what the prompt asks "How many" of (`84 \text{ times}`)."""
+    counted = _COUNTED.fullmatch(answer)
+    if counted is None:
+        return answer
+    words = _words(counted[2] or counted[3])
+    asked = any(phrase[: len(words)] == words for phrase in _asked(prompt))
+    return counted[1] if words and asked and not _NO_NOUNS.intersection(words) else answer
+
+
+@functools.lru_cache(maxsize=256)
+def _asked(prompt: str) -> tuple[list[str], ...]:
+    """The words behind each "How many" of a prompt."""
+    return tuple(_words(phrase) for phrase in _HOW_MANY.findall(prompt[-PROMPT_LENGTH:]))
+
+
+def _words(text: str) -> list[str]:
+    return [singular(word) for word in re.findall("[a-z']+", text.casefold())]
 
 
 def _prose(prompt: str) -> str:

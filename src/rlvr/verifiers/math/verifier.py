@@ -28,7 +28,7 @@ from rlvr.verifiers.math.compare import Rules, compare
 from rlvr.verifiers.math.deadline import OutOfTime
 from rlvr.verifiers.math.gold import Gold, is_readable, read_golds
 from rlvr.verifiers.math.latex import balanced, clean, spelling
-from rlvr.verifiers.math.letters import is_product, is_product_of_letters, variables_of, words_of
+from rlvr.verifiers.math.letters import is_product, is_product_of_letters, variables_of, without_asked_noun, words_of
 from rlvr.verifiers.math.numeric import Number, NumberRules, Percent, Units, read_number
 from rlvr.verifiers.math.restatement import restates
 
@@ -200,6 +200,9 @@ class MathVerifier(Verifier):
 
     def _decide(self, task: Task, gold: Gold, answer: str, number: Number | None) -> str | None:
         """What numbers and texts say: "" for right, else why it is wrong, or None where they cannot say."""
+        if gold.number is not None and not gold.number.unit and gold.number.scale == 1:
+            bare = without_asked_noun(answer, _last_message(task.prompt))
+            number = number if bare == answer else read_number(bare)
         if gold.number is not None and number is None and gold.number.unit:
             number = read_number(answer, letters=True)
         if gold.number is not None and number is not None:
