@@ -38,11 +38,13 @@ from rlvr.verifiers.math.statements import (
     plain,
     read_entry,
     read_statement,
+    with_residues,
 )
 from rlvr.verifiers.math.values import Values, all_of, head_of
 
 MAX_ITEMS = 64
 """Answers of a list; longer ones are not compared here."""
+_HATS = {f"hat {name}": name for name in "ijk"}
 _INEQUALITIES = frozenset({"<", ">", "<=", ">=", "!="})
 
 
@@ -50,6 +52,9 @@ class Judge(Values):
     """Compares two trees under `rules`; holds the sampler, and with it the fuel of one comparison."""
 
     def compare(self, gold: Node, answer: Node) -> Comparison:
+        if _has_residue(gold) or _has_residue(answer):
+            gold, answer = with_residues(gold), with_residues(answer)
+        gold, answer = _without_hats(gold, answer), _without_hats(answer, gold)
         if _has_ellipsis(gold) != _has_ellipsis(answer):
             return Comparison(False, "an ellipsis where the other has none")
         nested = _is_set_of_sets(gold) or _is_set_of_sets(answer)
@@ -292,6 +297,17 @@ class Judge(Values):
         return there and back
 
     # values
+
+
+def _without_hats(node: Node, other: Node) -> Node:
+    r"""`node` with `\mathbf{i}` for `\hat{i}`, where the other side has unit vectors without hats."""
+    if any(isinstance(below, Symbol) and below.name in _HATS for below in walk(other)):
+        return node
+    return rename(node, _HATS)
+
+
+def _has_residue(node: Node) -> bool:
+    return any(isinstance(below, Apply) and below.head == "pmod" for below in walk(node))
 
 
 def _has_ellipsis(node: Node) -> bool:

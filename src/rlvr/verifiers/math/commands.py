@@ -60,12 +60,19 @@ class Commands(Literals):
             raise Unreadable("an optimum over a set")
         if name == "sqrt":
             return self._root()
-        args = self._arguments()
+        listed = name in ("max", "min", "gcd", "lcm") and self.accept("open", "{")
+        args = self._listed("}") if listed else self._arguments()
         inverse = exponent == Apply("neg", (Number(Fraction(1)),)) and f"a{name}" in FUNCTIONS.values()
         if inverse:
             name, exponent = f"a{name}", None
         node: Node = Apply(name, args if index is None else (*args, index))
         return node if exponent is None else Apply("^", (node, exponent))
+
+    def _listed(self, closing: str) -> tuple[Node, ...]:
+        """Arguments up to a closing bracket."""
+        inner = self._inside(self.listing)
+        self.expect("close", closing)
+        return inner.items if isinstance(inner, Listing) else (inner,)
 
     def _root(self) -> Node:
         degree = None
@@ -81,11 +88,10 @@ class Commands(Literals):
         grouped = self.peek().text == "group" and self.peek(1).text == "("
         if self.peek() == ("open", "(", self.peek().spaced) or (grouped and self.next()):
             self.next()
-            inner = self._inside(self.listing)
-            self.expect("close", ")")
+            args = self._listed(")")
             if grouped:
                 self.expect("close", "group")
-            return inner.items if isinstance(inner, Listing) else (inner,)
+            return args
         factors: list[Node] = []
         while True:
             token = self.peek()

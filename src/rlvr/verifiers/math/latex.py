@@ -48,6 +48,17 @@ _ESCAPED_TWICE = re.compile(
 _GLUED = re.compile(r"(?<=[\d)}])(or|and)(?=[A-Z(\d\\-])")
 _DOTTED = re.compile(r"(\.\d*)\\dot\s*(?:\{\s*(\d)\s*\}|(\d))(?:(\d*)\\dot\s*(?:\{\s*(\d)\s*\}|(\d)))?")
 """A repeating decimal with dots over the first and the last digit of its cycle."""
+_STYLE = re.compile(
+    r"\\(?:text)?color\s*\{[A-Za-z!\d]+\}|\\(?:tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge)(?![A-Za-z])"
+)
+_OHM = re.compile(
+    r"(?<=[\d}])\s*(?:\\(?:text|mathrm)\s*\{\s*([kMm]?)\s*(?:\\Omega|[\u03a9\u2126])\s*\}|(?:\\(?:text|mathrm)\s*\{([kMm])\})?\s*(?:\\Omega(?![A-Za-z])|[\u03a9\u2126]))"
+    r"(?=\s*(?:\Z|[,;.)$}]))"
+)
+_MICRO = re.compile(
+    r"(?:\\mu(?![A-Za-z])|[\u03bc\u00b5])\s*\\(?:text|mathrm)\s*\{\s*([A-Za-z]+)\s*\}|\\(?:text|mathrm)\s*\{\s*(?:\\mu(?![A-Za-z])|[\u03bc\u00b5])\s*([A-Za-z]+)\s*\}"
+)
+_PREFIX = {"": "", "k": "kilo", "M": "mega", "m": "milli"}
 _SYMBOLS = {
     **dict.fromkeys("−–—‐‑﹣", "-"),
     **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
@@ -122,6 +133,8 @@ def clean(text: str) -> str:
         text = _BRACED_COMMA.sub(",", text)
     if "\\" in text or "$" in text or "~" in text or "{,}" in text:
         text = _COMMAND.sub(lambda command: _REPLACEMENTS.get(command[0].rstrip() or "~", " "), text)
+    if "\\" in text or not text.isascii():
+        text = _restyled(text)
     if "\\dot" in text:
         text = _DOTTED.sub(_overlined, text)
     if "or" in text or "and" in text:
@@ -133,6 +146,13 @@ def clean(text: str) -> str:
             break
         text = _strip(inner)
     return text
+
+
+def _restyled(text: str) -> str:
+    r"""`text` without colours and sizes of letters; ohms and micro-units in words that units.py knows."""
+    text = _STYLE.sub(" ", text)
+    text = _OHM.sub(lambda unit: rf" \text{{{_PREFIX[unit[1] or unit[2] or '']}ohm}}", text)
+    return _MICRO.sub(lambda unit: rf"\text{{u{unit[1] or unit[2]}}}", text)
 
 
 def _overlined(decimal: re.Match[str]) -> str:

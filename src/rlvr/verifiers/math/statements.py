@@ -27,6 +27,7 @@ from rlvr.verifiers.math.expression import (
     Symbol,
     Words,
     children,
+    is_integer_literal,
     is_literal,
     rebuild,
     symbols,
@@ -225,6 +226,38 @@ def _alphabet(labels: Sequence[Node | None]) -> list[Node | None] | None:
     if len(keys) != len(labels):
         return None
     return [label for _, label in sorted(zip(keys, labels, strict=True), key=lambda pair: pair[0])]
+
+
+def with_residues(node: Node) -> Node:
+    r"""A tree whose values `2 \bmod 3` are residue classes, for comparison with one: `2 \pmod 3`.
+
+    In a list the last modulus is that of all congruences before it: `n \equiv 1, 2 \pmod 4`.
+    """
+    match node:
+        case Apply("mod", args):
+            return Apply("pmod", args)
+        case Bracket("(", ")", (item,)):
+            return with_residues(item)
+        case Relation(operators, sides):
+            return Relation(operators, tuple(map(with_residues, sides)))
+        case Listing(separator, items):
+            items = tuple(map(with_residues, items))
+            match _last_side(items[-1]):
+                case Apply("pmod", (_, modulus)):
+                    return Listing(separator, tuple(_modulo(item, modulus) for item in items))
+            return Listing(separator, items)
+    return node
+
+
+def _last_side(node: Node) -> Node:
+    return node.sides[-1] if isinstance(node, Relation) else node
+
+
+def _modulo(node: Node, modulus: Node) -> Node:
+    """An integer or a congruence that has no modulus with this one."""
+    if isinstance(node, Relation) and node.operators == ("equiv",):
+        return Relation(node.operators, (node.sides[0], _modulo(node.sides[1], modulus)))
+    return Apply("pmod", (node, modulus)) if is_integer_literal(node) else node
 
 
 def is_set(node: Node) -> bool:

@@ -229,6 +229,10 @@ def _styled(style: str, inner: str, spaced: bool, tokens: list[Token]) -> None:
         tokens.append(Token("symbol", SETS.get(name, name), spaced))
     elif name in ("and", "or", ",", ";"):
         tokens.append(Token("separator", name, spaced))
+    elif name in ("mod", "modulo"):
+        tokens.append(Token("command", "mod", spaced))
+    elif name in ("gcd", "lcm"):
+        tokens.append(Token("function", name, spaced))
     elif name == "to" and _may_be_ratio(tokens):
         tokens.append(Token("operator", ":", spaced))
     elif style.startswith("operator") and (name in FUNCTIONS or name.isalpha()):
@@ -252,7 +256,7 @@ def _styled(style: str, inner: str, spaced: bool, tokens: list[Token]) -> None:
     ):
         _letters(name, spaced, tokens)
     else:
-        tokens.append(Token("words", " ".join(name.replace("\\", " ").split()), spaced))
+        tokens.append(Token("words", " ".join(name.replace("\\cdot", "*").replace("\\", " ").split()), spaced))
 
 
 def _follows_value_or_unit(tokens: list[Token]) -> bool:

@@ -72,6 +72,7 @@ _NAMED: dict[str, tuple[str, int | str]] = {
     "ampere": ("current", 1),
     "amp": ("current", 1),
     "ohm": ("resistance", 1),
+    "farad": ("capacitance", 1),
     "kelvin": ("temperature", 1),
     "pascal": ("pressure", 1),
     "hertz": ("frequency", 1),
@@ -91,6 +92,11 @@ _UNITS = {
     for name, quantity in _PHYSICAL.items()
     for symbol, factor in _PREFIXES.values()
 } | {"g": ("mass", Fraction(1, 1000))}
+_UNITS |= {  # a bare F is no farad: it is a degree, or a letter
+    symbol + "F": ("capacitance", Fraction(factor))
+    for symbol, factor in _PREFIXES.values()
+    if symbol in ("m", "u", "n", "p")
+}
 _UNITS |= {
     prefix + name: (quantity, Fraction(size) * Fraction(factor))
     for name, (quantity, size) in _NAMED.items()
@@ -245,7 +251,8 @@ def dimension(unit: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | None:
         if found is None:
             return None
         power = sign * wanted * int(match[2] or 1)
-        powers[found[0]] = powers.get(found[0], 0) + power
+        name, sense = ("time", -1) if found[0] == "frequency" else (found[0], 1)  # 1 Hz is 1/s
+        powers[name] = powers.get(name, 0) + sense * power
         size *= found[1] ** power
         wanted = 1
     return (tuple(sorted((name, power) for name, power in powers.items() if power)), size) if powers else None

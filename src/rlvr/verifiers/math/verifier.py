@@ -44,6 +44,8 @@ _SET = re.compile(r"\\in(?![A-Za-z])|[\[(].*,.*[\])]")
 _INEQUALITY = re.compile(r"[<>]|\\[lg](?:eq?|t)(?![A-Za-z])")
 _SPELLED = re.compile(r"[A-Za-z](?:\s*(?:\\cdot|\\times|\*|\s)\s*[A-Za-z])+")
 """Single letters with spaces or signs between them: a product, whatever word they spell."""
+_NO_SOLUTION = re.compile(r"no (?:real )?solutions?", re.IGNORECASE)
+"""Words for the empty set, which signs may say too."""
 _SYNONYMS = {"true": "yes", "false": "no", "dne": "does not exist"}
 
 
@@ -223,7 +225,9 @@ class MathVerifier(Verifier):
         if gold.is_words and _said(answer) == _said(gold.text):
             return ""
         if gold.is_words and not (
-            _SPELLED.fullmatch(answer) or is_product_of_letters(gold.text, variables_of(_last_message(task.prompt)))
+            _SPELLED.fullmatch(answer)
+            or _NO_SOLUTION.fullmatch(gold.text)
+            or is_product_of_letters(gold.text, variables_of(_last_message(task.prompt)))
         ):
             return "other words"
         if gold.number is not None:
