@@ -896,6 +896,9 @@ ORDERS_ACCEPTED = [
     (r"\mathbf{v} = (1,2)", r"(1,2)"),
     (r"\hat p(1-\hat p)", r"\hat p - \hat p^2"),
     (r"E[X+1]", r"E[1+X]"),
+    (r"(AC)^{-1}", r"C^{-1}A^{-1}"),
+    (r"(\mathbf{A}\mathbf{B})^{-1}", r"\mathbf{B}^{-1}\mathbf{A}^{-1}"),
+    (r"(C^T)^{-1} G", r"(C^{-1})^T G"),
 ]
 ORDERS_REFUSED = [
     (r"\vec a\times\vec b", r"\vec b\times\vec a"),
@@ -948,6 +951,10 @@ ORDERS_REFUSED = [
     (r"\mathbf{A}\mathbf{B}", r"\mathbf{B}\mathbf{A}"),
     (r"(\mathbf{a}\cdot\mathbf{b})\mathbf{c}", r"\mathbf{a}(\mathbf{b}\cdot\mathbf{c})"),
     (r"\operatorname{Var}(X)", r"\operatorname{Var}(Y)"),
+    (r"(AC)^{-1}", r"A^{-1}C^{-1}"),
+    (r"(GB)^{-1}", r"G^{-1}B^{-1}"),
+    (r"(\mathbf{A}\mathbf{B})^{-1}", r"\mathbf{A}^{-1}\mathbf{B}^{-1}"),
+    (r"\mathbf{A}^T\mathbf{B}", r"\mathbf{B}\mathbf{A}^T"),
 ]
 
 LINE = "Write $2x + 3y = 6$ solved for y."

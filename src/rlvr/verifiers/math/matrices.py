@@ -233,11 +233,11 @@ class _Evaluator(Evaluator):
         if name.startswith(_ARROWS) or name == "nabla":
             return _Array(tuple((Fraction(rng.randint(-9, 9)),) for _ in range(SIDE)))
         if name in self.letters or name.startswith(_MATRIX):
-            return (
-                _IDENTITY
-                if name.removeprefix(_MATRIX) == "I"
-                else _Array(tuple(tuple(Fraction(rng.randint(-9, 9)) for _ in range(SIDE)) for _ in range(SIDE)))
-            )
+            if name.removeprefix(_MATRIX) == "I":
+                return _IDENTITY
+            # A diagonal that outweighs the rest of its row: no matrix is singular by chance, and every one has an inverse.
+            rows = [[rng.randint(-9, 9) + 30 * (row == column) for column in range(SIDE)] for row in range(SIDE)]
+            return _Array(tuple(tuple(map(Fraction, row)) for row in rows))
         if symbols(Symbol(name)):
             return Fraction(2 * rng.randint(1, 9) + 1, 8)
         return super()._symbol(name)

@@ -50,6 +50,7 @@ END = Token("end", "")
 _STYLES = "text|textrm|textbf|textit|textnormal|textsf|mbox|hbox|mathrm|mathbf|mathit|mathsf|mathcal|mathbb|mathfrak|mathtt|operatorname\\*?|boldsymbol|bm|underline|boxed|fbox"
 
 
+_BOLD = frozenset({"mathbf", "boldsymbol", "bm"})
 _TOKEN = re.compile(
     rf"""(?P<space>\s+)
     |(?P<number>\d+(?:\.(?!\.)\d*)?(?:[eE][+-]?\d+(?![\w.]))?|\.\d+)
@@ -245,9 +246,9 @@ def _styled(style: str, inner: str, spaced: bool, tokens: list[Token]) -> None:
         or (len(name) == 1 and not name.isalnum())
     ):
         tokens.extend(tokenize(inner))
-    elif len(name) == 1 and _follows_value_or_unit(tokens) and _SYMBOL.fullmatch(name):
+    elif len(name) == 1 and _follows_value_or_unit(tokens, style in _BOLD) and _SYMBOL.fullmatch(name):
         tokens.append(Token("words", name, spaced))
-    elif style in ("mathbf", "boldsymbol", "bm") and len(name) == 1 and name.isalpha():
+    elif style in _BOLD and len(name) == 1 and name.isalpha():
         tokens.append(Token("symbol", f"bold {name}", spaced))
     elif (
         len(name) == 1
@@ -259,9 +260,10 @@ def _styled(style: str, inner: str, spaced: bool, tokens: list[Token]) -> None:
         tokens.append(Token("words", " ".join(name.replace("\\cdot", "*").replace("\\", " ").split()), spaced))
 
 
-def _follows_value_or_unit(tokens: list[Token]) -> bool:
-    r"""Whether an upright letter is a unit behind these tokens: behind a number, or joined to a unit (`\text{m} \cdot \text{s}`)."""
-    return _joins_unit(tokens) or (bool(tokens) and tokens[-1].kind in ("number", "close"))
+def _follows_value_or_unit(tokens: list[Token], is_bold: bool) -> bool:
+    r"""Whether an upright letter is a unit behind these tokens: behind a number or, if it is not bold (`\mathbf{B}^{-1}\mathbf{A}`), a
+    bracket, or joined to a unit (`\text{m} \cdot \text{s}`)."""
+    return _joins_unit(tokens) or (bool(tokens) and tokens[-1].kind in ({"number"} if is_bold else {"number", "close"}))
 
 
 def _joins_unit(tokens: list[Token]) -> bool:
