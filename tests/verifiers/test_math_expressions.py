@@ -623,6 +623,8 @@ def test_no_text_costs_more_than_its_fuel(text, no_collection):
 
 
 @given(st.text(alphabet="0123456789xyk+-*/^_=<>()[]{}|,.!%:;'\\ $abcdefgimnopqrst", max_size=60), st.text(max_size=30))
+@example("0", "(A_")
+@example("0", "1:A_")
 @settings(max_examples=300, deadline=None)
 def test_any_text_gets_a_verdict(one, other):
     assert isinstance(compare(clean(one), clean(other)), Comparison)

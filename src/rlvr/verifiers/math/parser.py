@@ -279,7 +279,7 @@ class _Parser(Commands):
         if head in ("+", "*") and isinstance(left, Apply) and left.head == head:
             return Apply(head, (*left.args, right))
         if token.text == ":":
-            return ratio(left, right, self.tokens[self.at - 1])
+            return ratio(left, right, self.peek(-1))
         return Apply(head, (left, right))
 
     def _postfix(self, left: Node, token: Token, power: int) -> Node | None:
@@ -450,7 +450,7 @@ class _Parser(Commands):
         if self.peek().kind == "close" and self.peek().text in _CLOSERS[opening] and opening in "({[":
             return Bracket(opening, self.next().text, ())
         inner = self.listing()
-        if opening in "([" and not isinstance(inner, Listing) and self.tokens[self.at - 1].kind == "separator":
+        if opening in "([" and not isinstance(inner, Listing) and self.peek(-1).kind == "separator":
             raise Unreadable("a tuple of one")
         if opening == "{" and self.peek().text in ("mid", "|", ":"):
             return self._builder(inner)
