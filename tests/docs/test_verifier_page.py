@@ -89,12 +89,17 @@ def test_a_program_of_the_page_runs(blocks, name):
 def test_the_examples_of_the_rules_are_judged_as_the_page_says(page):
     rules = page.split("## The rules of math")[1].split("\n## ")[0]
     tried = 0
-    for row in re.findall(r"^\| (?!gold|prompt|---)(.+) \|$", rules, re.MULTILINE):
-        *prompt, gold, right, wrong = row.split(" | ")
-        question = prompt[0].replace("`", "") if prompt else "What is it?"
+    columns: list[str] = []
+    for row in re.findall(r"^\| (.+) \|$", rules, re.MULTILINE):
+        if row.startswith(("gold", "prompt")):
+            columns = row.split(" | ")
+            continue
+        cells = dict(zip(columns, (cell.strip() for cell in re.split(r" \| ?(?= )", row)), strict=True))
+        gold, right, wrong = cells["gold"], cells["right"], cells["wrong"]
+        question = cells.get("prompt", cells.get("problem", "")).replace("`", "") or "What is it?"
         for cell, score in ((right, 1.0), (wrong, 0.0)):
             for example in re.split(r"; (?=`)", cell.strip()):
-                answer = re.match(r"`(.+?)`(?: where the problem speaks of `(.+)`)?$", example)
+                answer = re.match(r"`(.+?)`(?: where the problem speaks of `(.+)`)?(?: \(.+\))?$", example)
                 assert answer is not None, example
                 task = Task("t", f"Say it with {answer[2]}." if answer[2] else question, gold.strip("`"))
                 assert MathVerifier().verify(task, rf"\boxed{{{answer[1]}}}").score == score, (row, answer[0])
