@@ -228,7 +228,7 @@ def test_the_unparsable_show_three_examples_of_different_tasks(tmp_path, rollout
     assert len(ends[0].examples) == 3
     assert [e.split(":")[0] for e in ends[0].examples] == ["task task-0", "task task-1", "task task-2"]
     said = capsys.readouterr().out
-    assert said.count("unparsable") == 1 and "no final answer found" in said and "\x1b" not in said
+    assert said.count("unparsable") == 1 and r"no final\nanswer found" in said and "\x1b" not in said
     assert not any(line.startswith("step 9") for line in said.splitlines())
     (row,) = file.rows()
     assert Finding.from_json(json.loads(json.dumps(row))) == ends[0]

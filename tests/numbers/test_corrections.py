@@ -219,7 +219,7 @@ def second_gradient(policy, batch, recording, decoupled):
     """(gradient of the second of two epochs, its float64 model, the first model)"""
     backend = recording(policy)
     before = double(policy)
-    component = Component("policy", ClippedPolicyLoss(10.0, 10.0, "tokens"), "policy", corrected=True)
+    component = Component("policy", ClippedPolicyLoss(1.0, 10.0, "tokens"), "policy", corrected=True)
     options = OptimConfig(optimizer="sgd", lr=0.02, max_grad_norm=1e9, epochs_per_batch=2)
     after = {}
     step = backend.step

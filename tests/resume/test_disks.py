@@ -109,12 +109,12 @@ def test_a_checkpoint_that_cannot_be_written_at_the_end_is_reported_once(tmp_pat
         folder = trainer.folder.checkpoints
         folder.rename(tmp_path / "aside")
         folder.write_text("mine")
-        refused = r"the checkpoint of step 2 could not be written to \S+: .*Not a directory. The last one is none"
+        refused = r"the checkpoint of step 2 could not be written to \S+: .*File exists. The last one is none"
         for save in (lambda: trainer.train(1), trainer.save):
             with pytest.raises(TrainingError, match=refused):
                 save()
         assert "could not be written" not in caplog.text
-        assert trainer.saver.writer.state == "step 2 could not be written: Not a directory"
+        assert trainer.saver.writer.state == "step 2 could not be written: File exists"
         trainer.saver.after_step(last=False)
         assert caplog.text.count("the checkpoint of step 2 could not be written") == 1
         folder.unlink()

@@ -92,13 +92,13 @@ def test_a_second_hangup_while_the_run_is_closed_is_ignored():
     before = signal.getsignal(signal.SIGHUP)
     try:
         with StopRequest() as stop:
-            os.kill(os.getpid(), signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)  # to this thread: to the process, it may come later by another
         assert stop.signal == signal.SIGHUP
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
     with StopRequest():
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGHUP) == before
 
 

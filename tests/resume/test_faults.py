@@ -422,15 +422,15 @@ def test_checkpoints_by_the_clock_come_when_due_and_hold_the_steps_up_for_3_perc
     with GRPOTrainer(config=tree, verifier=lambda completion: len(completion) / 9) as trainer:
         after_step, write = trainer.saver.after_step, trainer.saver.writer.write
 
-        def later():
+        def later(*arguments, **options):
             clock.now += 10.0
-            after_step()
+            after_step(*arguments, **options)
 
-        def slow(contents):
+        def slow(contents, *more):
             clock.now += 3.0
             saved.append(contents.step)
             shares.append(3.0 * len(saved) / (clock.now - 1000.0))
-            write(contents)
+            write(contents, *more)
 
         trainer.saver.after_step, trainer.saver.writer.write = later, slow
         trainer.train()
@@ -476,7 +476,7 @@ def test_a_step_does_not_wait_for_a_checkpoint_to_tell_whether_it_is_the_best(tm
             answers.append(saver._is_best())
             if save:
                 monkeypatch.setattr(
-                    saver.writer, "open", lambda step: (folder / f".step-{step}.partial").mkdir() or True
+                    saver.writer, "open", lambda step, *_: (folder / f".step-{step}.partial").mkdir() or True
                 )
                 saver.save(wait=False)
         assert answers == [False, True, False, True]
