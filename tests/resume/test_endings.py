@@ -28,9 +28,17 @@ from rlvr.signals import StopRequest
 # signals
 
 
+@pytest.fixture
+def not_under_nohup():
+    """Processes that are started take SIGHUP as they do in a terminal, also where these tests were started by nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.alone
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT], ids=["HUP", "INT"])
-def test_a_closed_terminal_and_ctrl_c_save_the_last_step(tmp_path, number):
+def test_a_closed_terminal_and_ctrl_c_save_the_last_step(tmp_path, number, not_under_nohup):
     """A shell that ends sends SIGHUP twice; Ctrl-C is answered before the step is left."""
     tree = short_tree(tmp_path, pause=600.0, verification={"time_limit": 900})
     tree["verifier"] = "exact"
