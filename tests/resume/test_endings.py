@@ -95,7 +95,7 @@ def test_a_hangup_that_is_ignored_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_second_hangup_while_the_run_is_closed_is_ignored():
+def test_a_second_hangup_while_the_run_is_closed_is_ignored(not_under_nohup):
     """A shell may send it after the loop was left."""
     before = signal.getsignal(signal.SIGHUP)
     try:
