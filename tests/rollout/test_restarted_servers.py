@@ -3,6 +3,8 @@
 A new process of a server has weights of no meaning (`load_format: dummy`), no adapter and no group of NCCL.
 """
 
+import asyncio
+import threading
 import time
 
 import pytest
@@ -125,6 +127,34 @@ def test_a_server_that_returns_waits_for_the_next_publish_where_ranks_have_parts
     engine.release()
     engine.publish(1, weights)
     assert lost.state == State.READY
+
+
+def test_a_server_lost_after_it_took_the_weights_is_not_used_before_it_is_back(opened, monkeypatch):
+    """Between the last answer of a publish and its end: the new process has none of the weights that the old one took."""
+    policy = small()
+    engine, weights = opened(policy, "shared_memory"), PlainBackend(policy).named_weights
+    lost = engine._members.all[0]
+    may_start = threading.Event()
+    start, call = Started.start, Process.call
+
+    async def start_when_allowed(started, timeout):
+        await asyncio.to_thread(may_start.wait, timeout)
+        return await start(started, timeout)
+
+    async def dies_after_commit(process, method, timeout, **arguments):
+        await call(process, method, timeout, **arguments)
+        if method == "commit" and process is lost.client:
+            await engine._members.lose(lost, "it was killed")
+
+    monkeypatch.setattr(Started, "start", start_when_allowed)
+    monkeypatch.setattr(Process, "call", dies_after_commit)
+    engine.publish(0, weights)
+    assert lost.state == State.STALE
+    monkeypatch.setattr(Process, "call", call)
+    may_start.set()
+    until(lambda: not lost.returning, PATIENCE, "the server to be back")
+    assert lost.state == State.READY
+    assert lost.client.methods[-1] == "commit"
 
 
 @pytest.mark.parametrize("adapter", [None, {"r": 2}])

@@ -118,13 +118,16 @@ class Members:
             "%s is stale: %s; its %d requests are asked again elsewhere", member.name, trouble, len(member.tasks)
         )
         member.state, member.trouble, member.returning = State.STALE, trouble, True
+        member.generation += 1  # at once: a publish that is under way must not take it into use
         for task in member.tasks:
             task.cancel()
         self._keep(self._bring_back(member))
 
-    async def ready(self, member: Member) -> None:
-        """Take a server that has the current weights into use."""
-        await self._become(member, State.READY)
+    async def ready(self, process: ServerProcess) -> None:
+        """Take a process that has the current weights into use, unless it was lost meanwhile."""
+        member = process[0]
+        if member.process == process:
+            await self._become(member, State.READY)
 
     async def close(self) -> None:
         """Stop looking after the servers."""

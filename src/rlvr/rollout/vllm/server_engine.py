@@ -257,8 +257,8 @@ class VLLMServerEngine:
         call("commit", version=str(version))
         if busy:
             call("resume")
-        for member, _ in sound:
-            self._run(self._members.ready(member))
+        for process in sound:
+            self._run(self._members.ready(process))
         return published
 
     def _give_adapter(self, sound: list[ServerProcess], version: int, call: Call) -> Published:
