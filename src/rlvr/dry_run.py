@@ -65,28 +65,29 @@ def _disk_lines(config: Config, plans: Sequence[StagePlan]) -> list[str]:
 
 def memory_lines(plans: Sequence[StagePlan]) -> list[str]:
     """For each stage what it needs at most, part by part, and what to change where the device has less."""
-    from rlvr import memory
+    from rlvr import planner
     from rlvr.losses.reference import reads_reference
+    from rlvr.policy.loading import device_of
 
     model = plans[0].config.model
     try:
-        shape = memory.shape_of(model)
+        shape = planner.shape_of(model)
     except (RlvrError, OSError, ValueError, ImportError, RuntimeError, AttributeError) as error:
         return [f"memory: no estimate, the model cannot be described without loading it ({error})"]
-    device, available = memory.device_of(model), memory.device_memory(model)
+    device, available = device_of(model), planner.device_memory(model)
     lines = []
     for number, plan in enumerate(plans, 1):
-        prompt, length = memory.lengths(shape, plan.config)
+        prompt, length = planner.lengths(shape, plan.config)
         loss = plan.options.get("loss", "likelihood")
         reference = reads_reference("auxiliary", loss) if plan.kind == "sft" and loss != "likelihood" else None
-        needed = memory.parts(shape, plan.config, plan.kind != "sft", reference)
+        needed = planner.parts(shape, plan.config, plan.kind != "sft", reference)
         bound = "data.max_prompt_tokens" if plan.config.data.max_prompt_tokens else "data.max_prompt_tokens is not set"
         lines += [
             f"memory of stage {number} ({plan.name}): at most about {_gib(sum(needed.values()))} of the {_gib(available)} of {device}, "
             f"for prompts of {prompt} tokens ({bound}) and {length} tokens in all",
             "  " + ", ".join(f"{name} {_gib(size)}" for name, size in needed.items()),
         ]
-        if (say := memory.advice(needed, available)) is not None:
+        if (say := planner.advice(needed, available)) is not None:
             lines.append(f"  {say}")
     return lines
 

@@ -30,8 +30,8 @@ from rlvr.distributed.models import Files, merged_files, model_files
 from rlvr.distributed.shares import load_reference, saved_reference
 from rlvr.dry_run import recorded_bytes, size_text
 from rlvr.errors import CheckpointError, ConfigError, TrainingError
-from rlvr.memory import STATE
 from rlvr.monitor.metrics import record
+from rlvr.planner import STATE
 from rlvr.policy.adapters import is_adapter
 from rlvr.rollout.weights import whole_size
 

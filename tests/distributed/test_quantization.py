@@ -10,7 +10,7 @@ from rlvr.distributed import PlainBackend, World
 from rlvr.distributed.models import merged_files, model_files
 from rlvr.errors import ConfigError
 from rlvr.learner import Learner
-from rlvr.memory import shape_of
+from rlvr.planner import shape_of
 from rlvr.policy import Snapshot, load_policy
 from rlvr.rollout import Collector, HFEngine, HFEngineOptions
 from rlvr.rollout.probe import probe

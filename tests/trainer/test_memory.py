@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from rlvr import memory
+from rlvr import planner
 from rlvr.config import Config, ModelConfig, ScratchConfig
 from rlvr.dry_run import memory_lines
 from rlvr.errors import ConfigError
@@ -38,7 +38,7 @@ def model_of(**options) -> ModelConfig:
 def test_weights_are_counted_as_a_loaded_model_has_them(adapter):
     config = model_of(adapter=adapter)
     model = load_policy(config).model
-    shape = memory.shape_of(config)
+    shape = planner.shape_of(config)
     assert shape.trained == sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert shape.weights == sum(p.numel() * p.element_size() for p in model.parameters())
 
@@ -59,8 +59,8 @@ def test_activations_are_what_a_real_forward_pass_keeps(architecture):
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         policy.hidden_states(ids, torch.ones_like(ids), torch.arange(64).expand(4, -1))
     measured = sum(storage.nbytes() for storage in kept.values()) / 256
-    shape = memory.shape_of(config)
-    assert shape.activations + 64 * shape.scores == pytest.approx(measured, rel=0.2)
+    shape = planner.shape_of(config)
+    assert shape.kept + 64 * shape.scores == pytest.approx(measured, rel=0.2)
     assert (shape.scores > 0) == (
         architecture == "gemma2"
     )  # the one with a soft-cap, which is computed by eager attention
@@ -87,14 +87,14 @@ def test_the_estimate_is_near_the_peak_of_a_real_run(changes, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     measured = float(done.stdout.split()[-1]) * 2**20
     config = Config(**tree)
-    estimated = sum(memory.parts(memory.shape_of(config.model), config).values())
+    estimated = sum(planner.parts(planner.shape_of(config.model), config).values())
     assert 1 / 1.4 < estimated / measured < 1.4, (estimated / 2**20, measured / 2**20)
 
 
 def test_each_setting_that_is_to_need_less_needs_less():
     def needed(**changes) -> dict[str, float]:
         config = Config(**{**RUN, **changes})
-        return memory.parts(memory.shape_of(config.model), config)
+        return planner.parts(planner.shape_of(config.model), config)
 
     plain = needed()
     assert needed(optim={"optimizer": "adamw_8bit"})["optimizer"] < plain["optimizer"] / 3
@@ -117,7 +117,7 @@ def test_each_setting_that_is_to_need_less_needs_less():
 def test_the_dry_run_says_what_does_not_fit_and_which_keys_to_change(monkeypatch):
     plans = stage_plans(Config(**RUN))
     assert "does not fit" not in "\n".join(memory_lines(plans))
-    monkeypatch.setattr(memory, "device_memory", lambda config: 2**29)
+    monkeypatch.setattr(planner, "device_memory", lambda config: 2**29)
     said = "\n".join(memory_lines(plans))
     assert "does not fit: 1.1 GiB of 0.5 GiB" in said
     assert "activations: optim.micro_batch_tokens" in said
