@@ -58,6 +58,7 @@ def engine_arguments(policy: Policy, folder: Path, options: Common, transfer: st
         "dtype": str(policy.dtype).removeprefix("torch."),
         "max_model_len": options.max_model_len or FITTING,
         "max_num_seqs": options.max_num_seqs,
+        "max_num_batched_tokens": options.max_num_batched_tokens,
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
         "enable_prefix_caching": True,

@@ -26,8 +26,12 @@ class Common:
     max_model_len: int | None = None
     """Longest sequence in tokens, prompt and response together; null: `data.max_prompt_tokens` and the longest response, where
     that is set and responses have one turn; else the model's context, or what of it fits into the memory for keys and values."""
-    max_num_seqs: int = 256
-    """Most sequences sampled at once."""
+    max_num_seqs: int | None = None
+    """Most sequences sampled at once; null: as vLLM's own server would choose for the device (0.32: 1024 on a GPU of 70 GiB or
+    more but an A100, 256 on others, 128 on a CPU)."""
+    max_num_batched_tokens: int | None = None
+    """Most tokens computed in one step of the engine, prompts included; null: as vLLM's own server would choose for the device
+    (0.32: 16384 from 160 GiB of memory, 8192 from 70 GiB but on an A100, 2048 on others and on a CPU)."""
     tensor_parallel_size: int = 1
     """Devices that one copy of the model is split over."""
     kv_cache_gib: float | None = None

@@ -53,10 +53,12 @@ class Server:
         from vllm import SamplingParams
         from vllm.engine.arg_utils import EngineArgs
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+        from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
 
         self.pipe = pipe
-        self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        # vLLM sizes batches by what it is used as, and an engine without a context gets 2048 tokens on any device.
+        self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments), UsageContext.OPENAI_API_SERVER)
         self._constrained, self._sampling = StructuredOutputsParams, SamplingParams
         self._final = RequestOutputKind.FINAL_ONLY
         self._done: list[tuple[int, Any]] = []
