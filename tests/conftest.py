@@ -41,6 +41,12 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory) -> None:
+    """What the library keeps between runs is kept between tests, and not in the cache of whoever runs them."""
+    os.environ["RLVR_CACHE"] = str(tmp_path_factory.mktemp("rlvr-cache"))
+
+
 @pytest.fixture(scope="session")
 def gsm8k() -> Path:
     """The folder with the real GSM8K files; skips where it is not given."""

@@ -22,7 +22,7 @@ from rlvr.rollout.vllm import devices, launch, requests
 from rlvr.rollout.vllm.adapter import AdapterFiles
 from rlvr.rollout.vllm.gate import Gate, check_released
 from rlvr.rollout.vllm.host import EngineHost
-from rlvr.rollout.vllm.model_folder import scratch_folder
+from rlvr.rollout.vllm.model_folder import model_folder, scratch_folder
 from rlvr.rollout.vllm.options import VLLMOptions
 from rlvr.rollout.vllm.requests import Answer
 from rlvr.rollout.vllm.transfer import SHARED_MEMORY, SharedMemoryTransfer, Transfer, differing
@@ -43,10 +43,10 @@ class VLLMEngine:
         self._asleep, self._released = False, True
         self._end_ids = sorted(policy.end_ids)
         self._folder = scratch_folder()
-        policy.describe(self._folder / "model")
+        model = model_folder(policy, self._folder)
         self._by_ipc = on_gpu and options.tensor_parallel_size == 1 and options.transfer != SHARED_MEMORY
         backend = "ipc" if self._by_ipc else SHARED_MEMORY
-        arguments = launch.engine_arguments(policy, self._folder / "model", options, backend)
+        arguments = launch.engine_arguments(policy, model, options, backend)
         if self._sleeps:
             arguments["enable_sleep_mode"] = True
         environment = launch.environment(policy, options, self._folder)

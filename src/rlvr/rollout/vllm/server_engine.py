@@ -29,7 +29,7 @@ from rlvr.rollout.vllm.checks import check_server
 from rlvr.rollout.vllm.client import Client, ServerTrouble
 from rlvr.rollout.vllm.gate import Gate, check_released
 from rlvr.rollout.vllm.members import Member, Members, ServerProcess, State
-from rlvr.rollout.vllm.model_folder import scratch_folder
+from rlvr.rollout.vllm.model_folder import model_folder, scratch_folder
 from rlvr.rollout.vllm.options import VLLMServerOptions
 from rlvr.rollout.vllm.requests import Answer
 from rlvr.rollout.vllm.started import StartedServer
@@ -158,12 +158,12 @@ class VLLMServerEngine:
                 )
         else:
             options.check(self.policy.home)
-            self.policy.describe(self._folder / "model")
+            model = model_folder(self.policy, self._folder)
             shown: list[str | None] = [None] * count
             if self.policy.home.type != "cpu":
                 each = options.tensor_parallel_size * options.data_parallel_size
                 shown = [*devices.of_servers(self.policy.home, count, each, options.devices)]
-            await asyncio.gather(*(self._start(number, shown[number]) for number in range(count)))
+            await asyncio.gather(*(self._start(number, model, shown[number]) for number in range(count)))
         health = (options.health_every, options.health_timeout)
         members = Members(
             self._opened, self._catch_up, self._is_current, options.restarts, options.start_timeout, health
@@ -171,10 +171,10 @@ class VLLMServerEngine:
         members.watch()
         return members
 
-    async def _start(self, number: int, shown: str | None) -> None:
-        """Start a server on the GPUs `shown`."""
+    async def _start(self, number: int, model: Path, shown: str | None) -> None:
+        """Start a server on the GPUs `shown`, for the configuration and tokenizer in `model`."""
         options = self.options
-        arguments = launch.engine_arguments(self.policy, self._folder / "model", options, self._backend())
+        arguments = launch.engine_arguments(self.policy, model, options, self._backend())
         arguments["data_parallel_size"] = options.data_parallel_size
         environment = launch.environment(self.policy, options, self._folder)
         if shown is not None:
