@@ -20,18 +20,30 @@ from rlvr.policy.head_tiles import NAMES, PAIRS, TOP, Logits, Plan, fits, tiles
 
 
 def fused_statistics(
-    head: Head, temperature: torch.Tensor, asked: Mapping[str, bool], ids: torch.Tensor | None = None, top_k: int = 0
+    head: Head,
+    temperature: torch.Tensor,
+    asked: Mapping[str, bool],
+    ids: torch.Tensor | None = None,
+    top_k: int = 0,
+    *,
+    id_range: tuple[int, int] | None = None,
+    common_temperature: float | None = None,
 ) -> dict[str, torch.Tensor]:
     """The statistics in `asked` (name -> whether it is differentiated) of logits divided by `temperature` [T].
 
     pair_logprobs [T, K]: log-probs of `ids`, int64 [T, K]. entropy, logsumexp, mean_logit, max_logit, sum_squared_probs: [T].
     top_k: log-probs [T, top_k] of the most likely tokens, best first, and with them top_k_ids; equal ones in no set order.
     max_logit is differentiated at one token, also where several are equal. Second derivatives are refused.
+    What the caller knows on the host is not read from the device, which would have to be waited for: `id_range`, the smallest
+    and the largest of `ids` (None: they are read), and `common_temperature`, that of all tokens (None: not known).
     """
     tensors = (*head.inputs, *head.weights)
     with gathered(head.weights), torch.set_grad_enabled(torch.is_grad_enabled() and any(asked.values())):
-        _check(head, ids if PAIRS in asked else None, top_k if TOP in asked else 0)
-        plan = Plan(dict(asked), top_k, len(head.inputs), head.scale, head.cap, head.vocabulary)
+        if PAIRS in asked and ids is not None and ids.numel():
+            _check_ids(head, id_range or _range(ids))
+        if TOP in asked:
+            _check_top_k(head, top_k)
+        plan = Plan(dict(asked), top_k, len(head.inputs), head.scale, head.cap, head.vocabulary, common_temperature)
         values = _Fused.apply(plan, ids, temperature, *tensors)
     result = {name: value for name, value in zip(NAMES, values, strict=False) if value is not None}
     if TOP in asked:
@@ -39,12 +51,19 @@ def fused_statistics(
     return result
 
 
-def _check(head: Head, ids: torch.Tensor | None, top_k: int) -> None:
-    if ids is not None and ids.numel():
-        low, high = (int(bound) for bound in ids.aminmax())
-        if low < 0 or high >= head.vocabulary:
-            worst = low if low < 0 else high
-            raise ValueError(f"token id {worst} is outside the LM head, which has {head.vocabulary} rows")
+def _range(ids: torch.Tensor) -> tuple[int, int]:
+    low, high = ids.aminmax()
+    return int(low), int(high)
+
+
+def _check_ids(head: Head, id_range: tuple[int, int]) -> None:
+    low, high = id_range
+    if low < 0 or high >= head.vocabulary:
+        worst = low if low < 0 else high
+        raise ValueError(f"token id {worst} is outside the LM head, which has {head.vocabulary} rows")
+
+
+def _check_top_k(head: Head, top_k: int) -> None:
     if top_k > head.vocabulary:
         raise ValueError(f"top-k of {top_k} tokens was asked for and the LM head has {head.vocabulary} rows")
 

@@ -14,9 +14,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from rlvr.policy.adapters import is_adapter
 from rlvr.policy.model import Policy
+
+PLAIN = (torch.Tensor, nn.Parameter, FakeTensor)
+"""Types of a weight that can be multiplied a slice at a time; others are quantised. A fake tensor is a shape without contents, of
+which a pass is planned."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ _Terms = list[tuple[torch.Tensor, torch.Tensor]]
 def _linear(module: Any, hidden: torch.Tensor, dtype: torch.dtype) -> _Terms | None:
     """The terms of a plain `nn.Linear` that nothing was hooked to but DeepSpeed, whose hooks only gather the weight."""
     plain = getattr(type(module), "forward", None) is nn.Linear.forward and "forward" not in vars(module)
-    if not plain or type(module.weight) not in (torch.Tensor, nn.Parameter):
+    if not plain or type(module.weight) not in PLAIN:
         return None
     if (module._forward_hooks or module._forward_pre_hooks) and not hasattr(module.weight, "ds_id"):
         return None

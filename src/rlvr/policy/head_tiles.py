@@ -38,6 +38,13 @@ class Plan:
     scale: float
     cap: float | None
     vocabulary: int
+    common_temperature: float | None = None
+    """That of all tokens, where it is known without reading it from the device."""
+
+    @property
+    def last_factor(self) -> float:
+        """What a tile is multiplied by last, before it is divided by the temperatures."""
+        return self.scale if self.cap is None else self.cap
 
     @property
     def top(self) -> int:
@@ -79,10 +86,10 @@ class Logits:
     ) -> None:
         self.plan, self.inputs, self.weights = plan, inputs, weights
         self.dtype = torch.promote_types(inputs[0].dtype, torch.float32)
-        after = plan.scale if plan.cap is None else plan.cap
-        self.factor = after / temperature.to(self.dtype)[:, None]
+        self.factor = plan.last_factor / temperature.to(self.dtype)[:, None]
         """[T, 1]: what a tile is multiplied by last."""
-        self.unchanged = bool((self.factor == 1).all())
+        self.unchanged = plan.common_temperature == plan.last_factor
+        """Whether that is known to be 1; where it is not known, a product with 1 has the same bits."""
         self.buffer = inputs[0].new_empty(0, dtype=self.dtype)
 
     def columns(self, part: slice) -> list[torch.Tensor]:

@@ -39,6 +39,10 @@ class MicroBatch:
     """float32 [T], what logits are divided by"""
     flat: np.ndarray
     """int64 [T], the trained tokens among all tokens of the rollouts, one after the other"""
+    target_range: tuple[int, int]
+    """The smallest and the largest of `targets`, known on the host; (0, 0) without any"""
+    common_temperature: float | None
+    """The temperature of every trained token, known on the host; None where they differ"""
     spans: Spans | None = None
     """Which tokens of a packed row see each other."""
 
@@ -98,6 +102,7 @@ class Tokens:
     ) -> MicroBatch:
         """The micro-batch of these tokens with the given rows; `spans` are left out."""
         temperature = np.asarray([batch.rollouts[i].temperature for i in index], dtype=np.float32)
+        targets = self.ids[self.flat]
 
         def put(values: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(values).to(device)
@@ -108,9 +113,11 @@ class Tokens:
             position_ids=put(positions),
             row=put(self.row),
             source=put(source),
-            targets=put(self.ids[self.flat]),
+            targets=put(targets),
             temperature=put(temperature[self.row]),
             flat=self.flat,
+            target_range=(int(targets.min()), int(targets.max())) if len(targets) else (0, 0),
+            common_temperature=float(temperature[0]) if (temperature == temperature[:1]).all() else None,
         )
 
 

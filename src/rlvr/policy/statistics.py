@@ -22,6 +22,9 @@ CHUNK = 1 << 22
 """Logits at once where the head is called: 16 MiB in float32, of which a backward pass needs four."""
 
 
+ALL = slice(None)
+
+
 def forward(
     policy: Policy, rows: MicroBatch, needs: Iterable[Need], pairs: torch.Tensor | None = None
 ) -> dict[tuple[str, str], torch.Tensor]:
@@ -37,7 +40,9 @@ def forward(
     if "pair_logprobs" in asked and pairs is None:
         raise ValueError("pair_logprobs was asked for without saying of which token ids")
     top_k = max((need.k for need in needs), default=0)
-    found = _fused(policy, rows, _with_pairs(asked), _ids(rows.targets, asked, pairs), top_k)
+    # ids that are not the targets have to be read from the device to be checked
+    known = rows.target_range if "pair_logprobs" not in asked else None
+    found = _fused(policy, rows, _with_pairs(asked), _ids(rows.targets, asked, pairs), top_k, known)
     if (chosen := found.pop("pair_logprobs", None)) is not None:
         first = int("logprobs" in asked)
         for name, part in (("logprobs", chosen[:, 0]), ("pair_logprobs", chosen[:, first:])):
@@ -63,24 +68,34 @@ def _ids(targets: torch.Tensor, asked: Mapping[str, bool], pairs: torch.Tensor |
 
 
 def _fused(
-    policy: Policy, rows: MicroBatch, asked: dict[str, bool], ids: torch.Tensor | None, top_k: int
+    policy: Policy,
+    rows: MicroBatch,
+    asked: dict[str, bool],
+    ids: torch.Tensor | None,
+    top_k: int,
+    id_range: tuple[int, int] | None,
 ) -> dict[str, torch.Tensor]:
     inputs = (rows.input_ids, rows.position_ids, rows.spans)
-    if not policy.head_is_enough:
+
+    def of(head: Head, part: slice = ALL) -> dict[str, torch.Tensor]:
         return fused_statistics(
-            Head((policy.own_logits(*inputs).flatten(0, 1).index_select(0, rows.source),)),
-            rows.temperature,
+            head,
+            rows.temperature[part],
             asked,
-            ids,
+            None if ids is None else ids[part],
             top_k,
+            id_range=id_range,
+            common_temperature=rows.common_temperature,
         )
+
+    if not policy.head_is_enough:
+        return of(Head((policy.own_logits(*inputs).flatten(0, 1).index_select(0, rows.source),)))
     hidden = policy.hidden_states(*inputs).flatten(0, 1).index_select(0, rows.source)
     if (head := head_of(policy, hidden)) is not None:
-        return fused_statistics(head, rows.temperature, asked, ids, top_k)
+        return of(head)
 
     def called(part: slice) -> dict[str, torch.Tensor]:
-        own = Head((policy.logits(hidden[part]),))
-        return fused_statistics(own, rows.temperature[part], asked, None if ids is None else ids[part], top_k)
+        return of(Head((policy.logits(hidden[part]),)), part)
 
     size = max(1, CHUNK // max(1, policy.causal_lm.config.get_text_config().vocab_size))
     parts = [slice(start, start + size) for start in range(0, max(1, len(hidden)), size)]

@@ -1,0 +1,190 @@
+"""The peak of the tensors of one micro-batch, forward and backward, of a model of any size: the update's own code runs on fake
+tensors, which have shapes and no contents, and every storage is counted from the operation that made it to its last reference.
+
+Fake tensors are on a CPU, whose attention kernels keep other things than a GPU's: `gpu_attention` calls those that a GPU takes.
+Temporaries inside a kernel are not seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoConfig, AutoModelForCausalLM, masking_utils
+
+from rlvr.config import ModelConfig, OptimConfig, ScratchConfig
+from rlvr.losses import ClippedPolicyLoss, Denominators, TokenBatch
+from rlvr.needs import Need
+from rlvr.policy import MicroBatch, Policy, forward, fused_head, head_tiles, micro_batches
+from rlvr.policy.attention import hook
+from rlvr.policy.loading import make_policy
+from rlvr.policy.packable import Packing
+from rlvr.policy.scratch import build_tokenizer
+from rlvr.records import Batch, Origin, Rollout, StopReason, Task
+
+
+class LiveBytes(TorchDispatchMode):
+    """Bytes of the storages that operations made inside and that something still refers to."""
+
+    def __init__(self, before: Iterable[torch.Tensor] = ()) -> None:
+        """`before`: tensors that are not counted."""
+        super().__init__()
+        self.now = 0
+        self.peak = 0
+        self.at_peak: Counter[tuple[str, tuple[int, ...], torch.dtype]] = Counter()
+        """Bytes by the operation that made them, its shape and type, at the peak."""
+        self._live: Counter[tuple[str, tuple[int, ...], torch.dtype]] = Counter()
+        self._seen = weakref.WeakSet(tensor.untyped_storage() for tensor in before)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        output = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, torch.Tensor):
+                self._add(str(function), tensor)
+        return output
+
+    def _add(self, function: str, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage in self._seen:
+            return
+        self._seen.add(storage)
+        key = (function, tuple(tensor.shape), tensor.dtype)
+        size = storage.nbytes()
+        self._live[key] += size
+        self.now += size
+        weakref.finalize(storage, self._drop, key, size)
+        if self.now > self.peak:
+            self.peak = self.now
+            self.at_peak = self._live.copy()
+
+    def _drop(self, key: tuple[str, tuple[int, ...], torch.dtype], size: int) -> None:
+        self._live[key] -= size
+        self.now -= size
+
+
+def gpu_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    """scaled_dot_product_attention with the operators that torch takes on a GPU in bfloat16: flash without a mask, memory-efficient
+    with one, whose mask becomes a bias of the queries' type (aten/src/ATen/native/transformers/attention.cpp:
+    convert_boolean_attn_mask, pad_bias: rows of a multiple of 16)."""
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value = (t.to(torch.get_autocast_dtype("cpu")) for t in (query, key, value))
+    if attn_mask is None:
+        return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[
+            0
+        ]
+    bias = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), -torch.inf)
+    if bias.shape[-1] % 16:
+        bias = torch.nn.functional.pad(bias, (0, -bias.shape[-1] % 16))[..., : attn_mask.shape[-1]]
+    bias = bias.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    return torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, key, value, bias, True, dropout_p, is_causal, scale=scale
+    )[0]
+
+
+@contextlib.contextmanager
+def like_a_gpu(all_tiles: bool = False) -> Iterator[FakeTensorMode]:
+    """Fake tensors inside, and what a GPU would take where code looks at the device or at values.
+
+    Of the LM head's tiles, which follow each other in the same memory, only some stand for all, unless `all_tiles`.
+    """
+    with pytest.MonkeyPatch.context() as patch, FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        patch.setattr(torch.nn.functional, "scaled_dot_product_attention", gpu_attention)
+        # It reads values, and for rows without packed sequences gives None; with spans in place nothing looks at it.
+        patch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
+        patch.setattr(head_tiles, "TILE", head_tiles.GPU_TILE)
+        if not all_tiles:
+            patch.setattr(fused_head, "tiles", _first_and_last)
+        yield mode
+
+
+def _first_and_last(tokens: int, plan: head_tiles.Plan, device: torch.device) -> Iterator[tuple[slice, list[slice]]]:
+    columns = list(head_tiles.tiles(tokens, plan, device))
+    for part, rows in columns[:2] + columns[2:][-1:]:
+        yield part, rows[:2] + rows[2:][-1:]
+
+
+def fake_policy(shape: dict[str, Any], **options: Any) -> Policy:
+    """A policy of the model that `shape` (the contents of a config.json) describes. `options`: of ModelConfig."""
+    config = ModelConfig(**{"dtype": "bfloat16", "device": "cpu", **options})
+    described = AutoConfig.for_model(**shape)
+    kept = torch.float32 if config.adapter is None else torch.bfloat16
+    model = AutoModelForCausalLM.from_config(described, dtype=kept, attn_implementation=config.attention)
+    policy = make_policy(model, build_tokenizer(ScratchConfig()), config)
+    hook(policy.causal_lm)
+    # tried on values, of which there are none
+    policy.head_is_enough = True
+    policy.packing = Packing(True, True)
+    return policy
+
+
+def rollouts_of(groups: int, members: int, prompt: int, completion: int) -> Batch:
+    """Rollouts whose completions are trained; those of a group have the prompt in common."""
+    made = []
+    for group in range(groups):
+        for member in range(members):
+            ids = np.full(prompt + completion, 3, dtype=np.int64)
+            ids[prompt] = 4 + member  # no more in common than the prompt
+            made.append(
+                Rollout(
+                    id=f"{group}/{member}",
+                    task=Task(str(group), "?"),
+                    group=str(group),
+                    member=member,
+                    token_ids=ids,
+                    origin=np.repeat([Origin.PROMPT, Origin.POLICY], [prompt, completion]).astype(np.int8),
+                    behaviour_logprobs=np.zeros(len(ids), dtype=np.float32),
+                    policy_version=np.zeros(len(ids), dtype=np.int32),
+                    stop=StopReason.END,
+                    temperature=1.0,
+                )
+            )
+    return Batch(made)
+
+
+def micro_batch(policy: Policy, batch: Batch, config: OptimConfig) -> MicroBatch:
+    """All rollouts of `batch` as the one micro-batch that `config` makes of them."""
+    trained = [rollout.sampled for rollout in batch.rollouts]
+    (rows,) = micro_batches(policy, batch, np.arange(len(batch)), trained, config)
+    return rows
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes."""
+
+    weights: int
+    gradients: int
+    rest: int
+    """What the micro-batch takes beside them, at its peak."""
+    at_peak: Counter[tuple[str, tuple[int, ...], torch.dtype]]
+
+
+def measure(policy: Policy, rows: MicroBatch, needs: Sequence[Need] = ()) -> Peak:
+    """Of the forward pass, GRPO's loss and the backward pass, with gradients there from the beginning, as the plain backend's are."""
+    loss = ClippedPolicyLoss()
+    weights = list(policy.model.parameters())
+    for parameter in policy.trainable().values():
+        parameter.grad = torch.zeros_like(parameter)
+    gradients = [p.grad for p in weights if p.grad is not None]
+    inputs = [value for value in vars(rows).values() if isinstance(value, torch.Tensor)]
+    with policy.training(), LiveBytes([*weights, *gradients, *inputs, *policy.model.buffers()]) as live:
+        statistics = forward(policy, rows, [*loss.needs, Need("logprobs"), Need("entropy"), *needs])
+        logprobs = statistics["logprobs", "current"]
+        ones = torch.ones_like(logprobs)
+        tokens = TokenBatch(
+            rows.row, len(rows.index), ones, ones, logprobs.detach(), torch.zeros_like(logprobs), statistics
+        )
+        term = loss(tokens, Denominators(float(len(logprobs)), float(len(rows.index)), 1.0))
+        del statistics, tokens, logprobs, ones
+        term.value.backward()
+    return Peak(sum(w.nbytes for w in weights), sum(g.nbytes for g in gradients), live.peak, live.at_peak)
