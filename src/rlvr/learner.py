@@ -14,13 +14,15 @@ The batch is cut by whole groups into optimizer steps, and each of those into mi
   optimizer step.
 - Rollouts that can have no gradient cost no forward and no backward, but count in every denominator.
 - A loss or gradient that is not finite skips its optimizer step and is counted.
+- Within an optimizer step the host does not wait for the device: metrics and losses are fetched once, at its end, and what
+  depends on data (which tokens a component trains, which log-probs are known) is found in host memory.
 - Every rank holds the whole batch and computes its share of each optimizer step; the same is said of the step on every rank.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,18 +33,20 @@ from rlvr.distributed import Backend, World
 from rlvr.errors import TrainingError
 from rlvr.losses import Component, Denominators, LossTerm, Objective, SequenceLoss, TokenBatch
 from rlvr.losses.ahead import Ahead, look_ahead, needs_ahead
-from rlvr.losses.correction import LARGEST_GAP, Correction, gaps, ratios
+from rlvr.losses.correction import LARGEST_GAP
+from rlvr.losses.step_metrics import StepMetrics, gap_sums, with_effective_size
 from rlvr.monitor.averages import Averages, is_maximum
 from rlvr.needs import BEHAVIOUR, CURRENT, PROXIMAL, REFERENCE, SEVERAL_PER_TOKEN, Need, Statistic
 from rlvr.policy import MicroBatch, Snapshot, forward, micro_batches
-from rlvr.policy.microbatch import deal
+from rlvr.policy.microbatch import DeferredColumns, deal
 from rlvr.policy.packing import Cost
+from rlvr.policy.transfer import to_device
 from rlvr.records import UPDATED, Batch
 
-GATE = 0.1
-"""Nats: a gap between proximal and behaviour log-probs over this is counted in `mismatch/share_over`."""
 WITHOUT_GRADIENT = 8
 """Rollouts without a gradient whose mismatch is measured in a step: a wrong engine shows in any of them, and eight cost little."""
+WITHOUT_DROPOUT = "without_dropout"
+"""Marks statistics of the current policy that come from a pass without dropout."""
 GROUPS_PER_RANK = 2
 """With fewer groups in an optimizer step than this for each rank, groups are cut, or ranks would wait for each other."""
 
@@ -75,28 +79,33 @@ class Learner:
             if objective.renewal is not None and self.reference is not None:
                 self.reference.follow(objective.renewal.mix)
         tokens = sum(int(mask.sum()) for mask, on in zip(work.trained, work.trains, strict=True) if on)
-        _add_gaps(averages, flat, self._weight_without_gradient(work, averages, len(flat)))
+        each = self._weight_without_gradient(work, averages, len(flat))
+        for name, total in gap_sums(flat).items():
+            weight = 1.0 if is_maximum(name) else each
+            averages.add(name, weight * float(total), 1.0 if is_maximum(name) else each * len(flat))
         skipped, asked = averages.pairs().get("skipped/nonfinite", (0.0, 0.0))
         taken = {"update/steps": int(asked - skipped), "tokens/trained": tokens, "lr": lr}
-        return _with_effective_size(averages.means()) | taken
+        return with_effective_size(averages.means()) | taken
 
     def _optimizer_step(self, work: _Work, part: np.ndarray, lr: float, first: bool) -> dict[str, tuple[float, float]]:
         """Gradients of the rollouts in `part` and one step; metrics as (sum, weight) pairs, the same on every rank."""
         components, index = work.objective.components, part[work.trains[part]]
         over = work.objective.denominators(work.batch.select(part))
-        averages, losses, finite = Averages(), {component.name: 0.0 for component in components}, True
+        metrics, updated = StepMetrics(), DeferredColumns()
         if self.policy.adapter_dropout:
             work.without_dropout = self._statistics(work, index, _comparable(work.objective))
         ahead = self._look_ahead(work, part, first)
         self.backend.zero()
         for rows in self._passes(work, self._share(work.batch, index)):
-            if rows is None or not finite:
-                if self.backend.lockstep:
-                    self.backend.backward(self._nothing(work, index))
-                continue
-            finite = math.isfinite(self._backward(work, rows, over, ahead, first, averages, losses))
-        everything, total = Averages(), dict.fromkeys(losses, 0.0)
-        for of_rank, losses_of_rank, fine in self.world.gather((averages.pairs(), losses, finite), "the losses"):
+            if rows is None:
+                self.backend.backward(self._nothing(work, index))
+            else:
+                self._backward(work, rows, over, ahead, first, metrics, updated)
+        updated.write()
+        own = metrics.fetch([component.name for component in components])
+        everything, total, finite = Averages(), dict.fromkeys(own.losses, 0.0), True
+        gathered = self.world.gather((own.averages.pairs(), own.losses, own.finite), "the losses")
+        for of_rank, losses_of_rank, fine in gathered:
             everything.update(of_rank)
             total = {name: total[name] + loss for name, loss in losses_of_rank.items()}
             finite = finite and fine
@@ -119,64 +128,71 @@ class Learner:
         over: dict[str, Denominators],
         ahead: dict[str, Ahead],
         first: bool,
-        averages: Averages,
-        losses: dict[str, float],
-    ) -> float:
-        """Add one micro-batch's gradients, its metrics and its share of each loss; the share of the total."""
+        metrics: StepMetrics,
+        updated: DeferredColumns,
+    ) -> None:
+        """Add one micro-batch's gradients, its metrics and its share of each loss.
+
+        A loss that is not finite is differentiated too, because the host does not know it before the end of the optimizer step,
+        which is skipped then.
+        """
         objective = work.objective
+        inputs = _Inputs.of(work, rows, ahead, first)
+        columns = inputs.device
         statistics = forward(self.policy, rows, [*objective.needs, Need("logprobs"), Need("entropy")])
         if objective.needs_reference:
-            statistics["logprobs", REFERENCE] = rows.gather(work.reference)
-        for name, values in work.without_dropout.items():
+            statistics["logprobs", REFERENCE] = columns["logprobs", REFERENCE]
+        for name in work.without_dropout:
             noisy = statistics[name, CURRENT]
             # zero in value: dropout is in the gradient, and not in ratios, KL or mismatch
-            statistics[name, CURRENT] = rows.gather(values) + (noisy - noisy.detach())
+            statistics[name, CURRENT] = columns[name, WITHOUT_DROPOUT] + (noisy - noisy.detach())
         logprobs = statistics["logprobs", CURRENT]
-        rows.scatter(logprobs.detach(), work.updated)
-        behaviour = rows.gather(work.behaviour)
+        updated.add(rows, logprobs, work.updated)
+        behaviour = columns["logprobs", BEHAVIOUR]
         for name in objective.proximal_statistics:
-            statistics[name, PROXIMAL] = (
-                statistics[name, CURRENT].detach() if first else rows.gather(work.proximal[name])
-            )
-        recalled = rows.gather(work.proximal["logprobs"]) if work.proximal else behaviour
-        proximal = logprobs.detach() if first else recalled
-        advantage = torch.zeros_like(behaviour) if work.advantage is None else rows.gather(work.advantage)
+            statistics[name, PROXIMAL] = statistics[name, CURRENT].detach() if first else columns[name, PROXIMAL]
+        proximal = logprobs.detach() if first else columns["logprobs", PROXIMAL]
+        advantage = torch.zeros_like(behaviour) if work.advantage is None else columns["advantage", "batch"]
 
         total = torch.zeros((), device=logprobs.device)
         for component in objective.components:
-            weight = rows.gather(work.weights[component.weights])
-            on = weight != 0
-            if not bool(on.any()):
+            on = inputs.trained_by(component)
+            if len(on.places) == 0:
                 continue
             correction = objective.correction if component.corrected else None
             has_ratio = Need("logprobs", PROXIMAL) in component.loss.needs and not first
             reads_behaviour = correction is not None or Need("logprobs", BEHAVIOUR) in component.loss.needs
-            _refuse_unknown(proximal[on] if has_ratio else None, behaviour[on] if reads_behaviour else None)
-            tokens = TokenBatch(
-                rows.row[on],
-                len(rows.index),
-                weight[on],
-                advantage[on],
-                proximal[on],
-                behaviour[on],
-                {key: values[on] for key, values in statistics.items()},
+            _refuse_unknown(
+                inputs.host["logprobs", PROXIMAL][on.places] if has_ratio else None,
+                inputs.host["logprobs", BEHAVIOUR][on.places] if reads_behaviour else None,
             )
-            work.add_factors(component, rows, on, tokens)
+            tokens = TokenBatch(
+                on.of(rows.row),
+                len(rows.index),
+                on.of(columns["weight", component.weights]),
+                on.of(advantage),
+                on.of(proximal),
+                on.of(behaviour),
+                {key: on.of(values) for key, values in statistics.items()},
+                factor=on.of_any(columns.get(("factor", component.name))),
+                group_weight=inputs.of_rollouts("group_weight", component, like=behaviour),
+            )
             tokens.importance = None if correction is None else correction(tokens)
-            term = _term(component, tokens, over[component.name], ahead.get(component.name), rows, on)
-            losses[component.name] += float(term.value.detach())
+            tokens.kept = on.of_any(columns.get(("kept", component.name)))
+            tokens.chosen = on.of_any(columns.get(("chosen", component.name)))
+            term = _term(component, tokens, over[component.name], inputs)
+            metrics.add_loss(component.name, term.value)
             total = total + component.factor * term.value
-            _add_metrics(averages, term.metrics, weight[on])
+            metrics.add_values(term.metrics, tokens.weight)
             if component is objective.components[0]:
-                _add_metrics(averages, {"entropy/trained": tokens.entropy.detach()}, weight[on])
+                metrics.add_values({"entropy/trained": tokens.entropy.detach()}, tokens.weight)
                 if first or work.proximal:
-                    _add_mismatch(averages, tokens, objective.correction)
-        loss = float(total.detach())
-        if math.isfinite(loss) and total.requires_grad:
+                    metrics.add_mismatch(tokens, columns.get(("known", component.weights)), objective.correction)
+        metrics.add_total(total)
+        if total.requires_grad:
             self.backend.backward(total)
         elif self.backend.lockstep:
             self.backend.backward(sum(0.0 * s.sum() for s in statistics.values() if s.requires_grad))  # type: ignore[arg-type]
-        return loss
 
     def _passes(
         self, work: _Work, share: np.ndarray, where: list[np.ndarray] | None = None
@@ -277,7 +293,7 @@ class Learner:
         found: dict[str, list[np.ndarray]] = {
             need.statistic: [np.full(len(r), np.nan, dtype=np.float32) for r in work.batch.rollouts] for need in needs
         }
-        share = self._share(work.batch, index)
+        share, later = self._share(work.batch, index), DeferredColumns()
         with torch.no_grad(), self.policy.evaluating():
             for rows in self._passes(work, share, where):
                 if rows is None:
@@ -285,7 +301,8 @@ class Learner:
                     continue
                 statistics = forward(self.policy, rows, needs)
                 for name, values in found.items():
-                    rows.scatter(statistics[name, CURRENT], values)
+                    later.add(rows, statistics[name, CURRENT], values)
+        later.write()
         own = {int(i): {name: values[i] for name, values in found.items()} for i in share}
         for of_rank in self.world.gather(own, "statistics of the tokens"):
             for i, of_one in of_rank.items():
@@ -321,13 +338,6 @@ class _Work:
     updated: list[np.ndarray] = field(default_factory=list)
     """Log-probs at the last optimizer step that a token was in (of this rank's share); NaN elsewhere."""
 
-    def add_factors(self, component: Component, rows: MicroBatch, on: torch.Tensor, tokens: TokenBatch) -> None:
-        """Put what belongs to the component, and does not come from the forward pass, to the tokens of a micro-batch."""
-        if component.by_token:
-            tokens.factor = rows.gather(self.batch.tokens(f"factor/{component.name}"))[on]
-        if component.name in self.group_weights:
-            tokens.group_weight = torch.as_tensor(self.group_weights[component.name][rows.index]).to(tokens.weight)
-
     @classmethod
     def of(cls, batch: Batch, objective: Objective, config: OptimConfig) -> _Work:
         """The work on `batch`."""
@@ -359,23 +369,97 @@ def _comparable(objective: Objective) -> list[Need]:
     return [Need(name) for name in sorted(read - SEVERAL_PER_TOKEN)]
 
 
-def _term(
-    component: Component,
-    tokens: TokenBatch,
-    over: Denominators,
-    ahead: Ahead | None,
-    rows: MicroBatch,
-    on: torch.Tensor,
-) -> LossTerm:
+@dataclass(frozen=True)
+class _Trained:
+    """The tokens of a micro-batch that a component trains."""
+
+    places: np.ndarray
+    """int64 [N], among the micro-batch's T trained tokens"""
+    index: torch.Tensor | None
+    """The same on the device; None: all T."""
+
+    def of(self, values: torch.Tensor) -> torch.Tensor:
+        """[T, ...] -> [N, ...]. By places, not by a mask, whose count the host would have to wait for."""
+        return values if self.index is None else values.index_select(0, self.index)
+
+    def of_any(self, values: torch.Tensor | None) -> torch.Tensor | None:
+        """The same of what a component may lack."""
+        return None if values is None else self.of(values)
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What a micro-batch's losses read beside its forward pass, by (what, of which): in host memory, and on the device.
+
+    float32 [T] at the trained tokens; of rollouts float64 [S]; places of tokens int64.
+    """
+
+    host: dict[tuple[str, str], np.ndarray]
+    device: dict[tuple[str, str], torch.Tensor]
+
+    @classmethod
+    def of(cls, work: _Work, rows: MicroBatch, ahead: Mapping[str, Ahead], first: bool) -> _Inputs:
+        """Collect them and copy them to the device at once."""
+        columns: dict[tuple[str, str], Sequence[np.ndarray]] = {("logprobs", BEHAVIOUR): work.behaviour}
+        if work.advantage is not None:
+            columns["advantage", "batch"] = work.advantage
+        if work.objective.needs_reference:
+            columns["logprobs", REFERENCE] = work.reference
+        if not first:
+            columns["logprobs", PROXIMAL] = work.behaviour
+            columns |= {(name, PROXIMAL): values for name, values in work.proximal.items()}
+        columns |= {(name, WITHOUT_DROPOUT): values for name, values in work.without_dropout.items()}
+        of_rollouts: dict[tuple[str, str], np.ndarray] = {}
+        for component in work.objective.components:
+            name, told = component.name, ahead.get(component.name, Ahead())
+            columns["weight", component.weights] = work.weights[component.weights]
+            if component.by_token:
+                columns["factor", name] = work.batch.tokens(f"factor/{name}")
+            if told.kept is not None:
+                columns["kept", name] = told.kept
+            if told.chosen is not None:
+                columns["chosen", name] = told.chosen
+            if told.shares is not None and told.slopes is not None:
+                of_rollouts |= {("share", name): told.shares, ("slope", name): told.slopes}
+            if name in work.group_weights:
+                of_rollouts["group_weight", name] = work.group_weights[name]
+        host = {key: rows.at_trained(values) for key, values in columns.items()}
+        host |= {key: values[rows.index] for key, values in of_rollouts.items()}
+        for (what, weights), values in list(host.items()):
+            if what == "weight":
+                host |= _places(weights, values, host["logprobs", BEHAVIOUR])
+        return cls(host, dict(zip(host, to_device([*host.values()], rows.targets.device), strict=True)))
+
+    def trained_by(self, component: Component) -> _Trained:
+        """The tokens that the component gives a weight."""
+        weight = self.host["weight", component.weights]
+        return _Trained(np.flatnonzero(weight), self.device.get(("places", component.weights)))
+
+    def of_rollouts(self, what: str, component: Component, like: torch.Tensor) -> torch.Tensor | None:
+        """[S] in the type of `like`; None where the component has none."""
+        values = self.device.get((what, component.name))
+        return None if values is None else values.to(like.dtype)
+
+
+def _places(weights: str, weight: np.ndarray, behaviour: np.ndarray) -> dict[tuple[str, str], np.ndarray]:
+    """Where the weight [T] is not 0, and which of these tokens have a known behaviour log-prob; each left out where it is all."""
+    places = np.flatnonzero(weight)
+    known = np.flatnonzero(~np.isnan(behaviour[places]))
+    found = {}
+    if len(places) < len(weight):
+        found["places", weights] = places
+    if len(known) < len(places):
+        found["known", weights] = known
+    return found
+
+
+def _term(component: Component, tokens: TokenBatch, over: Denominators, inputs: _Inputs) -> LossTerm:
     """The component's share of the loss for the tokens of a micro-batch, with what it knows of the whole step."""
-    if ahead is not None and ahead.shares is not None and ahead.slopes is not None:
+    shares = inputs.of_rollouts("share", component, like=tokens.logprobs)
+    slopes = inputs.of_rollouts("slope", component, like=tokens.logprobs)
+    if shares is not None and slopes is not None:
         sums = tokens.sum_by_sequence(tokens.weight * tokens.logprobs)
-        shares, slopes = (torch.as_tensor(column[rows.index]).to(sums) for column in (ahead.shares, ahead.slopes))
         return LossTerm(shares.sum() + (slopes * (sums - sums.detach())).sum())
-    if ahead is not None and ahead.kept is not None:
-        tokens.kept = rows.gather(ahead.kept)[on]
-    if ahead is not None and ahead.chosen is not None:
-        tokens.chosen = rows.gather(ahead.chosen)[on]
     assert not isinstance(component.loss, SequenceLoss)
     term = component.loss(tokens, over)
     return term if tokens.kept is None else LossTerm(term.value, term.metrics | {"tokens/kept": tokens.kept})
@@ -389,17 +473,9 @@ def _by_whole_groups(batch: Batch, parts: int) -> list[np.ndarray]:
     return [np.flatnonzero(np.isin(groups, chunk)) for chunk in chunks]
 
 
-def _add_metrics(averages: Averages, metrics: dict[str, torch.Tensor], weight: torch.Tensor) -> None:
-    for name, values in metrics.items():
-        if is_maximum(name):
-            averages.add(name, float(values.max()))
-        else:
-            averages.add(name, float((weight * values).sum()), float(weight.sum()))
-
-
-def _refuse_unknown(*needed: torch.Tensor | None) -> None:
+def _refuse_unknown(*needed: np.ndarray | None) -> None:
     """TrainingError when a log-prob that a ratio needs is unknown (NaN)."""
-    if any(values is not None and bool(values.isnan().any()) for values in needed):
+    if any(values is not None and np.isnan(values).any() for values in needed):
         raise TrainingError(
             "a ratio needs behaviour log-probs, and some trained tokens have none: train such rollouts with one optimizer "
             "step per batch (updates_per_batch and epochs_per_batch 1) and algorithm.correction null"
@@ -421,39 +497,3 @@ def _measured_without_gradient(work: _Work) -> np.ndarray:
         used = np.cumsum([len(work.batch.rollouts[i]) for i in index])
         index = index[: max(1, int((used <= work.config.micro_batch_tokens).sum()))]
     return np.sort(index)
-
-
-def _add_gaps(averages: Averages, gap: torch.Tensor, each: float = 1.0) -> None:
-    """The mismatch of tokens whose gap [N] between proximal and behaviour log-prob is known, each with the weight `each`."""
-    if len(gap) == 0:
-        return
-    size, ratio, count = gap.abs(), gap.exp(), each * len(gap)
-    averages.add("mismatch/mean", each * float(size.sum()), count)
-    averages.add("mismatch/max", float(size.max()))
-    averages.add("mismatch/share_over", each * float((size > GATE).sum()), count)
-    averages.add("mismatch/kl", each * float((ratio - 1 - gap).sum()), count)
-    averages.add("ratio_to_behaviour", each * float(ratio.sum()), count)
-    averages.add("ratio_to_behaviour_squared", each * float(ratio.square().sum()), count)
-
-
-def _add_mismatch(averages: Averages, tokens: TokenBatch, correction: Correction | None) -> None:
-    """The gap between proximal and behaviour log-probs, over the tokens whose behaviour log-prob is known.
-
-    A token is touched where its weight is not the ratio, at the level that the correction bounds, or not 1 where a cap of null
-    leaves the ratios out.
-    """
-    gap = gaps(tokens)
-    known = ~gap.isnan()
-    _add_gaps(averages, gap[known])
-    count = float(known.sum())
-    if tokens.importance is not None:
-        averages.add("correction/weight", float(tokens.importance.sum()), count)
-        weighs = getattr(correction, "cap", 0.0) is not None
-        plain = ratios(tokens, getattr(correction, "level", "token")) if weighs else torch.ones_like(gap)
-        averages.add("correction/touched", float((tokens.importance != plain).sum()), count)
-
-
-def _with_effective_size(means: dict[str, float | None]) -> dict[str, float | None]:
-    """The step's metrics with the share of tokens that the importance weights leave effective (Kish 1965)."""
-    first, second = means.pop("ratio_to_behaviour", None), means.pop("ratio_to_behaviour_squared", None)
-    return means | {"mismatch/effective": first * first / second if first and second else None}

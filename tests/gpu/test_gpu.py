@@ -36,7 +36,7 @@ def rollouts_and_gap(dtype, adapter=None):
     rows = rows_of(Batch(rollouts), np.arange(24), trained, 0, policy.device)
     with torch.no_grad():
         ours = forward(policy, rows, [Need("logprobs")])["logprobs", "current"]
-    return (ours - rows.gather([r.behaviour_logprobs for r in rollouts])).abs()
+    return (ours - torch.from_numpy(rows.at_trained([r.behaviour_logprobs for r in rollouts])).to(ours.device)).abs()
 
 
 def test_float32_gap():

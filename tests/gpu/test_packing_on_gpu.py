@@ -7,6 +7,7 @@ import torch
 from rlvr.config import ModelConfig, OptimConfig, ScratchConfig
 from rlvr.needs import Need
 from rlvr.policy import forward, load_policy, micro_batches
+from rlvr.policy.microbatch import DeferredColumns
 from rlvr.records import Batch, Rollout, StopReason, Task
 
 pytestmark = [
@@ -29,11 +30,12 @@ def some_batch():
 
 
 def measured(policy, batch, config):
-    columns, total = [np.zeros(len(r), dtype=np.float32) for r in batch.rollouts], 0.0
+    columns, total, later = [np.zeros(len(r), dtype=np.float32) for r in batch.rollouts], 0.0, DeferredColumns()
     for rows in micro_batches(policy, batch, np.arange(len(batch)), [r.sampled for r in batch.rollouts], config):
         logprobs = forward(policy, rows, [Need("logprobs", grad=True)])["logprobs", "current"]
-        rows.scatter(logprobs.detach(), columns)
+        later.add(rows, logprobs, columns)
         total = total + logprobs.sum()
+    later.write()
     gradient = torch.autograd.grad(total, list(policy.trainable().values()))
     return np.concatenate(columns), torch.cat([g.flatten() for g in gradient])
 

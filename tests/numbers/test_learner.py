@@ -14,8 +14,9 @@ from rlvr.distributed import World
 from rlvr.distributed.plain import PlainBackend
 from rlvr.distributed.shares import load_reference, saved_reference
 from rlvr.errors import TrainingError
-from rlvr.learner import GATE, Learner
+from rlvr.learner import Learner
 from rlvr.losses import ClippedPolicyLoss, Component, EntropyBonus, KLPenalty, LikelihoodLoss, Objective, k1, k2, k3
+from rlvr.losses.step_metrics import GATE
 from rlvr.policy import Snapshot
 from rlvr.records import Batch, Origin
 

@@ -18,6 +18,7 @@ from rlvr.losses import ClippedPolicyLoss, Component, Objective
 from rlvr.needs import CURRENT, Need
 from rlvr.policy import Cost, check_packing, forward, load_policy, micro_batches, packing
 from rlvr.policy.attention import Spans, attending
+from rlvr.policy.microbatch import DeferredColumns
 from rlvr.policy.packing import shared_prefixes
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
 
@@ -89,12 +90,14 @@ def measured(policy, batch, config, index=None):
     trained = [r.sampled for r in batch.rollouts]
     weights = [np.linspace(-1, 1, len(r)).astype(np.float32) + i for i, r in enumerate(batch.rollouts)]
     columns = {name: [np.zeros(len(r), dtype=np.float32) for r in batch.rollouts] for name in ("logprobs", "entropy")}
-    total, made = torch.zeros(()), list(micro_batches(policy, batch, index, trained, config))
+    total, made, later = torch.zeros(()), list(micro_batches(policy, batch, index, trained, config)), DeferredColumns()
     for rows in made:
         got = forward(policy, rows, BOTH)
         for name, values in columns.items():
-            rows.scatter(got[name, CURRENT].detach(), values)
-        total = total + (rows.gather(weights) * (got["logprobs", CURRENT] + 0.5 * got["entropy", CURRENT])).sum()
+            later.add(rows, got[name, CURRENT], values)
+        of_each = torch.from_numpy(rows.at_trained(weights))
+        total = total + (of_each * (got["logprobs", CURRENT] + 0.5 * got["entropy", CURRENT])).sum()
+    later.write()
     return columns, gradient_of(policy.model, total).double(), made
 
 

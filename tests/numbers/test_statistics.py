@@ -10,7 +10,7 @@ from number_oracles import double, gap, gradient_of, token_statistics
 from rlvr.needs import CURRENT, REFERENCE, Need
 from rlvr.policy import head_tiles, statistics
 from rlvr.policy.head import head_of
-from rlvr.policy.microbatch import cut, rows_of
+from rlvr.policy.microbatch import DeferredColumns, cut, rows_of
 from rlvr.policy.statistics import forward
 from rlvr.records import Batch, Origin
 
@@ -325,9 +325,15 @@ def test_rows_lay_out_what_they_say(policy, make_rollout):
     assert rows.source.tolist() == [1, 4, 5, 6]
     assert rows.targets.tolist() == [5, 7, 8, 10]
     columns = [np.arange(len(r)) + 10.0 * i for i, r in enumerate(rollouts)]
-    assert rows.gather(columns).tolist() == [22.0, 2.0, 3.0, 11.0]
-    out = [np.full(len(r), np.nan, dtype=np.float32) for r in rollouts]
-    rows.scatter(torch.tensor([1.0, 2.0, 3.0, 4.0]), out)
+    assert rows.at_trained(columns).tolist() == [22.0, 2.0, 3.0, 11.0]
+    out, other = ([np.full(len(r), np.nan, dtype=np.float32) for r in rollouts] for _ in range(2))
+    later = DeferredColumns()
+    later.add(rows, torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True), out)
+    later.add(lay_out(policy, batch, [2]), torch.tensor([5.0]), other)
+    assert np.isnan(np.concatenate(out)).all()
+    later.write()
+    np.testing.assert_array_equal(np.concatenate(other[:2]), np.full(6, np.nan))
+    np.testing.assert_array_equal(other[2], [np.nan, np.nan, 5])
     np.testing.assert_array_equal(out[0], [np.nan, np.nan, 2, 3])
     np.testing.assert_array_equal(out[1], [np.nan, 4])
     np.testing.assert_array_equal(out[2], [np.nan, np.nan, 1])

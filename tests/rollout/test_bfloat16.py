@@ -24,7 +24,7 @@ def test_the_gap_is_small_and_weights_that_train_stay_in_float32(adapter):
     rows = rows_of(Batch(rollouts), np.arange(12), [r.sampled for r in rollouts], 0, policy.device)
     with torch.no_grad():
         ours = forward(policy, rows, [Need("logprobs")])["logprobs", "current"]
-    gap = (ours - rows.gather([r.behaviour_logprobs for r in rollouts])).abs()
+    gap = (ours - torch.from_numpy(rows.at_trained([r.behaviour_logprobs for r in rollouts])).to(ours.device)).abs()
     assert 0 < float(gap.mean()) < 0.02
 
 

@@ -23,6 +23,8 @@ import numpy as np
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from rlvr.policy.transfer import to_device
+
 PREFIX = "rlvr_"
 BASES = ("sdpa", "eager", "flex_attention")
 """Attention implementations that spans work with."""
@@ -80,35 +82,26 @@ class Spans:
                 first = offset + r * block.queries
                 where[self.start[s] : self.start[s] + self.length[s]] = np.arange(first, first + self.length[s])
             offset += block.rows * block.queries
-        return torch.from_numpy(where).to(self.device)
+        (places,) = to_device([where], self.device)
+        return places
 
     def _block(self, members: np.ndarray) -> Block:
         contexts = self.context_length[members]
         longest, context = int(self.length[members].max()), int(contexts.max())
         own = _padded(self.start[members], self.length[members], longest)
         before = _padded(self.start[self.context[members]], contexts, context)
-
-        def put(values: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
-
-        return Block(
-            rows=len(members),
-            queries=longest,
-            take_queries=put(own.ravel()),
-            take_keys=put(np.concatenate([before, own], axis=1).ravel()),
-            context_length=put(contexts[:1] if (contexts == context).all() else contexts),
-            context=context,
-        )
+        keys = np.concatenate([before, own], axis=1)
+        each = contexts[:1] if (contexts == context).all() else contexts
+        take_queries, take_keys, context_length = to_device([own.ravel(), keys.ravel(), each], self.device)
+        return Block(len(members), longest, context, take_queries, take_keys, context_length)
 
     def block_mask(self, window: int | None) -> Any:
         """The same rule as a block mask of flex_attention."""
         from torch.nn.attention.flex_attention import create_block_mask
 
-        def each(values: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(np.repeat(values, self.length)).to(self.device)
-
-        own, context = each(np.arange(len(self.length))), each(self.context)
-        position = torch.from_numpy(self.positions).to(self.device)
+        numbers = np.repeat(np.arange(len(self.length)), self.length)
+        contexts = np.repeat(self.context, self.length)
+        own, context, position = to_device([numbers, contexts, self.positions], self.device)
 
         def visible(batch: Any, head: Any, q: Any, k: Any) -> Any:
             seen = ((own[q] == own[k]) & (k <= q)) | (context[q] == own[k])

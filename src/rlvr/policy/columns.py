@@ -13,6 +13,7 @@ import torch
 
 from rlvr.config import OptimConfig
 from rlvr.needs import Need, Statistic
+from rlvr.policy.microbatch import DeferredColumns
 from rlvr.policy.model import Policy
 from rlvr.policy.packing import micro_batches
 from rlvr.policy.statistics import forward
@@ -30,9 +31,11 @@ def add_statistics(
     columns: dict[Statistic, list[np.ndarray]] = {
         need.statistic: [np.full(len(r), np.nan, dtype=np.float32) for r in batch.rollouts] for need in needs
     }
+    later = DeferredColumns()
     with torch.no_grad(), policy.evaluating():
         for rows in micro_batches(policy, batch, index, where, config) if len(index) else ():
             statistics = forward(policy, rows, needs)
             for name, values in columns.items():
-                rows.scatter(statistics[name, "current"], values)
+                later.add(rows, statistics[name, "current"], values)
+    later.write()
     batch.token_columns |= {f"{name}/current": values for name, values in columns.items()}

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from rlvr.policy.attention import Spans
+from rlvr.policy.transfer import to_device
 from rlvr.records import Batch
 
 
@@ -46,19 +47,39 @@ class MicroBatch:
     spans: Spans | None = None
     """Which tokens of a packed row see each other."""
 
-    def gather(self, columns: Sequence[np.ndarray], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """A token column of the batch at the trained tokens, [T] on the device."""
-        values = np.concatenate([columns[i] for i in self.index])[self.flat]
-        return torch.as_tensor(values, dtype=dtype).to(self.targets.device)
+    def at_trained(self, columns: Sequence[np.ndarray]) -> np.ndarray:
+        """A token column of the batch at the trained tokens, float32 [T] in host memory."""
+        return np.concatenate([columns[i] for i in self.index])[self.flat].astype(np.float32, copy=False)
 
-    def scatter(self, values: torch.Tensor, columns: Sequence[np.ndarray]) -> None:
-        """Write [T] values into a token column of the batch."""
-        joined = np.concatenate([columns[i] for i in self.index])
-        joined[self.flat] = values.float().cpu().numpy()
-        for i, part in zip(
-            self.index, np.split(joined, np.cumsum([len(columns[i]) for i in self.index])[:-1]), strict=True
-        ):
-            columns[i][:] = part
+
+class DeferredColumns:
+    """Values at trained tokens that are to be written into token columns of the batch.
+
+    They stay on the device until `write` fetches those of all micro-batches by one copy, which the host has to wait for.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[np.ndarray, np.ndarray, Sequence[np.ndarray]]] = []
+        self._values: list[torch.Tensor] = []
+
+    def add(self, rows: MicroBatch, values: torch.Tensor, columns: Sequence[np.ndarray]) -> None:
+        """Write [T] values of a micro-batch later."""
+        self._parts.append((rows.index, rows.flat, columns))
+        self._values.append(values.detach().float())
+
+    def write(self) -> None:
+        """Write all that was added."""
+        if not self._parts:
+            return
+        fetched = torch.cat(self._values).cpu().numpy()
+        cuts = np.cumsum([len(flat) for _, flat, _ in self._parts])[:-1]
+        for (index, flat, columns), values in zip(self._parts, np.split(fetched, cuts), strict=True):
+            joined = np.concatenate([columns[i] for i in index])
+            joined[flat] = values
+            for i, part in zip(index, np.split(joined, np.cumsum([len(columns[i]) for i in index])[:-1]), strict=True):
+                columns[i][:] = part
+        self._parts.clear()
+        self._values.clear()
 
 
 @dataclass(frozen=True)
@@ -103,18 +124,11 @@ class Tokens:
         """The micro-batch of these tokens with the given rows; `spans` are left out."""
         temperature = np.asarray([batch.rollouts[i].temperature for i in index], dtype=np.float32)
         targets = self.ids[self.flat]
-
-        def put(values: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(values).to(device)
-
+        # in the order of MicroBatch's fields
+        arrays = (ids, positions, self.row, source, targets, temperature[self.row])
         return MicroBatch(
-            index=np.asarray(index),
-            input_ids=put(ids),
-            position_ids=put(positions),
-            row=put(self.row),
-            source=put(source),
-            targets=put(targets),
-            temperature=put(temperature[self.row]),
+            np.asarray(index),
+            *to_device(arrays, device),
             flat=self.flat,
             target_range=(int(targets.min()), int(targets.max())) if len(targets) else (0, 0),
             common_temperature=float(temperature[0]) if (temperature == temperature[:1]).all() else None,

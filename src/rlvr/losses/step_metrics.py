@@ -1,0 +1,129 @@
+"""The metrics and losses of one optimizer step, gathered over its micro-batches.
+
+Invariant: what is added stays a tensor on the device until `fetch` takes all of it to the host by one copy, so the host does
+not wait for the device once for each metric. The sums are those that fetching each at once would give, to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from rlvr.losses.correction import Correction, gaps, ratios
+from rlvr.losses.tokens import TokenBatch
+from rlvr.monitor.averages import Averages, is_maximum
+
+GATE = 0.1
+"""Nats: a gap between proximal and behaviour log-probs over this is counted in `mismatch/share_over`."""
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What a rank's micro-batches of an optimizer step add up to."""
+
+    averages: Averages
+    losses: dict[str, float]
+    """The rank's share of each component's loss, by name."""
+    finite: bool
+    """Whether the total loss of every micro-batch is a finite number."""
+
+
+class StepMetrics:
+    """Gathers them for one rank; a number may be a tensor of no dimension."""
+
+    def __init__(self) -> None:
+        self._sums: list[tuple[str, torch.Tensor, torch.Tensor | float]] = []
+        self._losses: list[tuple[str, torch.Tensor]] = []
+        self._totals: list[torch.Tensor] = []
+
+    def add(self, name: str, total: torch.Tensor, weight: torch.Tensor | float = 1.0) -> None:
+        """Add a sum over `weight` things, or a value of a maximum; see Averages."""
+        self._sums.append((name, total.detach(), weight))
+
+    def add_values(self, metrics: Mapping[str, torch.Tensor], weight: torch.Tensor) -> None:
+        """Add metrics of tokens [T], averaged by their weights [T]; a maximum is over all of them."""
+        for name, values in metrics.items():
+            if is_maximum(name):
+                self.add(name, values.max())
+            else:
+                self.add(name, (weight * values).sum(), weight.sum())
+
+    def add_gaps(self, gap: torch.Tensor) -> None:
+        """Add the mismatch of tokens whose gap [N] between proximal and behaviour log-prob is known."""
+        for name, total in gap_sums(gap).items():
+            self.add(name, total, 1.0 if is_maximum(name) else float(len(gap)))
+
+    def add_mismatch(self, tokens: TokenBatch, known: torch.Tensor | None, correction: Correction | None) -> None:
+        """Add the gap between proximal and behaviour log-probs, and what the correction makes of it.
+
+        `known`: the places of the tokens whose behaviour log-prob is known, int64 [N]; None: all. A token is touched where its
+        weight is not the ratio, at the level that the correction bounds, or not 1 where a cap of null leaves the ratios out.
+        """
+        gap = gaps(tokens)
+        self.add_gaps(gap if known is None else gap.index_select(0, known))
+        if tokens.importance is None:
+            return
+        count = float(len(gap) if known is None else len(known))
+        self.add("correction/weight", tokens.importance.sum(), count)
+        weighs = getattr(correction, "cap", 0.0) is not None
+        plain = ratios(tokens, getattr(correction, "level", "token")) if weighs else torch.ones_like(gap)
+        self.add("correction/touched", (tokens.importance != plain).sum(), count)
+
+    def add_loss(self, component: str, value: torch.Tensor) -> None:
+        """Add a micro-batch's share of a component's loss."""
+        self._losses.append((component, value.detach()))
+
+    def add_total(self, value: torch.Tensor) -> None:
+        """Add the total loss of a micro-batch, which has to be finite."""
+        self._totals.append(value.detach())
+
+    def fetch(self, components: Sequence[str]) -> Fetched:
+        """All that was added, by one copy from the device; the losses of all `components`."""
+        weights = [weight for _, _, weight in self._sums if isinstance(weight, torch.Tensor)]
+        sums, losses = [total for _, total, _ in self._sums], [loss for _, loss in self._losses]
+        numbers = iter(_numbers([*sums, *weights, *losses, *self._totals]))
+        totals = [next(numbers) for _ in sums]
+        of_weights = [next(numbers) if isinstance(w, torch.Tensor) else w for _, _, w in self._sums]
+        averages = Averages()
+        for (name, _, _), total, weight in zip(self._sums, totals, of_weights, strict=True):
+            averages.add(name, total, weight)
+        by_component = dict.fromkeys(components, 0.0)
+        for name, _ in self._losses:
+            by_component[name] += next(numbers)
+        return Fetched(averages, by_component, all(map(math.isfinite, numbers)))
+
+
+def gap_sums(gap: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Sums (the largest, of a maximum) over gaps [N] between proximal and behaviour log-probs, by metric; none of no gap."""
+    if len(gap) == 0:
+        return {}
+    size, ratio = gap.abs(), gap.exp()
+    return {
+        "mismatch/mean": size.sum(),
+        "mismatch/max": size.max(),
+        "mismatch/share_over": (size > GATE).sum(),
+        "mismatch/kl": (ratio - 1 - gap).sum(),
+        "ratio_to_behaviour": ratio.sum(),
+        "ratio_to_behaviour_squared": ratio.square().sum(),
+    }
+
+
+def with_effective_size(means: dict[str, float | None]) -> dict[str, float | None]:
+    """The step's metrics with the share of tokens that the importance weights leave effective (Kish 1965)."""
+    first, second = means.pop("ratio_to_behaviour", None), means.pop("ratio_to_behaviour_squared", None)
+    return means | {"mismatch/effective": first * first / second if first and second else None}
+
+
+def _numbers(values: Sequence[torch.Tensor]) -> list[float]:
+    """Tensors of no dimension as numbers, by one copy; a count is exact, as it is not rounded to float32 on the way."""
+    by_type: dict[torch.dtype, list[int]] = {}
+    for place, value in enumerate(values):
+        by_type.setdefault(value.dtype, []).append(place)
+    if not by_type:
+        return []
+    stacked = [torch.stack([values[place] for place in places]).double() for places in by_type.values()]
+    numbers = dict(zip([p for places in by_type.values() for p in places], torch.cat(stacked).tolist(), strict=True))
+    return [numbers[place] for place in range(len(values))]
