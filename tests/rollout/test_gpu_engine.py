@@ -284,7 +284,8 @@ def test_a_server_lost_in_a_broadcast_ends_it():
     """Those that are left wait in NCCL for the lost one, as the trainer would."""
     made = server_engine.VLLMServerEngine.__new__(server_engine.VLLMServerEngine)
     first, second = (Member(name, None, None) for name in ("first", "second"))
-    made._pauses, made._adapter, made._offsets = False, None, {first.process: 1, second.process: 2}
+    made._pauses, made._clears, made._adapter = False, True, None
+    made._offsets = {first.process: 1, second.process: 2}
     made.policy = small()
 
     class Transfer:

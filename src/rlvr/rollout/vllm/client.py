@@ -63,10 +63,17 @@ class Client:
         return True
 
     async def generate(
-        self, token_ids: Sequence[int], fields: Mapping[str, Any], adapter: str | None, timeout: float
+        self,
+        token_ids: Sequence[int],
+        fields: Mapping[str, Any],
+        adapter: str | None,
+        timeout: float,
+        cache_salt: str | None = None,
     ) -> Answer:
-        """The answer to one request."""
+        """The answer to one request, which shares cached keys and values with requests of the same salt alone."""
         body = {"model": adapter or self.model, "token_ids": list(token_ids), "sampling_params": dict(fields)}
+        if cache_salt is not None:
+            body["cache_salt"] = cache_salt
         try:
             async with self._places:
                 reply = await self.ask("POST", "/inference/v1/generate", timeout, body)
@@ -99,12 +106,14 @@ class Client:
             body = {"method": method, "kwargs": arguments, "timeout": timeout}
             return (await self.ask("POST", "/collective_rpc", timeout, body) or {}).get("results")
         if method == "commit":
-            await self.ask("POST", "/reset_prefix_cache?reset_running_requests=true", timeout)
+            if arguments["clear_cache"]:
+                await self.ask("POST", "/reset_prefix_cache?reset_running_requests=true", timeout)
             return await self.ask("POST", "/update_weight_version", timeout, {"new_version": arguments["version"]})
         if method == "get_world_size":
             return (await self.ask("GET", "/get_world_size", timeout))["world_size"]
         if method == "pause":
-            return await self.ask("POST", f"/pause?mode={arguments['mode']}", timeout)
+            clears = str(arguments["clear_cache"]).lower()
+            return await self.ask("POST", f"/pause?mode={arguments['mode']}&clear_cache={clears}", timeout)
         if method == "load_lora_adapter":
             return await self._load_adapter({name: arguments[name] for name in ("lora_name", "lora_path")}, timeout)
         return await self.ask("POST", f"/{method}", timeout, arguments)

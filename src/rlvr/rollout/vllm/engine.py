@@ -39,6 +39,8 @@ class VLLMEngine:
         self.version, self._has_weights = 0, False
         on_gpu = policy.home.type != "cpu"
         self._gate = Gate() if in_flight == "finish" else None
+        self._keeps_cache = in_flight == "continue" and not options.clear_cache
+        """Whether requests under way go on with the keys and values that they have."""
         self._sleeps = on_gpu and options.sleep and in_flight is None
         self._asleep, self._released = False, True
         self._end_ids = sorted(policy.end_ids)
@@ -86,13 +88,16 @@ class VLLMEngine:
 
     def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> Published:
         """Take new weights, after requests under way are done or, with `continue`, between two of their tokens: what is in
-        their caches is then computed anew. An adapter's requests end with the adapter that they began with."""
+        their caches is then computed anew, unless `clear_cache` is false. An adapter's requests end with the adapter that
+        they began with."""
         with self._gate.emptied(self.options.publish_timeout) if self._gate else contextlib.nullcontext():
             return self._publish(version, weights)
 
     def _publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> Published:
         check_released(self._released, self.version, version)
         self._wake("weights")
+        if self._keeps_cache:
+            self._call("pause")
         if self._adapter is None:
             published = self._sent(weights)
         else:
@@ -102,7 +107,9 @@ class VLLMEngine:
         free_cached(self.policy.home)  # the buffer that they were sent in
         self._wake("kv_cache")
         self._asleep = False
-        self._call("commit", version=str(version))
+        self._call("commit", version=str(version), clear_cache=not self._keeps_cache)
+        if self._keeps_cache:
+            self._call("resume")
         self.version, self._has_weights, self._released = version, True, False
         return published
 

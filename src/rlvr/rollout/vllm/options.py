@@ -40,6 +40,10 @@ class Common:
     """Share of a GPU's memory that vLLM may take."""
     threads: int | None = None
     """On a CPU, threads that the engine computes with, not bound to cores; null: vLLM's own choice, bound to cores."""
+    clear_cache: bool = True
+    """At a publish under `rollout.in_flight: continue`: true computes the keys and values of responses under way anew, with the new
+    weights; false keeps them, so that the next tokens attend to keys and values of older weights (`clear_cache` of vLLM's
+    /pause, which prime-rl sets to false). What is sampled then differs from what the trainer computes: see `mismatch/*`."""
     merge_adapter: bool = False
     """Where a LoRA adapter is trained, send the weights with the adapter merged in instead of the adapter alone: more to send
     at each publish, and faster to sample with."""

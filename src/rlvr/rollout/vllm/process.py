@@ -59,11 +59,14 @@ class Server:
         self.pipe = pipe
         # vLLM sizes batches by what it is used as, and an engine without a context gets 2048 tokens on any device.
         self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments), UsageContext.OPENAI_API_SERVER)
+        self._core: Any = self.engine.engine_core.engine_core  # in this process, since it has no process of its own
         self._constrained, self._sampling = StructuredOutputsParams, SamplingParams
         self._final = RequestOutputKind.FINAL_ONLY
         self._done: list[tuple[int, Any]] = []
         self._updating = False
-        """Between the start of an update of the weights and its commit."""
+        """Between the start of an update of the weights, or the pause before it, and its commit."""
+        self._pauses = 0
+        """Updates of the weights after which requests under way kept their keys and values."""
         self._warm_up()
         pipe.send(("ready", {"max_model_len": self.engine.model_config.max_model_len}))
 
@@ -80,9 +83,7 @@ class Server:
             while self.pipe.poll(0 if self._may_step() or self._done else None):
                 self._take(*self.pipe.recv())
             if self._may_step():
-                self._done += [
-                    (int(output.request_id), _answer(output)) for output in self.engine.step() if output.finished
-                ]
+                self._step()
             if self._done:
                 self.pipe.send(("done", self._done))
                 self._done = []
@@ -90,6 +91,9 @@ class Server:
     def _may_step(self) -> bool:
         """Whether there is something to compute; not with half of the new weights."""
         return not self._updating and self.engine.has_unfinished_requests()
+
+    def _step(self) -> None:
+        self._done += [(int(output.request_id), _answer(output)) for output in self.engine.step() if output.finished]
 
     def _take(self, kind: str, *content: Any) -> None:
         if kind == "generate":
@@ -114,6 +118,9 @@ class Server:
                 fields["structured_outputs"] = self._constrained(**fields["structured_outputs"])
             sampling = self._sampling(**fields, flat_logprobs=True, output_kind=self._final)
             prompt: Any = {"prompt_token_ids": list(token_ids)}
+            if self._pauses:
+                # What the weights before a pause computed is still in the cache, and is not for requests that begin after it.
+                prompt["cache_salt"] = str(self._pauses)
             self.engine.add_request(
                 str(number), prompt, sampling, lora_request=LoRARequest(**adapter) if adapter else None
             )
@@ -124,13 +131,30 @@ class Server:
         if method in WEIGHTS:
             self._updating |= method == "start_weight_update"
             return self.engine.collective_rpc(method, kwargs=arguments)
-        if method == "commit":  # what was computed with the old weights goes, requests under way are computed anew
+        if method == "pause":
+            return self._pause()
+        if method == "resume":
+            return self._core.resume_scheduler()
+        if method == "commit":
             self._updating = False
-            self.engine.reset_prefix_cache(reset_running_requests=True)
+            if arguments["clear_cache"]:  # what the old weights computed goes, requests under way are computed anew
+                self.engine.reset_prefix_cache(reset_running_requests=True)
             return self.engine.set_weight_version(arguments["version"])
         if method in ("sleep", "wake_up"):
             return getattr(self.engine, method)(**arguments)
         raise ValueError(f"no method {method!r}")
+
+    def _pause(self) -> None:
+        """Schedule nothing until `resume`, and finish the steps that are scheduled.
+
+        With asynchronous scheduling one step is computed while the tokens of the one before it are handed out. Tokens are labelled
+        when they are handed out, so that those of a step under way would be labelled with the version to come.
+        """
+        self._updating = True
+        self._core.pause_scheduler(mode="keep", clear_cache=False)
+        while self._core.batch_queue:
+            self._step()
+        self._pauses += 1
 
 
 def _answer(output: Any) -> Answer:

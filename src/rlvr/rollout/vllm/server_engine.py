@@ -65,6 +65,10 @@ class VLLMServerEngine:
         """First rank of each process's workers in the group of NCCL, where weights go by it."""
         self._pauses = in_flight == "continue"
         """Whether requests may come while weights are sent, also where none is open when that begins."""
+        self._clears = not self._pauses or options.clear_cache
+        """Whether a publish has the keys and values of requests under way computed anew."""
+        self._salt: str | None = None
+        """Keeps requests from what older weights computed, where a publish leaves that in the cache."""
         self._adapter = AdapterFiles(policy, self._shared()) if launch.sends_adapter(policy, options) else None
         self._with_base: set[ServerProcess] = set()
         """Processes that were sent the weights under the adapter."""
@@ -88,9 +92,9 @@ class VLLMServerEngine:
 
         async def ask(client: Client) -> Answer:
             if self._adapter is None:
-                return await client.generate(request.token_ids, fields, None, timeout)
+                return await client.generate(request.token_ids, fields, None, timeout, self._salt)
             with self._adapter.begun() as adapter:
-                answer = await client.generate(request.token_ids, fields, adapter.name, timeout)
+                answer = await client.generate(request.token_ids, fields, adapter.name, timeout, self._salt)
             return dataclasses.replace(answer, adapter=adapter.version)
 
         async with self._gate.inside() if self._gate else contextlib.nullcontext():
@@ -241,7 +245,9 @@ class VLLMServerEngine:
 
         busy = self._pauses or any(member.tasks for member in members)
         if busy:  # they wait where they are, and go on with the new weights
-            call("pause", mode="keep")
+            call("pause", mode="keep", clear_cache=self._clears)
+        if not self._clears:  # from here on nothing is computed until `resume`, and then with the new weights
+            self._salt = str(version)
         if self._transfer is not None and self._offsets and set(self._offsets) != set(sound):
             # A group of NCCL can neither lose nor take in a process. Both ends abort it (vLLM's PyNcclCommunicator.destroy), which
             # waits for no other.
@@ -254,7 +260,7 @@ class VLLMServerEngine:
         # Before any server commits: from then on it may answer with tokens of this version, and be asked to go on before
         # the others are.
         self._newest = version
-        call("commit", version=str(version))
+        call("commit", version=str(version), clear_cache=self._clears)
         if busy:
             call("resume")
         for process in sound:

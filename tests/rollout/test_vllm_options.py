@@ -1,0 +1,88 @@
+"""Options of vLLM that change what is sampled, in the real engine on a CPU."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from engine_helpers import ask, ask_all, gap, shake, some_requests, trainer_logprobs
+from transformers import DynamicCache
+from vllm_helpers import FAST, needs_vllm, publish, tiny
+
+from rlvr.distributed import PlainBackend
+from rlvr.rollout.vllm import VLLMOptions
+
+pytestmark = [needs_vllm, pytest.mark.alone, pytest.mark.timeout(600)]
+
+
+def copy_of(policy):
+    return {name: parameter.detach().clone() for name, parameter in policy.model.named_parameters()}
+
+
+def load(policy, weights):
+    with torch.no_grad():
+        for name, parameter in policy.model.named_parameters():
+            parameter.copy_(weights[name])
+
+
+def with_old_cache(policy, old, new, request, completion):
+    """float64 log-probs of the tokens that the weights `new` sampled after keys and values of the weights `old`."""
+    ids = torch.tensor([[*request.token_ids, *completion.token_ids.tolist()]])
+    first = int((completion.versions == completion.versions.min()).sum())
+    before = len(request.token_ids) + first - 1  # the last token of the old version is computed with the new weights
+    cache = DynamicCache()
+    with torch.no_grad():
+        load(policy, old)
+        policy.model(input_ids=ids[:, :before], past_key_values=cache, use_cache=True)
+        load(policy, new)
+        logits = policy.model(input_ids=ids[:, before:-1], past_key_values=cache, use_cache=True).logits[0]
+    return logits.double().log_softmax(-1).gather(1, ids[0, before + 1 :, None])[:, 0].numpy()
+
+
+def test_responses_under_way_keep_their_keys_and_values(monkeypatch):
+    """They go on in the memory that they have, each token is of the version that it is labelled with, and what the old weights
+    computed is not used for new requests with the same prompt."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    policy = tiny(context=512)
+    arguments = {"block_size": 32, "scheduler_cls": "counting_scheduler.CountingScheduler"}
+    engine = VLLMOptions(**FAST, clear_cache=False, engine_args=arguments).open(policy, "continue")
+    backend = PlainBackend(policy)
+    prompts = {"seed": 3, "longest": 100, "ignore_eos": True}
+
+    async def over_a_publish(requests):
+        work = asyncio.ensure_future(ask_all(engine, requests))
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(publish, engine, engine.version + 1, backend.named_weights)
+        return await work
+
+    try:
+        publish(engine, 1, backend.named_weights)
+        for attempt in range(5):  # a quick engine may be done before the publish comes
+            old = copy_of(policy)
+            requests = some_requests(policy, 8, max_new_tokens=380, **prompts)
+            shake(policy, 10 + attempt, 0.03)
+            new = copy_of(policy)
+            completions = asyncio.run(over_a_publish(requests))
+            if all(len(set(completion.versions.tolist())) == 2 for completion in completions):
+                break
+        else:
+            pytest.fail("the publish came too late to be under way, five times")
+        assert "PREEMPTED" not in engine._host.log.read_text()
+        kept, anew = [], []
+        for request, completion in zip(requests, completions, strict=True):
+            assert (np.diff(completion.versions) >= 0).all()
+            later = completion.versions == completion.versions.max()
+            expected = with_old_cache(policy, old, new, request, completion)
+            kept.append(completion.logprobs[later] - expected)
+            (trained,) = trainer_logprobs(policy, [request], [completion])
+            anew.append(completion.logprobs[later] - trained[later])
+        assert np.abs(np.concatenate(kept)).max() < 1e-4
+        bias = np.abs(np.concatenate(anew)).mean()
+        assert bias > 1e-3  # the trainer computes keys and values anew: the mismatch that `mismatch/mean` shows
+        print(f"bias of kept keys and values: {bias:.4f} nats per token")
+        again = some_requests(policy, 8, max_new_tokens=24, **prompts)
+        assert [request.token_ids for request in again] == [request.token_ids for request in requests]
+        assert gap(policy, again, ask(engine, again)) < 1e-4
+    finally:
+        engine.close()
