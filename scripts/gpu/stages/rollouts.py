@@ -1,0 +1,127 @@
+"""Stage 6: vLLM beside the trainer on one GPU: whole runs, a publish by CUDA IPC of a vocabulary of 152k, the gap of log-probs after
+it, memory asleep and awake, tokens per second; and the hf engine with the same requests."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlvr import GRPOTrainer
+from rlvr.rollout import Request, Sampling, probe
+from stages.context import Context, Skip
+from stages.measuring import free_gib
+from stages.runs import summary, trainer_of
+
+EAGER = {"name": "vllm", "gpu_memory_utilization": 0.4, "engine_args": {"enforce_eager": True}}
+"""First without compilation and CUDA graphs: less can go wrong, and it starts sooner."""
+GRAPHS = {"name": "vllm", "gpu_memory_utilization": 0.4}
+ON_CPU = {"name": "vllm", "threads": 1, "kv_cache_gib": 0.25, "max_num_seqs": 64}
+PUBLISHES = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run with an engine."""
+
+    name: str
+    engine: dict[str, Any]
+    adapter: bool = False
+    staleness: int = 0
+    steps: int = 3
+    sections: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def needs_vllm(self) -> bool:
+        """Whether it is a run of vLLM."""
+        return self.engine["name"] == "vllm"
+
+
+CASES = (
+    Case("vllm", EAGER),
+    Case("hf", {"name": "hf"}),
+    Case("vllm LoRA", EAGER, adapter=True),
+    Case("vllm staleness 1", EAGER, staleness=1),
+    Case("vllm with CUDA graphs", GRAPHS),
+    Case("vllm offload", EAGER, sections={"distributed": {"offload_during_rollout": True}}),
+)
+TOY_CASES = (
+    Case("vllm", ON_CPU),
+    Case("hf", {"name": "hf"}),
+    Case("vllm LoRA staleness 1", ON_CPU, adapter=True, staleness=1),
+)
+"""Two starts of vLLM, which take most of the time on a CPU."""
+
+
+def run(context: Context) -> None:
+    """Every case in its turn; those of vLLM are left out where it is missing."""
+    for case in TOY_CASES if context.toy else CASES:
+        context.measure(case.name, measured, context, case, expected=5.0 if context.toy else 60.0)
+
+
+def measured(context: Context, case: Case) -> dict[str, Any]:
+    """The run, and then its engine by itself."""
+    if case.needs_vllm and importlib.util.find_spec("vllm") is None:
+        raise Skip("vLLM is not installed here: its pieces of pack.sh bring it")
+    before = free_gib() if context.device == "cuda" else None
+    rollout = {
+        "engine": case.engine,
+        "staleness": case.staleness,
+        "max_new_tokens": 8 if context.toy else 256,
+        "ignore_eos": True,  # equal work for all engines
+    }
+    adapter = {"r": 4 if context.toy else 16} if case.adapter else None
+    start = time.perf_counter()
+    with trainer_of(context, "0.5B", rollout, case.steps, adapter=adapter, **case.sections) as trainer:
+        found: dict[str, Any] = {"start_seconds": round(time.perf_counter() - start, 2), "free_gib_before": before}
+        rows = trainer.train()
+        found |= {
+            "step_seconds": round(rows[-1]["time/step"], 3),
+            "mismatch_mean": max(
+                (row["mismatch/mean"] for row in rows if row["mismatch/mean"] is not None), default=None
+            ),
+            "steps": summary(rows),
+        }
+        if case.staleness == 0:  # else requests of the next step are under way
+            found |= publishes(context, trainer)
+            found |= speed(context, trainer)
+    return found
+
+
+def publishes(context: Context, trainer: GRPOTrainer) -> dict[str, Any]:
+    """Seconds, bytes and gap of log-probs of a publish, and the GPU's free memory while the engine sleeps and when it is awake."""
+    engine, backend, times = trainer.engine, trainer.backend, []
+    found: dict[str, Any] = {}
+    for _ in range(PUBLISHES):
+        engine.release()
+        backend.release()
+        if context.device == "cuda":
+            found["free_gib_asleep"] = free_gib()
+        start = time.perf_counter()
+        published = engine.publish(engine.version + 1, backend.named_weights)
+        times.append(time.perf_counter() - start)
+        found["publish_bytes"] = None if published is None else published.bytes
+    if context.device == "cuda":
+        found["free_gib_awake"] = free_gib()
+    found["publish_seconds"] = round(statistics.median(times), 4)
+    found["probe_gap"] = probe(engine, trainer.policy, trainer.collector)
+    return found
+
+
+def speed(context: Context, trainer: GRPOTrainer) -> dict[str, float]:
+    """Tokens per second of many requests handed in at once."""
+    count, new = (16, 16) if context.toy else (256, 512)
+    sampling = Sampling(new, ignore_eos=True)
+    prompt = tuple(range(10, 26))
+    requests = [Request((*prompt, 26 + number // 8), sampling, number) for number in range(count)]
+
+    async def all_of_them() -> int:
+        completions = await asyncio.gather(*(trainer.engine.generate(request) for request in requests))
+        return sum(len(completion.token_ids) for completion in completions)
+
+    start = time.perf_counter()
+    tokens = trainer.collector.submit(all_of_them()).result()
+    return {"requests": count, "sampled_tokens_per_second": round(tokens / (time.perf_counter() - start), 1)}

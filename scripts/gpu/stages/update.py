@@ -1,0 +1,161 @@
+"""Stage 4: whole optimizer steps of real shapes with random weights: peak memory against the plan, time, FLOP/s, a profile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rlvr.config_loading import load_config
+from rlvr.distributed import PlainBackend
+from rlvr.learner import Learner
+from rlvr.losses import ClippedPolicyLoss, Component, Objective
+from rlvr.policy import Policy
+from rlvr.records import Batch
+from stages.context import Context, free_memory
+from stages.measuring import matrix_rate, milliseconds, peak_memory
+from stages.models import load, made_up, model_section, parameters
+from stages.planned import planned_parts
+
+PROMPT, RESPONSE = 512, 1536
+TOY_PROMPT, TOY_RESPONSE = 8, 24
+ROWS = 15
+"""Operations of a profile that are kept."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and the micro-batches that it is measured with."""
+
+    model: str
+    tokens: tuple[int, ...]
+    """Tokens of the one micro-batch of a step; the first is worth most."""
+    checkpointing: bool
+    adapter: bool = False
+    group: int = 1
+    """Rollouts that share a prompt. With 1 every token is computed, as the planner takes it."""
+    profiled: bool = False
+
+    @property
+    def name(self) -> str:
+        """How results call it."""
+        marks = {"LoRA": self.adapter, "checkpointed": self.checkpointing, f"groups of {self.group}": self.group > 1}
+        return " ".join([self.model, *(mark for mark, on in marks.items() if on)])
+
+
+CASES = (
+    Case("0.5B", (16384, 4096), checkpointing=False, profiled=True),
+    Case("0.5B", (16384, 32768), checkpointing=True),
+    Case("1.5B", (16384, 4096, 32768), checkpointing=True),
+    Case("7B", (16384, 4096, 32768), checkpointing=True, adapter=True),
+    Case("0.5B", (16384,), checkpointing=True, group=8),
+)
+
+
+def run(context: Context) -> None:
+    """Measure every case at every size."""
+    rate = matrix_rate(context.device, torch.bfloat16, 256 if context.toy else 8192)
+    context.record("bfloat16 matrix product", {"tflops": round(rate / 1e12, 3)})
+    for case in CASES:
+        context.measure(f"{case.name}/all", measure_case, context, case, rate, expected=2.0 if context.toy else 25.0)
+
+
+def measure_case(context: Context, case: Case, rate: float) -> dict[str, Any]:
+    """Every size of a case, with one loading of its model, each a result of its own; returns what was loaded."""
+    adapter = {"adapter": {"r": 4 if context.toy else 16}} if case.adapter else {}
+    section = model_section(context, case.model, gradient_checkpointing=case.checkpointing, **adapter)
+    policy = load(section)
+    backend = PlainBackend(policy)
+    prompt, response = (TOY_PROMPT, TOY_RESPONSE) if context.toy else (PROMPT, RESPONSE)
+    for tokens in case.tokens:
+        rollouts = tokens // (PROMPT + RESPONSE)
+        batch = made_up(policy, rollouts, prompt, response, case.group)
+        arguments = (context, policy, backend, batch, rate)
+        found = context.measure(f"{case.name}/{tokens}", updated, *arguments, expected=1.0 if context.toy else 10.0)
+        if case.group == 1:
+            context.measure(f"{case.name}/{tokens} plan", compared, section, rollouts, prompt, response, found)
+        if case.profiled and tokens == case.tokens[0]:
+            context.measure(f"{case.name}/{tokens} profile", profile, context, backend, batch)
+    return parameters(policy)
+
+
+def step(backend: PlainBackend, batch: Batch) -> dict[str, float | None]:
+    """One optimizer step of the learner, in one micro-batch."""
+    loss = Component("policy", ClippedPolicyLoss(0.2, 0.2, "tokens"), "policy", zero_without_advantage=True)
+    config = load_config({}).optim
+    return Learner(backend).update(batch, Objective((loss,), 1.0), config, 1e-6)
+
+
+def updated(
+    context: Context, policy: Policy, backend: PlainBackend, batch: Batch, rate: float
+) -> dict[str, float | None]:
+    """Seconds, peak memory and FLOP/s of a step."""
+    metrics = step(backend, batch)
+    with peak_memory(context.device) as peak:
+        step(backend, batch)
+    held = torch.cuda.memory_allocated() / 2**20 if context.device == "cuda" else None
+    ms = milliseconds(lambda: step(backend, batch), context.device, repeats=1 if context.toy else 3)
+    flops = model_flops(policy, batch)
+    tokens = sum(len(rollout) for rollout in batch.rollouts)
+    return {
+        "ms": ms,
+        "tokens_per_second": round(1000 * tokens / ms, 1),
+        "peak_mib": peak.mib,
+        "held_mib": held,
+        "tflops": round(flops / ms / 1e9, 3),
+        "share_of_matrix_product": round(1000 * flops / ms / rate, 4),
+        "loss": metrics["loss/total"],
+        "grad_norm": metrics["grad_norm"],
+    }
+
+
+def model_flops(policy: Policy, batch: Batch) -> float:
+    """FLOPs that a step needs, without recomputation: 2 for each weight and token forward and 4 backward, 2 where weights are
+    frozen; 4 for each pair of positions and channel of attention forward and 8 backward, half of the pairs masked."""
+    weights = parameters(policy)
+    frozen = policy.causal_lm.get_input_embeddings().weight.requires_grad is False
+    per_weight = 4 if frozen else 6
+    tokens = sum(len(rollout) for rollout in batch.rollouts)
+    trained = sum(int(rollout.sampled.sum()) for rollout in batch.rollouts)
+    config = policy.causal_lm.config.get_text_config()
+    channels = config.num_hidden_layers * config.num_attention_heads * config.head_dim
+    pairs = sum(len(rollout) ** 2 for rollout in batch.rollouts) / 2
+    return per_weight * (weights["layers"] * tokens + weights["head"] * trained) + 12 * channels * pairs
+
+
+def compared(
+    section: dict[str, Any], rollouts: int, prompt: int, response: int, found: dict[str, Any] | None
+) -> dict[str, Any]:
+    """The plan's parts for such a step, their sum, and the measured peak as a share of it."""
+    config = load_config(
+        {
+            "model": section,
+            "data": {"max_prompt_tokens": prompt},
+            "rollout": {"prompts_per_step": rollouts, "group_size": 1, "max_new_tokens": response},
+            "optim": {"micro_batch_tokens": rollouts * (prompt + response)},
+        }
+    )
+    planned = planned_parts(config)
+    total = sum(planned.values())
+    share = None
+    if found is not None and found["held_mib"] is not None:
+        share = round((found["held_mib"] + found["peak_mib"]) / total, 4)
+    return {"parts_mib": planned, "total_mib": round(total, 1), "measured_share": share}
+
+
+def profile(context: Context, backend: PlainBackend, batch: Batch) -> list[dict[str, Any]]:
+    """The operations of a step that take most of the device's time."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiled
+
+    on_gpu = context.device == "cuda"
+    with profiled(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu) as profiler:
+        step(backend, batch)
+        free_memory()
+
+    def microseconds(event: Any) -> float:
+        return float(event.self_device_time_total if on_gpu else event.self_cpu_time_total)
+
+    events = sorted(profiler.key_averages(), key=microseconds, reverse=True)[:ROWS]
+    return [{"name": e.key[:120], "calls": e.count, "ms": round(microseconds(e) / 1000, 3)} for e in events]
