@@ -1,10 +1,10 @@
-"""Write docs/config.md, docs/metrics.md and docs/papers.md from what they describe.
+"""Write docs/config.md, docs/metrics.md, docs/papers.md and the table of docs/memory.md from what they describe.
 
     python scripts/make_docs.py            write the pages
     python scripts/make_docs.py --check    write nothing; exit 1 and name the pages that are out of date
 
 The configuration page comes from the docstrings of the fields in `rlvr.config` and from the registry; the metrics page
-from `rlvr.monitor.metrics`, that of the published recipes from `configs/papers`. Only what the library itself registers is
+from `rlvr.monitor.metrics`, that of the published recipes from `configs/papers`, the table of what fits from the memory planner. Only what the library itself registers is
 listed, whatever else is installed.
 """
 
@@ -29,6 +29,7 @@ from pydantic.fields import FieldInfo
 from rlvr import registry
 from rlvr.config import Config, OfKind
 from rlvr.monitor.reference import metrics_page
+from rlvr.planner.table import memory_table
 from rlvr.recipes.page import papers_page
 from rlvr.schedules import Controller, Schedule, StepSchedule
 from rlvr.stage_plan import STAGE_SECTIONS
@@ -67,12 +68,30 @@ default).
 BOUNDS = {"ge": "{} or more", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
 
 
+TABLE = "<!-- table: scripts/make_docs.py -->"
+END_OF_TABLE = "<!-- end of table -->"
+
+
+def with_table(page: str, table: str) -> str:
+    """The page with `table` between its marks."""
+    before, rest = page.split(TABLE)
+    _, after = rest.split(END_OF_TABLE)
+    return f"{before}{TABLE}\n\n{table}\n\n{END_OF_TABLE}{after}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     parser = argparse.ArgumentParser(description="Write the generated pages of docs/ from the code.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page is out of date")
     check = parser.parse_args(arguments).check
-    pages = {DOCS / "config.md": config_page(), DOCS / "metrics.md": metrics_page(), DOCS / "papers.md": papers_page()}
+    pages = {
+        DOCS / "config.md": config_page(),
+        DOCS / "metrics.md": metrics_page(),
+        DOCS / "papers.md": papers_page(),
+    }
+    memory = DOCS / "memory.md"
+    if memory.is_file():  # written by hand but for its table
+        pages[memory] = with_table(memory.read_text(encoding="utf-8"), memory_table())
     stale = [path for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     for path in stale:
         if not check:

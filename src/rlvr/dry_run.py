@@ -1,5 +1,4 @@
-"""What a run will do, in words and numbers: the batch arithmetic that `--dry-run` and the start of a run print, and the
-memory that `--dry-run` expects it to need."""
+"""What a run will do, in words and numbers: the batch arithmetic that `--dry-run` and the start of a run print."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlvr.config import Config
-from rlvr.errors import RlvrError
 from rlvr.monitor.rollout_log import estimate
 from rlvr.stage_plan import StagePlan
 
@@ -63,39 +61,6 @@ def _disk_lines(config: Config, plans: Sequence[StagePlan]) -> list[str]:
     ]
 
 
-def memory_lines(plans: Sequence[StagePlan]) -> list[str]:
-    """For each stage what it needs at most, part by part, and what to change where the device has less."""
-    from rlvr import planner
-    from rlvr.losses.reference import reads_reference
-    from rlvr.policy.loading import device_of
-
-    model = plans[0].config.model
-    try:
-        shape = planner.shape_of(model)
-    except (RlvrError, OSError, ValueError, ImportError, RuntimeError, AttributeError) as error:
-        return [f"memory: no estimate, the model cannot be described without loading it ({error})"]
-    device, available = device_of(model), planner.device_memory(model)
-    lines = []
-    for number, plan in enumerate(plans, 1):
-        prompt, length = planner.lengths(shape, plan.config)
-        loss = plan.options.get("loss", "likelihood")
-        reference = reads_reference("auxiliary", loss) if plan.kind == "sft" and loss != "likelihood" else None
-        needed = planner.parts(shape, plan.config, plan.kind != "sft", reference)
-        bound = "data.max_prompt_tokens" if plan.config.data.max_prompt_tokens else "data.max_prompt_tokens is not set"
-        lines += [
-            f"memory of stage {number} ({plan.name}): at most about {_gib(sum(needed.values()))} of the {_gib(available)} of {device}, "
-            f"for prompts of {prompt} tokens ({bound}) and {length} tokens in all",
-            "  " + ", ".join(f"{name} {_gib(size)}" for name, size in needed.items()),
-        ]
-        if (say := planner.advice(needed, available)) is not None:
-            lines.append(f"  {say}")
-    return lines
-
-
-def _gib(size: float) -> str:
-    return f"{size / 2**30:.2f} GiB"
-
-
 def _stage_lines(number: int, plan: StagePlan, limit: int) -> list[str]:
     rollout, optim, steps = plan.config.rollout, plan.config.optim, plan.allowed
     sampled = plan.kind != "sft"
@@ -103,8 +68,8 @@ def _stage_lines(number: int, plan: StagePlan, limit: int) -> list[str]:
     rows = rollout.prompts_per_step * group
     updates = min(optim.updates_per_batch, rollout.prompts_per_step)
     per_update = math.ceil(rows / updates)
-    if optim.micro_batch_tokens is not None:
-        micro = f"micro-batches of at most {optim.micro_batch_tokens} tokens"
+    if optim.token_limit is not None:
+        micro = f"micro-batches of at most {optim.token_limit} tokens"
     else:
         size = min(optim.micro_batch_size or per_update, per_update)
         micro = f"{math.ceil(per_update / size)} micro-batches of {size}"

@@ -493,7 +493,7 @@ def _measured_without_gradient(work: _Work) -> np.ndarray:
         turns.append(seen.get(int(group), 0))
         seen[int(group)] = turns[-1] + 1
     index = flat[np.argsort(turns, kind="stable")][: min(WITHOUT_GRADIENT, work.config.micro_batch_size or len(flat))]
-    if work.config.micro_batch_tokens is not None:
+    if work.config.token_limit is not None:
         used = np.cumsum([len(work.batch.rollouts[i]) for i in index])
-        index = index[: max(1, int((used <= work.config.micro_batch_tokens).sum()))]
+        index = index[: max(1, int((used <= work.config.token_limit).sum()))]
     return np.sort(index)

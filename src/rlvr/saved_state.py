@@ -31,8 +31,9 @@ from rlvr.distributed.shares import load_reference, saved_reference
 from rlvr.dry_run import recorded_bytes, size_text
 from rlvr.errors import CheckpointError, ConfigError, TrainingError
 from rlvr.monitor.metrics import record
-from rlvr.planner import STATE
+from rlvr.planner import STATE, keep_saved
 from rlvr.policy.adapters import is_adapter
+from rlvr.policy.loading import set_checkpointing
 from rlvr.rollout.weights import whole_size
 
 if TYPE_CHECKING:
@@ -299,6 +300,8 @@ class Saver:
 
     def _take(self, saved: Saved, keep_cut: bool) -> None:
         trainer, state = self.trainer, saved.state
+        if keep_saved(trainer.memory_plan, trainer.plans, state["config"]):
+            set_checkpointing(trainer.policy.model, trainer.config.model.gradient_checkpointing is True)
         trainer.folder.check(state["config"], state.get("recorded", state["config"]))
         self._check_data(state)
         for line in differing(saved.seal, trainer.world.size):

@@ -1,4 +1,4 @@
-"""python -m rlvr.train --config FILE [key.path=value ...] [--dry-run] [--resume auto|PATH] [--control random|format]
+"""python -m rlvr.train --config FILE [key.path=value ...] [--dry-run [--devices 8x80GB]] [--resume auto|PATH] [--control random|format]
 
 With `run.seeds` it trains one seed after the other (rlvr.sweep). `--control` trains the same run with a reward that says nothing
 of the answer: where the held-out score rises as much, it was not the verifier that taught.
@@ -21,7 +21,7 @@ import yaml
 from rlvr import registry
 from rlvr.config import Config, bare_term
 from rlvr.config_loading import load_config
-from rlvr.errors import DataError, command
+from rlvr.errors import ConfigError, DataError, command
 from rlvr.signals import reporting
 from rlvr.stage_plan import stage_plans
 
@@ -51,7 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="print the resolved configuration, the batch arithmetic and the memory needed, and stop",
+        help="print the resolved configuration, the batch arithmetic and the memory plan, and stop",
+    )
+    parser.add_argument(
+        "--devices",
+        metavar="COUNTxMEMORY",
+        help="with --dry-run: plan for these GPUs, which need not be here, such as 8x80GB or 1x24GB",
     )
     parser.add_argument(
         "--resume", metavar="auto|PATH", help="go on from the newest whole checkpoint of the run, or from PATH"
@@ -62,22 +67,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="the reward is drawn at random, or pays the form alone; the run is called NAME-random or NAME-format",
     )
     options = parser.parse_intermixed_args(arguments)
+    if options.devices is not None and not options.dry_run:
+        raise ConfigError(
+            "--devices describes GPUs that need not be here: it goes with --dry-run, a run takes those that are"
+        )
     config = load_config(options.config, options.overrides)
     if options.control is not None:
         config = as_control(config, options.control)
     if config.run.seeds:
         from rlvr.sweep import of_seed, sweep
 
-        return _dry_run(of_seed(config, config.run.seeds[0])) if options.dry_run else sweep(config, options.resume)
-    return _dry_run(config) if options.dry_run else _train(config, options.resume)
+        if not options.dry_run:
+            return sweep(config, options.resume)
+        config = of_seed(config, config.run.seeds[0])
+    return _dry_run(config, options.devices) if options.dry_run else _train(config, options.resume)
 
 
-def _dry_run(config: Config) -> int:
-    from rlvr.dry_run import memory_lines, plan_lines
+def _dry_run(config: Config, devices: str | None) -> int:
+    from rlvr.dry_run import plan_lines
+    from rlvr.planner import own_devices, parse_devices, plan_for
 
-    plans = stage_plans(config)
+    memory: tuple[str, ...]
+    ranks = None
+    try:
+        if devices is None:
+            ranks = int(os.environ.get("WORLD_SIZE", "1"))
+            found = own_devices(config.model, ranks, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        else:
+            found = parse_devices(devices)
+    except ConfigError as error:
+        if devices is not None:
+            raise
+        memory = (f"memory: no plan ({error}); give --devices, such as 1x80GB, to plan for GPUs that are not here",)
+    else:
+        plan = plan_for(config, found, ranks)
+        config = plan.config
+        memory = plan.lines
     print(yaml.safe_dump(config.dump(), sort_keys=False, allow_unicode=True))
-    print("\n".join([*plan_lines(config, plans, config.folder), *memory_lines(plans)]))
+    print("\n".join([*plan_lines(config, stage_plans(config), config.folder), *memory]))
     return 0
 
 

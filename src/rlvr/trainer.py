@@ -53,6 +53,7 @@ from rlvr.monitor.phases import Phases
 from rlvr.monitor.profile import StepProfiler
 from rlvr.monitor.rollout_log import RolloutLog
 from rlvr.monitor.trackers import Tracker
+from rlvr.planner import plan_run
 from rlvr.policy import Snapshot, given_policy, learning_rate, load_policy
 from rlvr.policy.adapters import is_adapter
 from rlvr.records import Batch, Rollout, Task, cut
@@ -116,6 +117,9 @@ class GRPOTrainer:
         self.world = World.from_environment(self.config.distributed.silence)
         self.seed = self.config.run.seed
         check_gpus(self.config, self.world)
+        self.memory_plan = plan_run(self.config, self.world, model)
+        self.config = self.memory_plan.config
+        self.plans = stage_plans(self.config)
         self._backends = registry.build("backend", self.config.distributed.piece)
         if model is None:
             self.policy = load_policy(self.config.model, self.seed, self._backends.partitions, self.world.leads)
@@ -532,7 +536,10 @@ class GRPOTrainer:
         for tracker in self.trackers:
             tracker.start(self.config.dump(), self.folder.path)
         self.console.start(
-            plan_lines(self.config, self.plans, self.folder.path, [s.longest_response for s in self.stages])
+            [
+                *plan_lines(self.config, self.plans, self.folder.path, [s.longest_response for s in self.stages]),
+                self.memory_plan.brief,
+            ]
         )
         if found is not None:
             self.console.message(f"resumed from {found}: step {self.step}")

@@ -74,14 +74,19 @@ class ModelConfig(Section):
     attention: str | None = None
     """transformers' attention implementation: sdpa, eager, flash_attention_2 ...; null: its own choice for the model, but eager
     where that would be sdpa and the model has an attention soft-cap (Gemma 2), which sdpa leaves out."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Literal["auto"] | bool = "auto"
     """Recompute activations in the backward pass: less memory, about a third more time. Numbers stay the same: a model's own
-    dropout is never active."""
+    dropout is never active. auto: where the memory plan finds that the update does not fit without (docs/memory.md)."""
     activation_offload: bool = False
     """Keep the layers' inputs, which is what `gradient_checkpointing` (needed for it) leaves, in host memory until the
     backward pass: less GPU memory for the time of two copies. Of no use on a CPU."""
     trust_remote_code: bool = False
     """Run code that comes with the model. Only for sources that you trust."""
+
+    @property
+    def checkpoints_activations(self) -> bool:
+        """`gradient_checkpointing`, false where it is still `auto`, which a run resolves at its start; `activation_offload` needs it."""
+        return self.gradient_checkpointing is True or self.activation_offload
 
     @model_validator(mode="after")
     def _one_origin(self) -> ModelConfig:
@@ -91,7 +96,7 @@ class ModelConfig(Section):
             raise ValueError(
                 "`quantization` is for the frozen weights of a model that is loaded: set `path` and an `adapter`"
             )
-        if self.activation_offload and not self.gradient_checkpointing:
+        if self.activation_offload and self.gradient_checkpointing is False:
             raise ValueError(
                 "`activation_offload` keeps what gradient checkpointing leaves: set `gradient_checkpointing: true`"
             )

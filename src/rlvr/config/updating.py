@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -31,10 +31,11 @@ class OptimConfig(Section):
     epochs_per_batch: int = Field(default=1, ge=1)
     """How often the batch is gone through."""
     micro_batch_size: int | None = Field(default=None, ge=1)
-    """Completions per forward pass and rank; null: all of an optimizer step's."""
-    micro_batch_tokens: int | None = Field(default=None, ge=1)
-    """Tokens (unpadded, prompts included) per forward pass and rank, instead of a number of completions. A prompt that
-    completions share is counted once where it is computed once. A rollout longer than this goes alone."""
+    """Completions per forward pass and rank; null: as many as `micro_batch_tokens` lets in."""
+    micro_batch_tokens: Literal["auto"] | Annotated[int, Field(ge=1)] | None = "auto"
+    """Tokens (unpadded, prompts included) per forward pass and rank. A prompt that completions share is counted once where it is
+    computed once. A rollout longer than this goes alone. auto: what the memory plan finds to fit (docs/memory.md), or null where
+    `micro_batch_size` is set; null: all of an optimizer step's."""
     packing: Literal["auto"] | bool = "auto"
     """Lay rollouts end to end, without padding, in the update; auto: where it is estimated to be faster and the model can.
     The gradient is the same."""
@@ -47,6 +48,20 @@ class OptimConfig(Section):
         if self.packing is False and self.share_prefix is True:
             raise ValueError("`share_prefix: true` needs packed rows: set `packing` to auto or true")
         return self
+
+    @property
+    def token_limit(self) -> int | None:
+        """`micro_batch_tokens` as a number; none where it is still `auto`, which a run resolves at its start."""
+        return None if self.micro_batch_tokens == "auto" else self.micro_batch_tokens
+
+    @model_validator(mode="before")
+    @classmethod
+    def _size_before_auto(cls, written: Any) -> Any:
+        """A number of completions leaves nothing to choose."""
+        if not isinstance(written, dict) or written.get("micro_batch_size") is None:
+            return written
+        tokens = written.get("micro_batch_tokens", "auto")
+        return {**written, "micro_batch_tokens": None if tokens == "auto" else tokens}
 
     @model_validator(mode="after")
     def _one_micro_batch(self) -> OptimConfig:

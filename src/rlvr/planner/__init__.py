@@ -1,8 +1,31 @@
 """Memory plans: what a run needs of each device's memory, part by part, before any weight is loaded."""
 
-from rlvr.planner.estimate import STATE, advice, device_memory, lengths, parts
+from rlvr.planner.devices import Devices, own_devices, parse_devices
+from rlvr.planner.engine_memory import lengths
 from rlvr.planner.meta_model import shape_of
 from rlvr.planner.micro_batch import micro_batch_bytes
+from rlvr.planner.plan import Phase, Plan, plan_stage, training_ranks
+from rlvr.planner.planner import Planner
+from rlvr.planner.run_plan import RunPlan, keep_saved, plan_for, plan_run
 from rlvr.planner.shape import Shape
+from rlvr.planner.trainer_memory import STATE
 
-__all__ = ["STATE", "Shape", "advice", "device_memory", "lengths", "micro_batch_bytes", "parts", "shape_of"]
+__all__ = [
+    "STATE",
+    "Devices",
+    "Phase",
+    "Plan",
+    "Planner",
+    "RunPlan",
+    "Shape",
+    "keep_saved",
+    "lengths",
+    "micro_batch_bytes",
+    "own_devices",
+    "parse_devices",
+    "plan_for",
+    "plan_run",
+    "plan_stage",
+    "shape_of",
+    "training_ranks",
+]

@@ -3,6 +3,9 @@ counted, not guessed, for every architecture."""
 
 from __future__ import annotations
 
+import functools
+import json
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +23,17 @@ FOUR_BITS = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in 4 bits: itself, a constant of a byte for 64 of them, and one of four bytes for 256 constants."""
 
 
-def shape_of(config: ModelConfig) -> Shape:
-    """The sizes of the model that `config` describes, from its configuration file alone."""
+def shape_of(config: ModelConfig, model: Any = None) -> Shape:
+    """The sizes of the model that `config` describes, from its configuration file alone; or of `model`, which is loaded already."""
     compute = dtype_of(config)
     with torch.device("meta"):
-        model = _without_storage(config)
-        kept = kept_per_token(model)
-        if config.adapter is not None:
-            model = add_adapter(model.to(compute), config.adapter, 0)
-    bare = model.base_model.model if config.adapter is not None else model
+        empty = _without_storage(config, model)
+        kept = kept_per_token(empty)
+        if model is None and config.adapter is not None:
+            empty = add_adapter(empty.to(compute), config.adapter, 0)
+    bare = empty.base_model.model if model is None and config.adapter is not None else empty
     text = bare.config.get_text_config()
-    parameters = list(model.parameters())
+    parameters = list((empty if model is None else model).parameters())
     layers = int(text.num_hidden_layers)
     width = torch.finfo(compute).bits // 8
     head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -39,9 +42,12 @@ def shape_of(config: ModelConfig) -> Shape:
     if config.quantization is not None:
         others = [m for m in bare.modules() if isinstance(m, torch.nn.Linear) and m is not bare.get_output_embeddings()]
         packed = {m.weight: FOUR_BITS for m in others}
+    frozen = [p for p in parameters if not p.requires_grad]
     return Shape(
-        weights=round(sum(p.numel() * (4 if p.requires_grad else packed.get(p, width)) for p in parameters)),
+        parameters=sum(p.numel() for p in parameters),
         trained=sum(p.numel() for p in parameters if p.requires_grad),
+        frozen=sum(p.nbytes if model is not None else p.numel() * packed.get(p, width) for p in frozen),
+        largest=max(p.numel() for p in parameters),
         layers=layers,
         hidden=int(text.hidden_size),
         vocabulary=int(text.vocab_size),
@@ -52,13 +58,37 @@ def shape_of(config: ModelConfig) -> Shape:
     )
 
 
-def _without_storage(config: ModelConfig) -> Any:
+def _without_storage(config: ModelConfig, model: Any) -> Any:
+    if model is not None:
+        return AutoModelForCausalLM.from_config(
+            model.config, dtype=torch.float32, trust_remote_code=config.trust_remote_code
+        )
     if config.scratch is not None:
         with torch.device("cpu"):
             tokenizer = build_tokenizer(config.scratch)
         return build_model(config.scratch, tokenizer, 0, None)
-    folder = Path(str(config.path)).expanduser()
-    where, more = (str(folder), {"local_files_only": True}) if folder.exists() else (str(config.path), {})
-    options = {"revision": config.revision, "trust_remote_code": config.trust_remote_code, **more}
-    described = AutoConfig.from_pretrained(where, **options)
+    described = _described(config)
     return AutoModelForCausalLM.from_config(described, dtype=torch.float32, trust_remote_code=config.trust_remote_code)
+
+
+def _described(config: ModelConfig) -> Any:
+    """The model's configuration: its own file from a folder or the hub's cache, else the sizes that are shipped, else from the hub."""
+    path = str(config.path)
+    folder = Path(path).expanduser()
+    options = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    if folder.exists():
+        return AutoConfig.from_pretrained(str(folder), local_files_only=True, **options)
+    sizes = shipped_sizes()
+    if path not in sizes:
+        return AutoConfig.from_pretrained(path, **options)
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True, **options)
+    except OSError:  # not in the cache
+        return AutoConfig.for_model(**sizes[path])
+
+
+@functools.cache
+def shipped_sizes() -> dict[str, dict[str, Any]]:
+    """Sizes of published models by their hub names, as their config.json has them."""
+    shipped = json.loads(resources.files("rlvr.planner").joinpath("model_shapes.json").read_text())
+    return {name: {key: value for key, value in sizes.items() if key != "source"} for name, sizes in shipped.items()}

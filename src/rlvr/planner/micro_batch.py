@@ -31,7 +31,7 @@ def micro_batch_bytes(shape: Shape, model: ModelConfig, tokens: float, trained: 
     computed_in_float32 = dtype_of(model) == torch.float32
     share = 1.0 if computed_in_float32 else MIXED
     layer = share * shape.kept / shape.layers
-    if model.gradient_checkpointing:
+    if model.checkpoints_activations:
         # every layer keeps its input, in float32; the layer that is recomputed keeps the rest, and has gradients of that
         inputs = 0.0 if model.activation_offload else 4.0 * shape.layers * shape.hidden
         per_token = share * inputs + 2 * layer

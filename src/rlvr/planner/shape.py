@@ -9,9 +9,14 @@ from dataclasses import dataclass
 class Shape:
     """Sizes of a model, independent of how it is trained: in bytes where nothing else is stated."""
 
-    weights: int
+    parameters: int
+    """All weights (a number)."""
     trained: int
     """Weights that train (a number)."""
+    frozen: float
+    """The weights that do not train, in the type computed in, or in 4 bits."""
+    largest: int
+    """Weights of the largest parameter (a number)."""
     layers: int
     """Decoder layers (a number)."""
     hidden: int
@@ -24,3 +29,8 @@ class Shape:
     attention keeps and fused kernels do not."""
     keys_and_values: int
     """For each token in the cache."""
+
+    @property
+    def weights(self) -> int:
+        """Weights as they are loaded: those that train in float32."""
+        return round(4 * self.trained + self.frozen)

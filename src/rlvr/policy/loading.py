@@ -118,15 +118,23 @@ def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, config: ModelCon
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
-    if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        disable_own_dropout(model)
+    if config.checkpoints_activations:  # a model that was given may recompute already, and goes on
+        set_checkpointing(model, True)
     adapter_dropout = config.adapter is not None and config.adapter.dropout > 0
     policy = Policy(model.eval(), tokenizer, dtype_of(config), adapter_dropout, device_of(config))
     _keep_soft_cap(policy.causal_lm, config.attention)
     if config.activation_offload:
         offload_activations(policy.causal_lm.base_model)
     return policy
+
+
+def set_checkpointing(model: Any, on: bool) -> None:
+    """Recompute activations in the backward pass, or keep them."""
+    if not on:
+        model.gradient_checkpointing_disable()
+        return
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    disable_own_dropout(model)
 
 
 def _keep_soft_cap(model: Any, asked: str | None) -> None:

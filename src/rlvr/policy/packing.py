@@ -175,7 +175,7 @@ def micro_batches(
     if not len(index):
         return
     work = _Work(policy, batch, index, trained, config)
-    budget = config.micro_batch_tokens
+    budget = config.token_limit
     if budget is not None and int(work.lengths.max()) > budget:
         _say_once(f"optim.micro_batch_tokens is {budget}, which some rollouts exceed: each of those goes alone")
     layout = work.cheapest()
@@ -208,7 +208,7 @@ class _Work:
     ) -> None:
         self.policy, self.batch, self.index, self.trained, self.config = policy, batch, index, trained, config
         self.lengths = np.asarray([len(batch.rollouts[i]) for i in index], dtype=np.int64)
-        self.limits = (config.micro_batch_size, config.micro_batch_tokens)
+        self.limits = (config.micro_batch_size, config.token_limit)
         self.estimate = Cost.of(policy)
 
     def cheapest(self) -> _Layout:

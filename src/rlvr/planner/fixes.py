@@ -1,0 +1,267 @@
+"""What would make a run fit that does not: changes tried in the planner, the smallest first."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rlvr import registry
+from rlvr.config import Config, LoraConfig
+from rlvr.planner.devices import Devices
+from rlvr.planner.engine_memory import utilization
+from rlvr.planner.plan import Plan
+from rlvr.planner.planner import UNDESCRIBED, Planner, changed
+from rlvr.rollout.hf import HFEngineOptions
+from rlvr.rollout.vllm.options import Common, VLLMOptions
+from rlvr.stage_plan import StagePlan
+
+TOGETHER = 4
+"""Changes that are tried at once at most."""
+FIXES = 3
+"""Fixes that are named."""
+GIB = 1 << 30
+
+Stages = list[StagePlan]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting that needs less memory, as it is written in a configuration, with values from mild to strong."""
+
+    values: tuple[Any, ...]
+    text: Callable[[Any], str]
+    make: Callable[[Stages, Any], Stages]
+    devices: Callable[[Devices, Any], Devices] = lambda devices, value: devices
+
+
+@dataclass(frozen=True)
+class Fix:
+    """Changes that together make a run fit."""
+
+    text: str
+    needed: float
+    """Bytes that a device then needs at most."""
+    enough: bool = True
+    """Whether the run fits then."""
+
+
+def fixes(planner: Planner, stages: Stages) -> list[Fix]:
+    """At most three ways to make the stages fit, those with the fewest and smallest changes first; where there are fewer, single
+    changes that need less follow, those that save most first."""
+    changes = list(_changes(planner, stages))
+    found: list[Fix] = []
+    used: list[set[int]] = []
+    for together in range(1, TOGETHER + 1):
+        if together > 3 and found:
+            break  # a user has enough to choose from
+        for chosen in itertools.combinations(range(len(changes)), together):
+            if any(before <= set(chosen) for before in used):
+                continue  # less was enough
+            fix = _tried(planner, stages, [changes[number] for number in chosen])
+            if fix is not None:
+                found.append(fix)
+                used.append(set(chosen))
+            if len(found) == FIXES:
+                return found
+    helpful = [change for number, change in enumerate(changes) if {number} not in used]
+    return [*found, *_helping(planner, stages, helpful)][:FIXES]
+
+
+def _helping(planner: Planner, stages: Stages, changes: Sequence[Change]) -> list[Fix]:
+    """The changes that alone need less, with their strongest values; those that save most come first."""
+    now = max(plan.needed for plan in planner.plans(planner.resolved(stages)))
+    less: list[Fix] = []
+    for change in changes:
+        plans = _changed_plans(planner, stages, [change], [change.values[-1]])
+        if plans is not None and (needed := max(plan.needed for plan in plans)) < now:
+            enough = all(plan.fits() for plan in plans)  # without the margin that is left free
+            less.append(Fix(change.text(change.values[-1]), needed, enough))
+    return sorted(less, key=lambda fix: fix.needed)
+
+
+def _tried(planner: Planner, stages: Stages, changes: Sequence[Change]) -> Fix | None:
+    """The changes with the mildest values that fit; None where the strongest do not."""
+    values = [change.values[-1] for change in changes]
+    if _made(planner, stages, changes, values) is None:
+        return None
+    for place, change in enumerate(changes):
+        for milder in change.values[:-1]:
+            tried = [*values[:place], milder, *values[place + 1 :]]
+            if _made(planner, stages, changes, tried) is not None:
+                values = tried
+                break
+    needed = _made(planner, stages, changes, values)
+    assert needed is not None
+    text = " ".join(change.text(value) for change, value in zip(changes, values, strict=True))
+    return Fix(text, needed)
+
+
+def _made(planner: Planner, stages: Stages, changes: Sequence[Change], values: Sequence[Any]) -> float | None:
+    """Bytes that a device needs after the changes; None where they do not fit."""
+    plans = _changed_plans(planner, stages, changes, values)
+    if plans is None or not all(plan.fits(planner.margin) for plan in plans):
+        return None
+    return max(plan.needed for plan in plans)
+
+
+def _changed_plans(
+    planner: Planner, stages: Stages, changes: Sequence[Change], values: Sequence[Any]
+) -> list[Plan] | None:
+    """The plans after the changes; None where these exclude each other."""
+    devices = planner.devices
+    for change, value in zip(changes, values, strict=True):
+        stages = change.make(stages, value)
+        devices = change.devices(devices, value)
+    if not _allowed(stages[0].config):
+        return None
+    try:
+        return planner.plans(planner.resolved(stages, devices), devices)
+    except UNDESCRIBED:  # engines leave no device to train on
+        return None
+
+
+def _allowed(config: Config) -> bool:
+    """Whether the backend takes these settings together (rlvr.config.updating, rlvr.distributed.deepspeed, rlvr.policy.loading)."""
+    offloads = config.distributed.piece.get("offload", config.distributed.offload) != "none"
+    if offloads and config.distributed.offloads_during_rollout:
+        return False
+    if registry.split(config.distributed.backend)[0] != "deepspeed":
+        return not offloads
+    whole = config.distributed.piece["zero_stage"] < 3
+    samples_here = registry.split(config.rollout.engine)[0] in ("hf", "recorded")
+    eight_bits = registry.split(config.optim.optimizer)[0] == "adamw_8bit"
+    return not eight_bits and (whole or (config.model.quantization is None and not samples_here))
+
+
+def _each(section: str, **values: Any) -> Callable[[Stages, Any], Stages]:
+    """Set these values of a section in all stages."""
+    return lambda stages, _: [changed(stage, section, **values) for stage in stages]
+
+
+def _setting(text: str, section: str, **values: Any) -> Change:
+    return Change((None,), lambda _: text, _each(section, **values))
+
+
+def _changes(planner: Planner, stages: Stages) -> Iterator[Change]:
+    """The changes that this run has not made yet, from the smallest to the largest."""
+    config = stages[0].config
+    on_gpu = planner.devices.on_gpu
+    backend = registry.split(config.distributed.backend)[0]
+    ranks = planner.plans(stages)[0].ranks
+    optims = [stage.config.optim for stage in stages]
+    if any(optim.micro_batch_tokens != "auto" for optim in optims):
+        automatic = {"micro_batch_tokens": "auto", "micro_batch_size": None}
+        sized = " optim.micro_batch_size=null" if any(optim.micro_batch_size is not None for optim in optims) else ""
+        yield _setting(f"optim.micro_batch_tokens=auto{sized}", "optim", **automatic)
+    if config.model.gradient_checkpointing is False:
+        yield _setting("model.gradient_checkpointing=true", "model", gradient_checkpointing=True)
+    yield from _engine_changes(planner, stages)
+    moves = config.distributed.offloads_during_rollout or config.distributed.piece.get("offload", "none") != "none"
+    if on_gpu and backend in ("plain", "deepspeed") and not moves:
+        yield _setting("distributed.offload_during_rollout=true", "distributed", offload_during_rollout=True)
+    if on_gpu and not config.model.activation_offload:
+        offloaded = {"activation_offload": True, "gradient_checkpointing": True}
+        yield _setting("model.activation_offload=true model.gradient_checkpointing=true", "model", **offloaded)
+    if backend == "plain" and registry.split(config.optim.optimizer)[0] == "adamw":
+        yield _setting("optim.optimizer=adamw_8bit", "optim", optimizer="adamw_8bit")
+    stage = config.distributed.piece.get("zero_stage", 0) if backend == "deepspeed" else 0
+    if backend in ("plain", "deepspeed") and ranks > 1 and stage < 3:
+        yield _sharded(range(max(2, stage + 1), 4))
+    if on_gpu and backend in ("plain", "deepspeed") and not moves:
+        yield _setting("distributed.offload=optimizer", "distributed", offload="optimizer")
+    if config.rollout.staleness:
+        yield _setting("rollout.staleness=0", "rollout", staleness=0)
+    longest = max(one.config.rollout.max_new_tokens for one in stages)
+    if longest >= 1024:
+        halves = tuple(longest >> power for power in (1, 2, 3) if longest >> power >= 256)
+        yield Change(halves, lambda new: f"rollout.max_new_tokens={new}", _set_longest)
+    if config.model.adapter is None:
+        yield _setting("model.adapter='{r: 16}'", "model", adapter=LoraConfig())
+        if config.model.path is not None:
+            quantized = {"adapter": LoraConfig(), "quantization": "nf4"}
+            yield _setting("model.adapter='{r: 16}' model.quantization=nf4", "model", **quantized)
+    elif config.model.quantization is None and config.model.path is not None:
+        yield _setting("model.quantization=nf4", "model", quantization="nf4")
+    if on_gpu:
+        factors = tuple(2**power for power in range(1, 9))
+        count = planner.devices.count
+        yield Change(
+            factors,
+            lambda factor: f"{count * factor} devices",
+            lambda stages, _: stages,
+            lambda devices, factor: replace(devices, count=devices.count * factor),
+        )
+
+
+def _sharded(zero_stages: range) -> Change:
+    def make(stages: Stages, number: int) -> Stages:
+        return _each("distributed", backend="deepspeed", zero_stage=number)(stages, None)
+
+    return Change(tuple(zero_stages), lambda n: f"distributed.backend=deepspeed distributed.zero_stage={n}", make)
+
+
+def _set_longest(stages: Stages, new: int) -> Stages:
+    return [changed(stage, "rollout", max_new_tokens=min(new, stage.config.rollout.max_new_tokens)) for stage in stages]
+
+
+def _with_engine(stages: Stages, options: dict[str, Any]) -> Stages:
+    name, written = registry.split(stages[0].config.rollout.engine)
+    return [changed(stage, "rollout", engine={"name": name, **written, **options}) for stage in stages]
+
+
+def _with_server(stages: Stages, split: int) -> Stages:
+    engine = {"name": "vllm-server", "tensor_parallel_size": split}
+    return [changed(stage, "rollout", engine=engine) for stage in stages]
+
+
+def _engine_changes(planner: Planner, stages: Stages) -> Iterator[Change]:
+    options = registry.build("engine", stages[0].config.rollout.engine)
+    if isinstance(options, HFEngineOptions):
+        rollout = stages[0].config.rollout
+        rows = min(options.max_rows, rollout.prompts_per_step * rollout.group_size)
+        fewer = tuple(rows >> power for power in range(1, 8) if rows >> power >= 8)
+        if fewer:
+            yield Change(
+                fewer,
+                lambda most: f"rollout.engine.max_rows={most}",
+                lambda stages, most: _with_engine(stages, {"max_rows": most}),
+            )
+    if isinstance(options, Common) and planner.devices.on_gpu:
+        shares = tuple(_shares(planner, stages, options))
+        if shares:
+            yield Change(
+                shares,
+                lambda share: f"rollout.engine.gpu_memory_utilization={share}",
+                lambda stages, share: _with_engine(stages, {"gpu_memory_utilization": share}),
+            )
+    if isinstance(options, VLLMOptions) and planner.devices.count > 1:
+        yield Change(
+            tuple(split for split in (1, 2, 4, 8) if split < planner.devices.count),
+            lambda split: f"rollout.engine='{{name: vllm-server, tensor_parallel_size: {split}}}'",
+            _with_server,
+        )
+    if isinstance(options, VLLMOptions) and planner.devices.on_gpu and not options.sleep:
+        yield Change(
+            (None,), lambda _: "rollout.engine.sleep=true", lambda stages, _: _with_engine(stages, {"sleep": True})
+        )
+
+
+def _shares(planner: Planner, stages: Stages, options: Common) -> Iterator[float]:
+    """Shares of a GPU that hold vLLM's weights and its work, from large to small; larger ones where the present is too small."""
+    inside = max(
+        (
+            phase.total
+            for plan in planner.plans(stages)
+            for phase in plan.phases
+            if phase.available < plan.devices.memory
+        ),
+        default=0.0,
+    )
+    least = math.ceil(20 * inside / (1 - planner.margin) / planner.devices.memory)
+    now = utilization(options)
+    most = 19 if least > 20 * now else math.ceil(20 * now) - 1
+    for twentieth in range(most, least - 1, -1):
+        yield twentieth / 20

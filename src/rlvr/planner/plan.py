@@ -1,0 +1,218 @@
+"""The memory plan of a stage: what each phase of a step takes of one device, part by part, before any weight is loaded.
+
+Every completion is taken to be as long as it may be, so the plan is of the worst step. Not counted: fragmentation, prompts that
+are computed once for several completions (which need less), the passes of scorers in an evaluation or a reward, and what
+verifiers take in processes of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from rlvr import registry
+from rlvr.config import Config
+from rlvr.errors import ConfigError
+from rlvr.losses.reference import compares_with_reference, reads_reference
+from rlvr.planner.devices import Devices
+from rlvr.planner.engine_memory import ENGINE, PROGRAM, EngineMemory, engine_memory, lengths, shares_weights
+from rlvr.planner.micro_batch import layer_bytes, micro_batch_bytes
+from rlvr.planner.shape import Shape
+from rlvr.planner.trainer_memory import (
+    PHASES,
+    PUBLISH,
+    SAMPLING,
+    SCORING,
+    START,
+    STEP,
+    UPDATE,
+    Parts,
+    TrainerMemory,
+    trainer_memory,
+)
+from rlvr.policy.loading import dtype_of
+from rlvr.rollout.vllm.options import VLLMOptions, VLLMServerOptions
+from rlvr.stage_plan import StagePlan
+
+GIB = 1 << 30
+CONTEXT = GIB
+"""A GPU context of the trainer with NCCL's buffers and loaded kernels."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What a phase takes of one device."""
+
+    name: str
+    parts: Parts
+    available: float
+    """Bytes that there are for it: the device, or vLLM's share of it."""
+
+    @property
+    def total(self) -> float:
+        """Bytes of all parts."""
+        return sum(self.parts.values())
+
+    @property
+    def left(self) -> float:
+        """Bytes that are not taken; negative where it does not fit."""
+        return self.available - self.total
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a stage takes of each device that it trains on."""
+
+    devices: Devices
+    ranks: int
+    """Devices that are trained on; the others are an engine's."""
+    phases: tuple[Phase, ...]
+    prompt: int
+    length: int
+    """Tokens of the longest prompt and of the longest sequence, as far as the settings bound them."""
+    tokens: int
+    """Tokens of the largest micro-batch."""
+
+    @property
+    def worst(self) -> Phase:
+        """The phase with the least memory left."""
+        return min(self.phases, key=lambda phase: phase.left)
+
+    @property
+    def needed(self) -> float:
+        """Bytes that a device that is trained on needs at most."""
+        return max(phase.total for phase in self.phases if phase.name != ENGINE)
+
+    def fits(self, margin: float = 0.0) -> bool:
+        """Whether every phase leaves that share of its memory."""
+        return all(phase.left >= margin * phase.available for phase in self.phases)
+
+
+def training_ranks(config: Config, devices: Devices) -> int:
+    """The devices that are trained on, where `devices` are all there are. ConfigError where engines leave none."""
+    options = registry.build("engine", config.rollout.engine)
+    taken = 0
+    if isinstance(options, VLLMServerOptions) and not options.urls:
+        taken = options.servers * options.tensor_parallel_size * options.data_parallel_size
+    elif isinstance(options, VLLMOptions):
+        taken = options.tensor_parallel_size - 1
+    if devices.on_gpu and taken >= devices.count:
+        raise ConfigError(
+            f"rollout.engine takes {taken} GPUs that no rank trains on, and there are {devices.count}: give more devices, start fewer "
+            "servers, or use the engine `vllm` with tensor_parallel_size 1, which shares the trainer's GPU"
+        )
+    return devices.count - taken if devices.on_gpu else devices.count
+
+
+def step_rows(config: Config, ranks: int, sampled: bool) -> int:
+    """Completions of one optimizer step that a rank computes at most."""
+    prompts = math.ceil(
+        config.rollout.prompts_per_step / min(config.optim.updates_per_batch, config.rollout.prompts_per_step)
+    )
+    group = config.rollout.group_size if sampled else 1
+    if prompts >= 2 * ranks:  # ranks get whole groups (rlvr.learner)
+        return math.ceil(prompts / ranks) * group
+    return math.ceil(prompts * group / ranks)
+
+
+def micro_batch_tokens(shape: Shape, config: Config, ranks: int, sampled: bool) -> int:
+    """Tokens of the largest micro-batch of a rank."""
+    _, length = lengths(shape, config)
+    rows = step_rows(config, ranks, sampled)
+    optim = config.optim
+    if optim.token_limit is not None:
+        return min(rows * length, max(length, optim.token_limit))
+    return min(rows, optim.micro_batch_size or rows) * length
+
+
+def keeps_reference(stage: StagePlan) -> bool:
+    """Whether the stage keeps a copy of the weights to compare with."""
+    if stage.kind != "sft":
+        return compares_with_reference(stage.config.algorithm)
+    loss = stage.options.get("loss", "likelihood")
+    return loss != "likelihood" and reads_reference("auxiliary", loss)
+
+
+def plan_stage(shape: Shape, stage: StagePlan, devices: Devices, ranks: int) -> Plan:
+    """The plan of a stage that trains on `ranks` of the devices."""
+    config = stage.config
+    sampled = stage.kind != "sft"
+    options = registry.build("engine", config.rollout.engine)
+    bfloat16 = dtype_of(config.model) == torch.bfloat16
+    trainer = trainer_memory(
+        shape,
+        config,
+        ranks,
+        devices.on_gpu,
+        bfloat16,
+        keeps_reference(stage),
+        frees_gradients=not shares_weights(options, config),
+    )
+    work = _Work(shape, config, devices, ranks, sampled, trainer)
+    engine = engine_memory(options, shape, config, devices, ranks, sampled)
+    return Plan(
+        devices,
+        ranks,
+        tuple(phase for phase in _phases(work, engine) if phase.parts),
+        *lengths(shape, config),
+        tokens=micro_batch_tokens(shape, config, ranks, sampled),
+    )
+
+
+def _phases(work: _Work, engine: EngineMemory) -> list[Phase]:
+    """All phases, with what the engine has in each."""
+    trainer = work.trainer
+    program = {"programs": (CONTEXT if work.devices.on_gpu else PROGRAM) + engine.program}
+    beside = engine.always if engine.sleeps else engine.awake | engine.always
+    overlapping = engine.sampling if work.config.rollout.staleness else {}
+    found: dict[str, Parts] = {
+        START: program | trainer.at(START) | engine.demanded,
+        UPDATE: program | trainer.at(UPDATE) | beside | _added(work.update(), overlapping),
+        STEP: program | trainer.at(STEP) | beside | overlapping,
+    }
+    if work.sampled:
+        sent = max(trainer.published(), trainer.pass_weights(PUBLISH), key=lambda parts: sum(parts.values()))
+        if engine.has_weights:
+            found[PUBLISH] = program | trainer.at(PUBLISH) | engine.awake | engine.always | sent
+        found[SAMPLING] = program | trainer.at(SAMPLING) | engine.awake | engine.always | engine.sampling
+    if trainer.reference:
+        found[SCORING] = program | trainer.at(SCORING) | beside | _added(work.scoring(), overlapping)
+    phases = [
+        Phase(name, {key: size for key, size in parts.items() if size}, work.devices.memory)
+        for name, parts in sorted(found.items(), key=lambda one: PHASES.index(one[0]))
+    ]
+    if engine.inside:
+        phases.append(Phase(ENGINE, engine.inside, engine.share))
+    return phases
+
+
+def _added(one: Parts, other: Parts) -> Parts:
+    return {key: one.get(key, 0.0) + other.get(key, 0.0) for key in dict.fromkeys([*one, *other])}
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The passes of a stage."""
+
+    shape: Shape
+    config: Config
+    devices: Devices
+    ranks: int
+    sampled: bool
+    trainer: TrainerMemory
+
+    def update(self) -> Parts:
+        """Of one micro-batch with gradients."""
+        prompt, length = lengths(self.shape, self.config)
+        tokens = micro_batch_tokens(self.shape, self.config, self.ranks, self.sampled)
+        trained = tokens * (length - prompt) / length
+        parts = micro_batch_bytes(self.shape, self.config.model, tokens, trained, length)
+        parts.pop("weights in bfloat16", None)
+        return parts | self.trainer.pass_weights(UPDATE)
+
+    def scoring(self) -> Parts:
+        """Of one micro-batch without gradients."""
+        tokens = micro_batch_tokens(self.shape, self.config, self.ranks, self.sampled)
+        return {"activations": layer_bytes(self.shape, self.config.model, tokens)} | self.trainer.pass_weights(SCORING)

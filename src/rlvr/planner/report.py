@@ -1,0 +1,66 @@
+"""Memory plans in words, and the refusal of a run that cannot fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlvr.planner.fixes import TOGETHER, fixes
+from rlvr.planner.plan import Phase, Plan
+from rlvr.planner.planner import Planner
+from rlvr.stage_plan import StagePlan
+
+GIB = 1 << 30
+
+
+def gib(size: float) -> str:
+    """Bytes in words."""
+    return f"{size / GIB:.1f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):.1f} MiB"
+
+
+def plan_lines(stages: Sequence[StagePlan], plans: Sequence[Plan]) -> list[str]:
+    """For each stage the phase that takes most, the lengths that are reckoned with, and every phase part by part."""
+    lines = []
+    for number, (stage, plan) in enumerate(zip(stages, plans, strict=True), 1):
+        worst = plan.worst
+        bound = "data.max_prompt_tokens" if stage.config.data.max_prompt_tokens else "data.max_prompt_tokens is not set"
+        recomputed = "with" if stage.config.model.checkpoints_activations else "without"
+        trained_on = f", {plan.ranks} of them trained on" if plan.ranks < plan.devices.count else ""
+        lines += [
+            f"memory of stage {number} ({stage.name}) on {plan.devices}{trained_on}: at most about {gib(worst.total)} of "
+            f"{gib(worst.available)}, in: {worst.name}",
+            f"  for prompts of {plan.prompt} tokens ({bound}) and {plan.length} tokens in all, micro-batches of at most {plan.tokens} "
+            f"tokens, {recomputed} gradient checkpointing",
+            *(f"  {_phase(phase)}" for phase in plan.phases),
+        ]
+    return lines
+
+
+def _phase(phase: Phase) -> str:
+    parts = ", ".join(f"{name} {gib(size)}" for name, size in phase.parts.items())
+    return f"{phase.name}: {gib(phase.total)} ({parts})"
+
+
+def refusal(planner: Planner, stages: Sequence[StagePlan], plans: Sequence[Plan]) -> str | None:
+    """The reason why a run cannot fit and what would make it fit, the smallest change first; None where it fits."""
+    short = [(plan.worst.left, number) for number, plan in enumerate(plans) if not plan.fits()]
+    if not short:
+        return None
+    _, number = min(short)
+    worst = plans[number].worst
+    largest = max(worst.parts, key=lambda name: worst.parts[name])
+    return (
+        f"does not fit: stage {number + 1} ({stages[number].name}) needs {gib(worst.total)} of {gib(worst.available)} in: {worst.name}, "
+        f"where the largest part is {largest} with {gib(worst.parts[largest])}. {_ways_out(planner, list(stages))}"
+    )
+
+
+def _ways_out(planner: Planner, stages: list[StagePlan]) -> str:
+    found = fixes(planner, stages)
+    texts = []
+    for number, fix in enumerate(found, 1):
+        enough = "" if fix.enough else ", not enough by itself"
+        texts.append(f"({number}) {fix.text} ({gib(fix.needed)}{enough})")
+    if found and found[0].enough:
+        return f"What makes it fit, the smallest change first: {'; '.join(texts)}"
+    other = f". What needs less: {'; '.join(texts)}" if texts else ""
+    return f"No {TOGETHER} settings together make it fit: take a smaller model, or devices of more memory{other}"

@@ -1,0 +1,114 @@
+"""The table of docs/memory.md: for published sizes, numbers of GPUs and lengths of responses, the first settings of a list that fit."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from rlvr.config import Config
+from rlvr.planner.devices import Devices
+from rlvr.planner.engine_memory import ENGINE
+from rlvr.planner.planner import Planner
+from rlvr.stage_plan import StagePlan
+
+MODELS = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-14B", "Qwen/Qwen2.5-32B")
+COUNTS = (1, 2, 8, 16, 64)
+RESPONSES = (2048, 8192, 32768)
+GPU = 80e9
+"""Bytes of a GPU of the table."""
+
+MOVED = {"offload_during_rollout": True}
+OFFLOADED = {"model": {"activation_offload": True}}
+LORA = {"adapter": {"r": 16}}
+
+
+def _zero(stage: int, **more: Any) -> dict[str, Any]:
+    return {"distributed": {"backend": "deepspeed", "zero_stage": stage, **more}}
+
+
+def _ways(count: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What is tried on so many GPUs, from the smallest change of a plain run to the largest."""
+    yield "plain", {}
+    yield "plain, moved", {"distributed": MOVED}
+    if count > 1:
+        yield "ZeRO 2", _zero(2)
+        yield "ZeRO 2, moved", _zero(2, **MOVED)
+        yield "ZeRO 3", _zero(3)
+        yield "ZeRO 3, moved", _zero(3, **MOVED)
+        yield "ZeRO 3, moved, inputs", _zero(3, **MOVED) | OFFLOADED
+        yield "ZeRO 3, optimizer in host", _zero(3, offload="optimizer")
+        yield "ZeRO 3, optimizer in host, inputs", _zero(3, offload="optimizer") | OFFLOADED
+        for split in (2, 4, 8):
+            if split < count:
+                servers = {"rollout": {"engine": {"name": "vllm-server", "tensor_parallel_size": split}}}
+                yield f"server of {split}, ZeRO 3", _zero(3) | servers
+                yield (
+                    f"server of {split}, ZeRO 3, optimizer in host, inputs",
+                    _zero(3, offload="optimizer") | OFFLOADED | servers,
+                )
+    yield "LoRA", {"model": LORA}
+    yield "LoRA, inputs", {"model": LORA | OFFLOADED["model"]}
+    yield "QLoRA", {"model": LORA | {"quantization": "nf4"}}
+    if count > 1:
+        yield "LoRA, server of 1", {"model": LORA, "rollout": {"engine": "vllm-server"}}
+
+
+def cell(model: str, count: int, response: int, planners: dict[int, Planner]) -> str:
+    """The first settings that fit."""
+    planner = planners[count]
+    for label, changes in _ways(count):
+        tree: dict[str, Any] = {
+            "run": {"steps": 1},
+            "data": {"train": "arithmetic", "max_prompt_tokens": 1024},
+            **changes,
+            "model": {"path": model} | changes.get("model", {}),
+            "rollout": {"prompts_per_step": 64, "max_new_tokens": response, "engine": "vllm"}
+            | changes.get("rollout", {}),
+        }
+        stages = planner.stages(Config(**tree))
+        for tried, share in _shares(planner, stages):
+            found = planner.resolved(tried)
+            if planner.fits(found, planner.margin):
+                return f"{label}{share}: {_micro_batches(planner, found)}"
+    return "-"
+
+
+def _shares(planner: Planner, stages: list[StagePlan]) -> Iterator[tuple[list[StagePlan], str]]:
+    """With vLLM's own share of the GPU, and with the least that holds its weights and one sequence."""
+    yield stages, ""
+    engine = stages[0].config.rollout.engine
+    (plan,) = planner.plans(planner.resolved(stages))
+    inside = next(phase for phase in plan.phases if phase.name == ENGINE)
+    share = math.ceil(20 * inside.total / (1 - planner.margin) / GPU) / 20
+    if engine == "vllm" and share < 1:
+        rollout = stages[0].config.rollout.model_copy(
+            update={"engine": {"name": "vllm", "gpu_memory_utilization": share}}
+        )
+        config = stages[0].config.model_copy(update={"rollout": rollout})
+        yield [stages[0].model_copy(update={"config": config})], f", share {share}"
+
+
+def _micro_batches(planner: Planner, stages: list[StagePlan]) -> str:
+    (plan,) = planner.plans(stages)
+    recomputed = ", recomputed" if stages[0].config.model.checkpoints_activations else ""
+    return f"{plan.tokens / 1024:.0f}k{recomputed}"
+
+
+@functools.cache
+def memory_table() -> str:
+    """The table in Markdown, a row for each model and length of responses."""
+    planners = {count: Planner(Devices(count, GPU)) for count in COUNTS}
+    shapes: dict[str, Any] = {}
+    for planner in planners.values():
+        planner.share_shapes(shapes)
+    lines = [
+        "| model | responses | " + " | ".join(f"{count} GPU{'s' if count > 1 else ''}" for count in COUNTS) + " |",
+        "|---|---|" + "---|" * len(COUNTS),
+    ]
+    for model in MODELS:
+        for response in RESPONSES:
+            cells = [cell(model, count, response, planners) for count in COUNTS]
+            lines.append(f"| {model.split('-')[-1]} | {response // 1024}k | " + " | ".join(cells) + " |")
+    return "\n".join(lines)

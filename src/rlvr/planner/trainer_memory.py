@@ -1,0 +1,200 @@
+"""What the trainer keeps on each device in each phase of a step, beside what one pass takes.
+
+Backends keep different things in different types (w: bytes of a weight that is computed with, 2 in bfloat16 under DeepSpeed and 4
+else; P: weights that train; N: ranks; s: bytes of optimizer state for each):
+
+- plain: weights 4P, gradients 4P from `zero` to `release`, optimizer s P.
+- DeepSpeed 0.19.8, read from its source. ZeRO 1 in bfloat16 (runtime/bf16_optimizer.py): weights 2P, float32 weights 4P/N, float32
+  gradients of all weights 4P, and the bfloat16 gradients that a backward pass leaves, 2P, which the next `zero` frees.
+- ZeRO 1 and 2 otherwise (runtime/zero/stage_1_and_2.py): weights wP, float32 weights 4P/N (in float32 too), gradients 4P under
+  ZeRO 1 and 4P/N under ZeRO 2, where float32 passes after the first add theirs beside them.
+- ZeRO 3 (runtime/zero/stage3.py): weights wP/N, float32 weights 4P/N in bfloat16 (in float32 they are the same tensors), gradients
+  4P/N, a bucket, and of whole weights at most stage3_max_live_parameters or the largest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlvr import registry
+from rlvr.config import Config
+from rlvr.distributed.deepspeed import DeepSpeedOptions
+from rlvr.distributed.plain import REDUCE_BYTES
+from rlvr.distributed.zero_config import zero_config
+from rlvr.planner.shape import Shape
+from rlvr.rollout.weights import BUCKET_BYTES
+
+STATE = {"adamw": 8.0, "adamw_8bit": 2.1, "sgd": 4.0}
+"""Bytes of optimizer state for a trained weight; others are taken to be like adamw."""
+SUB_GROUP = 10**9
+"""Weights of a rank whose gradients ZeRO 3 copies at once in a step (DeepSpeed's `sub_group_size`)."""
+
+PHASES = ("start", "publish", "sampling", "scoring", "update", "optimizer step")
+"""In the order in which a step goes through them."""
+START, PUBLISH, SAMPLING, SCORING, UPDATE, STEP = PHASES
+GRADIENTS_LIVE = (UPDATE, STEP)
+Parts = dict[str, float]
+
+
+@dataclass(frozen=True)
+class TrainerMemory:
+    """How a stage trains, as far as the memory of one rank depends on it."""
+
+    shape: Shape
+    ranks: int
+    on_gpu: bool
+    bfloat16: bool
+    """Whether is computed in bfloat16."""
+    stage: int
+    """Of ZeRO; 0 for the plain backend."""
+    offload: str
+    offload_during_rollout: bool
+    frees_gradients: bool
+    """Whether a publish frees the gradients, which it does for an engine that does not share the trainer's weights."""
+    state: float
+    """Bytes of optimizer state for a weight that trains."""
+    reference: bool
+    follows: bool = False
+    """Whether the reference follows the policy, for which it is kept in float32."""
+    deepspeed: str | None = None
+    """The user's file of DeepSpeed's configuration."""
+
+    @property
+    def width(self) -> int:
+        """Bytes of a weight that trains and is computed with."""
+        return 2 if self.stage and self.bfloat16 else 4
+
+    @property
+    def casts(self) -> bool:
+        """Whether passes copy the weights that train to bfloat16, by autocast."""
+        return self.bfloat16 and not self.stage
+
+    def _zero(self) -> dict[str, float]:
+        """DeepSpeed's own sizes of buffers, in weights."""
+        config = zero_config(self.stage, "none", self.bfloat16, self.ranks, self.deepspeed, self.shape.trained)
+        return config["zero_optimization"]
+
+    def at(self, phase: str) -> Parts:
+        """Bytes by part in a phase."""
+        if phase == START:
+            return {"weights as loaded": 0.0 if self.stage == 3 and self.on_gpu else self.shape.weights}
+        parts = {
+            "weights": self._weights(),
+            "float32 weights": self._masters(phase),
+            "gradients": self._gradients(phase),
+            "optimizer": self._optimizer(phase),
+            "reference": self._reference(),
+            "buffers": self._buffers(phase),
+        }
+        return {name: size for name, size in parts.items() if size}
+
+    def _weights(self) -> float:
+        here = self.width * self.shape.trained + self.shape.frozen
+        if self.stage < 3:
+            return here
+        return 0.0 if self.offload == "parameters" and self.on_gpu else here / self.ranks
+
+    def _away(self, phase: str) -> bool:
+        """Whether what only the optimizer reads is in host memory. On a CPU that is the same memory."""
+        moved = self.offload_during_rollout and phase != STEP
+        return self.on_gpu and (moved or self.offload != "none")
+
+    def _masters(self, phase: str) -> float:
+        if self.stage == 0 or (self.stage == 3 and not self.bfloat16) or self._away(phase):
+            return 0.0
+        return 4 * self.shape.trained / self.ranks
+
+    def _optimizer(self, phase: str) -> float:
+        if self._away(phase):
+            return 0.0
+        return self.state * self.shape.trained / (self.ranks if self.stage else 1)
+
+    def _gradients(self, phase: str) -> float:
+        trained = self.shape.trained
+        live = phase in GRADIENTS_LIVE or not self.frees_gradients
+        if self.stage == 0:
+            return 4 * trained if live else 0.0
+        part = 4 * trained / self.ranks
+        offloaded = self.offload != "none"
+        if self.stage == 1 and self.bfloat16 and not offloaded:
+            return (4 * trained if live else 0) + 2 * trained
+        if self.stage == 1:
+            flat = part if phase == STEP and not offloaded else 0.0
+            return 4 * trained + flat if phase in GRADIENTS_LIVE else 0.0
+        if self.stage == 2:
+            if phase not in GRADIENTS_LIVE:
+                return 0.0
+            if self.bfloat16:
+                return part
+            return 0.0 if offloaded and self.on_gpu else 2 * part
+        if offloaded and self.on_gpu:
+            return 0.0
+        flat = 4 * min(trained / self.ranks, SUB_GROUP) if phase == STEP else 0.0
+        return (part if live else 0.0) + flat
+
+    def _reference(self) -> float:
+        if not self.reference:
+            return 0.0
+        here = (4 if self.follows else self.width) * self.shape.trained
+        if self.stage < 3:
+            return here
+        return 0.0 if self.offload == "parameters" and self.on_gpu else here / self.ranks
+
+    def _buffers(self, phase: str) -> float:
+        """Of communication between ranks, and of weights on their way to host memory."""
+        largest = min(self.shape.largest, self.shape.trained)
+        if self.stage == 0:
+            return max(REDUCE_BYTES, 4 * largest) if phase == STEP and self.ranks > 1 else 0.0
+        bucket = self._zero()["reduce_bucket_size"]
+        always = self.width * bucket if self.stage == 3 else 0.0
+        if self.stage < 3 and self.offload != "none":
+            always = self.width * largest
+        return always + (self.width * max(bucket, largest) if phase == UPDATE else 0.0)
+
+    def pass_weights(self, phase: str) -> Parts:
+        """Weights that a pass makes for itself: copies in bfloat16, or those that ZeRO 3 puts together."""
+        if self.casts:
+            return {"weights in bfloat16": 2 * self.shape.trained}
+        if self.stage < 3:
+            return {}
+        largest = max(self._zero()["stage3_max_live_parameters"], self.shape.largest)
+        whole = min(largest, self.shape.parameters)
+        # the LM head is whole from the start of a backward pass to its end, beside what the layers have
+        head = self.shape.vocabulary * self.shape.hidden if phase == UPDATE else 0
+        return {"gathered weights": self.width * min(whole + head, self.shape.parameters)}
+
+    def published(self) -> Parts:
+        """What is made of the weights to send them, in the type computed in: a bucket, or the largest."""
+        width = 2 if self.bfloat16 else 4
+        return {"weights on their way": max(BUCKET_BYTES, width * self.shape.largest)}
+
+
+def trainer_memory(
+    shape: Shape, config: Config, ranks: int, on_gpu: bool, bfloat16: bool, reference: bool, frees_gradients: bool
+) -> TrainerMemory:
+    """How the stage of `config` trains on each of so many ranks."""
+    backend = registry.build("backend", config.distributed.piece)
+    zero = backend if isinstance(backend, DeepSpeedOptions) else None
+    follows = config.algorithm.kl is not None and config.algorithm.kl.renew_every is not None
+    return TrainerMemory(
+        shape=shape,
+        ranks=ranks,
+        on_gpu=on_gpu,
+        bfloat16=bfloat16,
+        stage=0 if zero is None else zero.zero_stage,
+        offload="none" if zero is None else zero.offload,
+        offload_during_rollout=config.distributed.offloads_during_rollout,
+        frees_gradients=on_gpu and (frees_gradients or config.distributed.offloads_during_rollout),
+        state=state_bytes(config.optim.optimizer),
+        reference=reference,
+        follows=follows,
+        deepspeed=None if zero is None else zero.deepspeed,
+    )
+
+
+def state_bytes(optimizer: str | dict[str, object]) -> float:
+    """Bytes of optimizer state for a trained weight."""
+    name, options = registry.split(optimizer)
+    if name == "sgd" and not options.get("momentum"):
+        return 0.0
+    return STATE.get(name, STATE["adamw"])
