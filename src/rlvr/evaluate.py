@@ -262,6 +262,7 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
     from rlvr.distributed.prompt_lengths import encoded_lengths
     from rlvr.policy import load_policy
     from rlvr.rollout import Collector, Interrupted, Means, Sampling, evaluation_plan
+    from rlvr.rollout.automatic import with_engine
     from rlvr.rollout.weights import weight_buckets
     from rlvr.seeding import seed_of
     from rlvr.signals import StopRequest
@@ -281,6 +282,7 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
         stop = StopRequest("stopping; nothing will be written" if world.leads else "")
         collector = Collector(lambda: bool(stop))
         stack.callback(collector.close)
+        config, _ = with_engine(config, policy.home.type == "cuda")
         engine = open_engine(config.rollout.engine, policy, None, world, collector, False)
         stack.callback(engine.close)
         context = min(policy.context, engine.context)

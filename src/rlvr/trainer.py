@@ -56,6 +56,7 @@ from rlvr.monitor.trackers import Tracker
 from rlvr.planner import plan_run
 from rlvr.policy import Snapshot, given_policy, learning_rate, load_policy
 from rlvr.policy.adapters import is_adapter
+from rlvr.policy.loading import device_of
 from rlvr.records import Batch, Rollout, Task, cut
 from rlvr.rollout import (
     Activity,
@@ -67,6 +68,7 @@ from rlvr.rollout import (
     Sampling,
     evaluation_plan,
 )
+from rlvr.rollout.automatic import with_engine
 from rlvr.run_folder import RunFolder
 from rlvr.run_status import status
 from rlvr.saved_state import Saver
@@ -113,6 +115,7 @@ class GRPOTrainer:
         if isinstance(model, (str, Path)):
             named = self.config.model.model_copy(update={"path": str(model), "scratch": None})
             self.config, model = self.config.model_copy(update={"model": named}), None
+        self.config, self.engine_reason = with_engine(self.config, device_of(self.config.model).type == "cuda")
         self.plans = stage_plans(self.config)
         self.world = World.from_environment(self.config.distributed.silence)
         self.seed = self.config.run.seed
@@ -538,6 +541,7 @@ class GRPOTrainer:
         self.console.start(
             [
                 *plan_lines(self.config, self.plans, self.folder.path, [s.longest_response for s in self.stages]),
+                *([self.engine_reason] if self.engine_reason is not None else []),
                 self.memory_plan.brief,
             ]
         )

@@ -46,8 +46,9 @@ class RefillConfig(Section):
 class RolloutConfig(Section):
     """How groups of responses are sampled."""
 
-    engine: piece_of("engine") = "hf"  # type: ignore[valid-type]
-    """What samples: `hf` runs in the trainer's process and needs no server."""
+    engine: piece_of("engine", "auto") = "hf"  # type: ignore[valid-type]
+    """What samples: `hf` runs in the trainer's process and needs no server. auto: `vllm` on a GPU where vLLM is installed in a
+    version that is taken, else `hf`; the run says which and why, and its config.yaml has it."""
     plan: piece_of("plan") = "single_turn"  # type: ignore[valid-type]
     """What a group of rollouts is made of."""
     prompts_per_step: int = Field(default=8, ge=1)

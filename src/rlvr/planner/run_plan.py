@@ -13,6 +13,7 @@ from rlvr.errors import ConfigError
 from rlvr.planner.devices import Devices, own_devices
 from rlvr.planner.planner import UNDESCRIBED, Planner, substituted
 from rlvr.planner.report import gib, plan_lines, refusal
+from rlvr.rollout.automatic import with_engine
 from rlvr.stage_plan import StagePlan, stage_plans
 
 UNKNOWN_TOKENS = 8192
@@ -51,7 +52,11 @@ def plan_run(config: Config, world: World, model: Any = None) -> RunPlan:
 
 
 def plan_for(config: Config, devices: Devices, ranks: int | None = None) -> RunPlan:
-    """The plan of a run on devices that need not be here."""
+    """The plan of a run on devices; without `ranks` these need not be here, and engines leave some to train on."""
+    config, reason = with_engine(config, devices.on_gpu, here=ranks is not None)
+    if reason is not None:
+        plan = plan_for(config, devices, ranks)
+        return replace(plan, lines=(reason, *plan.lines))
     return _plan(config, Planner(devices, ranks))
 
 

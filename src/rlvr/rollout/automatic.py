@@ -1,0 +1,34 @@
+"""The engine that `rollout.engine: auto` means on a device."""
+
+from __future__ import annotations
+
+from rlvr.config import Config
+from rlvr.errors import ConfigError
+from rlvr.rollout.vllm import installed
+
+
+def with_engine(config: Config, on_gpu: bool, here: bool = True) -> tuple[Config, str | None]:
+    """The configuration with an engine in place of `auto`, and the reason in words; the latter None where an engine was written.
+
+    `vllm` on a GPU where a vLLM for GPUs is installed in a version that this library takes, else `hf`. With `here` false the GPU is
+    elsewhere, and so is what is installed beside it: vLLM is assumed.
+    """
+    if config.rollout.engine != "auto":
+        return config, None
+    name, reason = _chosen(on_gpu, here)
+    rollout = config.rollout.model_copy(update={"engine": name})
+    return config.model_copy(update={"rollout": rollout}), f"rollout.engine: auto takes {name}: {reason}"
+
+
+def _chosen(on_gpu: bool, here: bool) -> tuple[str, str]:
+    if not on_gpu:
+        return "hf", "the model is computed on a CPU"
+    if not here:
+        return "vllm", "vLLM is taken to be installed beside these GPUs"
+    try:
+        version = installed.version()
+    except ConfigError as error:
+        return "hf", str(error)
+    if installed.for_cpu():
+        return "hf", f"vLLM {version} is built for a CPU. {installed.INSTALL}"
+    return "vllm", f"the model is computed on a GPU and vLLM {version} is installed"

@@ -1,0 +1,39 @@
+"""The engine that `rollout.engine: auto` takes, and the reason that is printed."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlvr.config import Config
+from rlvr.rollout.automatic import with_engine
+from rlvr.rollout.vllm import installed
+
+AUTO = Config(rollout={"engine": "auto"})
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "here", "version", "for_cpu", "engine", "reason"),
+    [
+        (False, True, "0.32.0", False, "hf", "computed on a CPU"),
+        (True, True, "0.32.0", False, "vllm", "vLLM 0.32.0 is installed"),
+        (True, True, "0.31.0", False, "hf", "works with 0.32 up to"),
+        (True, True, "0.32.0+cpu", True, "hf", "built for a CPU"),
+        (True, True, None, False, "hf", "vLLM"),
+        (True, False, None, False, "vllm", "beside these GPUs"),
+    ],
+)
+def test_vllm_is_taken_on_a_gpu_where_it_can_be(monkeypatch, on_gpu, here, version, for_cpu, engine, reason):
+    monkeypatch.setattr(installed.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(installed, "_found", lambda: version)
+    monkeypatch.setattr(installed, "for_cpu", lambda: for_cpu)
+    config, said = with_engine(AUTO, on_gpu, here)
+    assert config.rollout.engine == engine
+    assert said.startswith(f"rollout.engine: auto takes {engine}: ")
+    assert reason in said
+    assert AUTO.rollout.engine == "auto"
+
+
+def test_an_engine_that_is_written_stays():
+    for written in ("hf", {"name": "vllm", "sleep": False}):
+        config = Config(rollout={"engine": written})
+        assert with_engine(config, True) == (config, None)
