@@ -49,7 +49,7 @@ VLLM_NEEDS = (
         "llguidance>=1.7,<1.8",
     ),
     *("msgspec", "openai>=2.25", "oss-harmony>=0.0.11", "partial-json-parser", "pybase64", "pydantic-extra-types"),
-    *("python-multipart", "pyzmq>=25", "sniffio", "starlette>=1.0.1", "xgrammar==0.2.8"),
+    *("python-multipart", "pyzmq>=25", "sniffio", "starlette>=1.0.1", "truststore", "xgrammar==0.2.8"),
 )
 """What vLLM imports to sample in one process, as seen there, less what a machine with torch and transformers has. Its own list of
 needs has a hundred packages of several GB, torch among them."""
@@ -90,6 +90,7 @@ class Pip:
     """pip, told for which machine wheels are to be."""
 
     def __init__(self, python: str, machine: str) -> None:
+        self.made_for = f"{python}-{machine}"
         self.target = ["--only-binary=:all:", "--python-version", python, "--implementation", "cp"]
         for tag in (*LIBRARIES, *NEWER):
             self.target += ["--platform", f"{tag}_{machine}"]
@@ -152,16 +153,17 @@ def pack(out: Path, names: Sequence[str], limit: int, pip: Pip) -> int:
     for piece in pieces():
         if piece.name.partition("-")[0] not in names:
             continue
-        if piece.name in manifest and all(_is_whole(out, file) for file in manifest[piece.name]["files"]):
+        before = manifest.get(piece.name)
+        if before and before["for"] == pip.made_for and all(_is_whole(out, file) for file in before["files"]):
             print(f"{piece.name}: made before")
             continue
-        wheels = out / "wheels" / (piece.folder or piece.name)
+        wheels = out / "wheels" / pip.made_for / (piece.folder or piece.name)
         wheels.mkdir(parents=True, exist_ok=True)
         try:
             if wheels not in downloaded:
                 piece.download(pip, wheels)
                 downloaded.add(wheels)
-            manifest[piece.name] = make(piece, wheels, out, limit)
+            manifest[piece.name] = {"for": pip.made_for, **make(piece, wheels, out, limit)}
         except (PieceError, OSError, zipfile.BadZipFile) as error:
             print(f"{piece.name}: could not be made: {error}", file=sys.stderr)
             failed = True
@@ -174,6 +176,7 @@ def pack(out: Path, names: Sequence[str], limit: int, pip: Pip) -> int:
 
 def make(piece: Piece, wheels: Path, out: Path, limit: int) -> dict[str, Any]:
     """Write a piece's archive; what the manifest has of it."""
+    _refuse_two_versions(wheels)
     archive = out / f"{piece.name}.tar.xz.unfinished"
     packages = []
     with lzma.open(archive, "wb", preset=PRESET) as stream, tarfile.open(fileobj=stream, mode="w|") as tar:
@@ -185,6 +188,16 @@ def make(piece: Piece, wheels: Path, out: Path, limit: int) -> dict[str, Any]:
         archive.unlink()
         raise PieceError(f"none of the {len(list(wheels.glob('*.whl')))} wheels in {wheels} has files of it")
     return {"files": list(_split(archive, out, piece.name, limit)), "packages": packages}
+
+
+def _refuse_two_versions(wheels: Path) -> None:
+    """PieceError where a call before this one got another version of a package than this one did."""
+    found: dict[str, str] = {}
+    for wheel in sorted(wheels.glob("*.whl")):
+        name = wheel.name.partition("-")[0]
+        if name in found:
+            raise PieceError(f"{wheels} has two versions of {name}, {found[name]} and {wheel.name}: remove one")
+        found[name] = wheel.name
 
 
 def _add(wheel: zipfile.ZipFile, tar: tarfile.TarFile, takes: Callable[[str], bool]) -> int:
@@ -242,7 +255,7 @@ def unpack(folder: Path, site: Path) -> int:
         joined = _Joined(folder / file["file"] for file in piece["files"])
         with lzma.open(joined) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
             tar.extractall(site, filter="data")
-        print(f"{name}: {', '.join(piece['packages'])}")
+        print(f"{name}, for {piece['for']}: {', '.join(piece['packages'])}")
     if missing := [name for name in manifest if name not in found]:
         print(f"not here: {', '.join(missing)}")
     return 0
