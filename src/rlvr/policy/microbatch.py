@@ -124,11 +124,23 @@ class Tokens:
         """The micro-batch of these tokens with the given rows; `spans` are left out."""
         temperature = np.asarray([batch.rollouts[i].temperature for i in index], dtype=np.float32)
         targets = self.ids[self.flat]
-        # in the order of MicroBatch's fields
-        arrays = (ids, positions, self.row, source, targets, temperature[self.row])
+        arrays = {
+            "input_ids": ids,
+            "position_ids": positions,
+            "row": self.row,
+            "source": source,
+            "targets": targets,
+            "temperature": temperature[self.row],
+        }
+        put = dict(zip(arrays, to_device(list(arrays.values()), device), strict=True))
         return MicroBatch(
-            np.asarray(index),
-            *to_device(arrays, device),
+            index=np.asarray(index),
+            input_ids=put["input_ids"],
+            position_ids=put["position_ids"],
+            row=put["row"],
+            source=put["source"],
+            targets=put["targets"],
+            temperature=put["temperature"],
             flat=self.flat,
             target_range=(int(targets.min()), int(targets.max())) if len(targets) else (0, 0),
             common_temperature=float(temperature[0]) if (temperature == temperature[:1]).all() else None,

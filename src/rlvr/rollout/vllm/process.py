@@ -59,7 +59,8 @@ class Server:
         self.pipe = pipe
         # vLLM sizes batches by what it is used as, and an engine without a context gets 2048 tokens on any device.
         self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments), UsageContext.OPENAI_API_SERVER)
-        self._core: Any = self.engine.engine_core.engine_core  # in this process, since it has no process of its own
+        client: Any = self.engine.engine_core
+        self._core = client.engine_core  # in this process, since it has no process of its own
         self._constrained, self._sampling = StructuredOutputsParams, SamplingParams
         self._final = RequestOutputKind.FINAL_ONLY
         self._done: list[tuple[int, Any]] = []
