@@ -263,6 +263,7 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
     from rlvr.policy import load_policy
     from rlvr.rollout import Collector, Interrupted, Means, Sampling, evaluation_plan
     from rlvr.rollout.automatic import with_engine
+    from rlvr.rollout.vllm.options import low_precision
     from rlvr.rollout.weights import weight_buckets
     from rlvr.seeding import seed_of
     from rlvr.signals import StopRequest
@@ -289,7 +290,8 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
         refuse_long(tasks, encoded_lengths(prompts, world, tasks)[0], context)
         engine.publish(1, lambda: weight_buckets(policy))
         if not engine.shares_weights:
-            prove(engine, world, policy, collector, lambda: weight_buckets(policy))
+            coarse = bool(low_precision(config.rollout.engine))
+            prove(engine, world, policy, collector, lambda: weight_buckets(policy), coarse)
 
         def collect(draws: Sequence[Draw], sampling: Sampling, samples: int) -> list[Rollout]:
             means = Means(

@@ -69,6 +69,7 @@ from rlvr.rollout import (
     evaluation_plan,
 )
 from rlvr.rollout.automatic import with_engine
+from rlvr.rollout.vllm.options import low_precision
 from rlvr.run_folder import RunFolder
 from rlvr.run_status import status
 from rlvr.saved_state import Saver
@@ -307,7 +308,8 @@ class GRPOTrainer:
             self.backend.release()
         self._published = self.engine.publish(self.version, self.backend.named_weights)
         if not self.engine.shares_weights:
-            prove(self.engine, self.world, self.policy, self.collector, self.backend.named_weights)
+            coarse = bool(low_precision(self.config.rollout.engine))
+            prove(self.engine, self.world, self.policy, self.collector, self.backend.named_weights, coarse)
 
     def _record(self, stage: Stage, collected: Collected, batch: Batch, metrics: dict[str, Any]) -> None:
         """Count the step: what was measured, and how long it took."""

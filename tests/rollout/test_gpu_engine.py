@@ -125,6 +125,17 @@ def test_an_adapters_base_weights_outlive_the_sleep(gpus):
     merged.close()
 
 
+def test_quantised_layers_outlive_every_sleep(gpus):
+    """Some of their tensors are neither parameters nor buffers, and level 2 keeps buffers alone."""
+    gpus.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    found = opened(on_gpu(small(dtype="bfloat16")), quantization="fp8")
+    found.publish(0, tuple)
+    found.release()
+    assert [call for call in found._host.told if call[0] == "sleep"] == [("sleep", 1)] * 2
+    assert found._host.arguments["quantization"] == "fp8_per_tensor"
+    found.close()
+
+
 def test_weights_under_a_quantized_adapter_are_sent_dense(gpus):
     """As `dense` has them, by the names of the plain model; not packed in bytes beside their constants."""
     bnb = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed here")

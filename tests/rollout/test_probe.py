@@ -1,6 +1,7 @@
 """The probe after a publish: passes with the published weights, names an engine that has others."""
 
 import asyncio
+import dataclasses
 import sys
 
 import pytest
@@ -39,6 +40,27 @@ def test_stale_weights_are_found(pair, collector):
     engine.publish(1, list)
     with pytest.raises(TrainingError, match="version 1"):
         probe(engine, policy, collector)
+
+
+def test_an_engine_of_low_precision_may_round_more_and_no_more(pair, collector, monkeypatch):
+    """Log-probs as fp8 has them pass where they are expected; those of a stale head do not."""
+    policy, engine = pair
+    change(policy)
+    engine.publish(1, PlainBackend(policy).named_weights)
+    off = 0.3
+    plain = engine.generate
+
+    async def rounded(request):
+        completion = await plain(request)
+        return dataclasses.replace(completion, logprobs=completion.logprobs + off)
+
+    monkeypatch.setattr(engine, "generate", rounded)
+    assert probe(engine, policy, collector, low_precision=True) == pytest.approx(off, abs=1e-3)
+    with pytest.raises(TrainingError, match="does not sample with the weights"):
+        probe(engine, policy, collector)
+    off = 0.7
+    with pytest.raises(TrainingError, match="does not sample with the weights"):
+        probe(engine, policy, collector, low_precision=True)
 
 
 def test_a_stale_head_alone_is_found(pair, collector):

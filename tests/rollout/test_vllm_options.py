@@ -11,6 +11,7 @@ from transformers import DynamicCache
 from vllm_helpers import FAST, needs_vllm, publish, tiny
 
 from rlvr.distributed import PlainBackend
+from rlvr.rollout import probe
 from rlvr.rollout.vllm import VLLMOptions
 
 pytestmark = [needs_vllm, pytest.mark.alone, pytest.mark.timeout(600)]
@@ -84,5 +85,36 @@ def test_responses_under_way_keep_their_keys_and_values(monkeypatch):
         again = some_requests(policy, 8, max_new_tokens=24, **prompts)
         assert [request.token_ids for request in again] == [request.token_ids for request in requests]
         assert gap(policy, again, ask(engine, again)) < 1e-4
+    finally:
+        engine.close()
+
+
+def test_weights_and_cache_in_fp8_are_those_of_the_newest_publish(collector):
+    """Quantised again at each publish: the log-probs are far closer to the new weights' than to the old ones'."""
+    policy = tiny(dtype="bfloat16")
+    options = VLLMOptions(**FAST, quantization="fp8_per_channel", kv_cache_dtype="fp8")
+    engine = options.open(policy)
+    backend = PlainBackend(policy)
+
+    def mean_gap(requests, completions):
+        expected = trainer_logprobs(policy, requests, completions)
+        return np.abs(np.concatenate([c.logprobs - e for c, e in zip(completions, expected, strict=True)])).mean()
+
+    try:
+        publish(engine, 1, backend.named_weights)
+        probe(engine, policy, collector, backend.named_weights, low_precision=True)
+        old = copy_of(policy)
+        shake(policy, 5, 0.2)
+        new = copy_of(policy)
+        publish(engine, 2, backend.named_weights)
+        assert engine.differing(backend.named_weights) == []
+        requests = some_requests(policy, 8, seed=7, max_new_tokens=60, ignore_eos=True)
+        completions = ask(engine, requests)
+        gap_of_new = mean_gap(requests, completions)
+        load(policy, old)
+        gap_of_old = mean_gap(requests, completions)
+        load(policy, new)
+        assert 0.02 < gap_of_new < 0.4
+        assert gap_of_old > 3 * gap_of_new
     finally:
         engine.close()

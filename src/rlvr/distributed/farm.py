@@ -81,14 +81,29 @@ def open_engine(
 
 
 def prove(
-    engine: Engine, world: World, policy: Policy, collector: Collector, weights: Callable[[], Iterable[Bucket]]
+    engine: Engine,
+    world: World,
+    policy: Policy,
+    collector: Collector,
+    weights: Callable[[], Iterable[Bucket]],
+    low_precision: bool = False,
 ) -> None:
-    """On every rank: that the engine which was given new weights samples with them. TrainingError where it does not."""
+    """On every rank: that the engine which was given new weights samples with them. TrainingError where it does not.
+
+    `low_precision`: it computes in less than the policy's type.
+    """
     if isinstance(engine, Farm):
-        probe(engine.own, policy, collector)
+        probe(engine.own, policy, collector, low_precision=low_precision)
     else:  # gathering the weights once more to compare them would need the other ranks
         known = weights if world.size == 1 else tuple
-        probe(engine, policy, collector, known, lambda sampled: world.broadcast(sampled, "what the engine sampled"))
+        probe(
+            engine,
+            policy,
+            collector,
+            known,
+            lambda sampled: world.broadcast(sampled, "what the engine sampled"),
+            low_precision,
+        )
 
 
 class Farm:

@@ -27,7 +27,7 @@ from rlvr.stages.appended import token_after, with_token
 from rlvr.stages.base import Parts, Stage, sampling_of, token_weights
 from rlvr.stages.demonstrations import with_demonstrations
 from rlvr.stages.kl_scale import check_scale, kl_factors
-from rlvr.stages.objective import build_objective, build_penalty
+from rlvr.stages.objective import build_objective, build_penalty, warn_uncorrected
 from rlvr.stages.raised import Raised
 from rlvr.stages.recorded import RecordedSupply, recording_of
 from rlvr.stages.scoring import Scoring
@@ -42,6 +42,8 @@ class GRPOStage(Stage):
         rollout = plan.config.rollout
         self.scoring = Scoring(plan.config)
         self._objective = build_objective(plan, parts.shares_weights)
+        if parts.leads:
+            warn_uncorrected(plan.config, self._objective)
         self.penalty = build_penalty(plan.config.algorithm)
         self._penalised: dict[str, Any] = {}
         self._shows_demonstrations = any(

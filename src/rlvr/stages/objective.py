@@ -5,16 +5,20 @@ Invariant: no piece is known by name; what a piece can do is seen from what it d
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from rlvr import registry
-from rlvr.config import AlgorithmConfig, KLConfig, bare_auxiliary, coefficient
+from rlvr.config import AlgorithmConfig, Config, KLConfig, bare_auxiliary, coefficient
 from rlvr.errors import ConfigError
 from rlvr.losses import Component, Divergence, EntropyBonus, KLPenalty, Objective, Renewal, SequenceLoss
 from rlvr.losses.correction import Correction
 from rlvr.needs import BEHAVIOUR, Need
+from rlvr.rollout.vllm.options import deviations
 from rlvr.stage_plan import StagePlan
 from rlvr.stages.reference_penalty import ReferencePenalty
+
+log = logging.getLogger(__name__)
 
 
 def build_objective(plan: StagePlan, shares_weights: bool) -> Objective:
@@ -163,3 +167,16 @@ def _correction(
 
 def _renewal(kl: KLConfig) -> Renewal | None:
     return None if kl.renew_every is None else Renewal(kl.renew_every, kl.renew_mix)
+
+
+def warn_uncorrected(config: Config, objective: Objective) -> None:
+    """Warn where the engine's log-probs differ from the trainer's by more than rounding and no weight corrects for it."""
+    found = deviations(config.rollout)
+    corrects_itself = Need("logprobs", BEHAVIOUR) in objective.needs
+    if found and objective.correction is None and not corrects_itself:
+        log.warning(
+            "rollout.engine has %s, so that its log-probs differ from the trainer's by more than rounding, and algorithm.correction is "
+            "null: set it to auto or truncate. mismatch/mean says how far they are apart; `health: {mismatch: stop}` ends a run in which "
+            "it stays above 0.05",
+            ", ".join(found),
+        )

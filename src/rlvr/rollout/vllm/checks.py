@@ -71,6 +71,11 @@ def _differs(
         return f"computes in {dtype}, the policy in {policy.dtype}"
     if (mode := settings["model_config"].get("logprobs_mode")) != "processed_logprobs":
         return f"gives {mode}, not log-probs of the distribution that was sampled from"
+    if (quantized := settings["model_config"].get("quantization")) != launch.quantization(options):
+        return f"has the quantization {quantized}, rollout.engine's is {launch.quantization(options)}"
+    cached = str((settings.get("cache_config") or {}).get("cache_dtype"))
+    if cached.startswith("fp8") != options.kv_cache_dtype.startswith("fp8"):
+        return f"keeps keys and values in {cached}, rollout.engine's kv_cache_dtype is {options.kv_cache_dtype}"
     backend = (settings.get("weight_transfer_config") or {}).get("backend")
     wanted = "nccl" if transfer == "nccl" else "shared_memory"
     if backend != wanted:

@@ -65,7 +65,7 @@ class VLLMEngine:
         self._memory = devices.engine_memory(policy, options) if on_gpu else {}
         record_event("engine", "start", sum(self._memory.values()))
         if self._sleeps:
-            self._sleep(level=2)  # the backend, which is made after the engine, takes its memory meanwhile
+            self._sleep()  # the backend, which is made after the engine, takes its memory meanwhile
 
     async def generate(self, request: Request) -> Completion:
         """Sample one completion. DataError when the prompt is empty or leaves no room in the context."""
@@ -117,8 +117,7 @@ class VLLMEngine:
         """Give the engine's device memory back until the next publish, where that is set."""
         self._released = True
         if self._sleeps and not self._asleep:
-            # Weights come anew at each publish and are not kept; those under an adapter are sent once, and wait on the host.
-            self._sleep(level=2 if self._adapter is None else 1)
+            self._sleep()
 
     def differing(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
         """Names of tensors that the engine does not hold as they were sent, as far as it can tell."""
@@ -143,8 +142,12 @@ class VLLMEngine:
 
         return ipc_transfer(described(self.policy, merged=self._adapter is None))
 
-    def _sleep(self, level: int) -> None:
-        self._call("sleep", level=level)
+    def _sleep(self) -> None:
+        """Free the engine's memory. Weights come anew at each publish and are discarded (level 2), but for two cases, in which they
+        wait in host memory (level 1): those under an adapter are sent once, and quantised layers have tensors that are neither
+        parameters nor buffers, which level 2 does not keep."""
+        stays = (self._adapter is not None and self._has_weights) or self.options.quantization is not None
+        self._call("sleep", level=1 if stays else 2)
         record_event("engine", "sleep", -sum(self._memory.values()))
         self._asleep = True
 

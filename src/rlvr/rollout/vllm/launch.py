@@ -7,10 +7,14 @@ was sampled from (processed_logprobs), equal prompts are computed once (prefix c
 from __future__ import annotations
 
 import getpass
+import math
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from rlvr.errors import ConfigError
 from rlvr.policy import Policy
@@ -29,6 +33,15 @@ OURS = frozenset(
     }
 )
 """Engine arguments that this library decides."""
+BY_NAME = frozenset({"speculative_config", "quantization", "kv_cache_dtype"})
+"""Engine arguments that are options of ours: what they mean for log-probs and publishes is checked."""
+NGRAM = frozenset({"method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"})
+"""Keys of vLLM's SpeculativeConfig that n-grams have; others may change the distribution (`rejection_sample_method`)."""
+OLDEST_FP8 = {"fp8_per_channel": (8, 9)}
+"""Compute capability that vLLM 0.32 wants for weights in fp8, where it is not that of OLDEST_FP8_OF_OTHERS: per channel needs kernels that
+take activations in fp8 (`Fp8PtpcOnlineLinearMethod`)."""
+OLDEST_FP8_OF_OTHERS = (7, 5)
+"""`get_min_capability` of vLLM's online quantization."""
 
 
 FITTING = -1
@@ -46,6 +59,12 @@ def engine_arguments(policy: Policy, folder: Path, options: Common, transfer: st
     """The fields of vLLM's EngineArgs. ConfigError for one in `engine_args` that is not the user's to set."""
     if taken := sorted(OURS & options.engine_args.keys()):
         raise ConfigError(f"rollout.engine: engine_args may not set {', '.join(taken)}: the library decides it")
+    if named := sorted(BY_NAME & options.engine_args.keys()):
+        raise ConfigError(
+            f"rollout.engine: engine_args may not set {', '.join(named)}: write it beside engine_args, as an option of the engine"
+        )
+    check_speculation(options.speculative_config, policy.home)
+    check_precision(policy, options)
     if (options.max_model_len or 0) > policy.context:
         raise ConfigError(
             f"rollout.engine: max_model_len {options.max_model_len} is longer than the model's context of {policy.context} tokens"
@@ -68,7 +87,11 @@ def engine_arguments(policy: Policy, folder: Path, options: Common, transfer: st
         "weight_transfer_config": {"backend": transfer},
         "tensor_parallel_size": options.tensor_parallel_size,
         "seed": 0,
+        "quantization": quantization(options),
+        "kv_cache_dtype": options.kv_cache_dtype,
     }
+    if options.speculative_config is not None:
+        arguments["speculative_config"] = dict(options.speculative_config)
     kv_cache = options.kv_cache_gib if options.kv_cache_gib is not None else 1.0 if on_cpu else None
     if kv_cache is not None:
         arguments["kv_cache_memory_bytes"] = int(kv_cache * 2**30)
@@ -82,6 +105,58 @@ def engine_arguments(policy: Policy, folder: Path, options: Common, transfer: st
         rank = max(config.r for config in policy.model.peft_config.values())
         arguments |= {"enable_lora": True, "max_lora_rank": _allowed_rank(rank), "max_loras": 2}
     return {**arguments, **options.engine_args}
+
+
+def quantization(options: Common) -> str | None:
+    """What vLLM calls the quantization of weights; `fp8` is its name for checkpoints that are quantised already."""
+    return "fp8_per_tensor" if options.quantization == "fp8" else options.quantization
+
+
+def check_speculation(config: Mapping[str, Any] | None, home: torch.device) -> None:
+    """ConfigError where speculative decoding is asked for with something else than n-grams, or for a policy on a CPU."""
+    if config is None:
+        return
+    where = "rollout.engine: speculative_config"
+    if config.get("method") != "ngram":
+        raise ConfigError(
+            f"{where} has the method {config.get('method')!r}, and only ngram is taken: a draft model would keep its weights while the "
+            "policy is trained, since a publish brings the policy's alone"
+        )
+    if unknown := sorted(config.keys() - NGRAM):
+        raise ConfigError(f"{where} has {', '.join(unknown)}, and ngram takes {', '.join(sorted(NGRAM))} here")
+    counts = {name: value for name, value in config.items() if name != "method"}
+    if "num_speculative_tokens" not in counts:
+        raise ConfigError(f"{where} needs num_speculative_tokens, the most tokens that are guessed at once, such as 4")
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{where} has {name} {value!r}: give a whole number of at least 1")
+    if counts.get("prompt_lookup_min", 1) > counts.get("prompt_lookup_max", math.inf):
+        raise ConfigError(f"{where} has a prompt_lookup_min above its prompt_lookup_max")
+    if home.type == "cpu":
+        raise ConfigError(
+            f"{where}: vLLM 0.32 samples wrong tokens with it on a CPU, where its temperatures are not initialised (expand_kernel_impl "
+            "of its CPU build writes whole numbers alone): leave it out, or use a GPU"
+        )
+
+
+def check_precision(policy: Policy, options: Common) -> None:
+    """ConfigError where vLLM cannot quantise the weights that are published."""
+    if options.quantization is None:
+        return
+    where = f"rollout.engine: quantization {options.quantization}"
+    if policy.dtype == torch.float32:
+        raise ConfigError(
+            f"{where} is for policies in bfloat16 or float16, and this one is in float32: set model.dtype"
+        )
+    if policy.home.type == "cpu":
+        if options.quantization != "fp8_per_channel":
+            raise ConfigError(f"{where}: vLLM's build for CPUs has no kernel that quantises weights so: leave it out")
+        return
+    oldest = OLDEST_FP8.get(options.quantization, OLDEST_FP8_OF_OTHERS)
+    if torch.cuda.get_device_capability(policy.home) < oldest:
+        raise ConfigError(
+            f"{where} needs a GPU of compute capability {'.'.join(map(str, oldest))} or newer: leave it out"
+        )
 
 
 def environment(policy: Policy, options: Common, folder: Path) -> dict[str, str]:

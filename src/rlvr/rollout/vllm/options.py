@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from rlvr import registry
 from rlvr.errors import ConfigError
 from rlvr.policy import Policy
 from rlvr.registry import register
@@ -15,6 +16,7 @@ from rlvr.rollout.engine import InFlight
 from rlvr.rollout.vllm import devices, installed
 
 if TYPE_CHECKING:
+    from rlvr.config import RolloutConfig
     from rlvr.rollout.vllm.engine import VLLMEngine
     from rlvr.rollout.vllm.server_engine import VLLMServerEngine
 
@@ -47,6 +49,15 @@ class Common:
     merge_adapter: bool = False
     """Where a LoRA adapter is trained, send the weights with the adapter merged in instead of the adapter alone: more to send
     at each publish, and faster to sample with."""
+    speculative_config: Mapping[str, Any] | None = None
+    """Speculative decoding with n-grams of the sequence itself, in vLLM's words: `{method: ngram, num_speculative_tokens: 4,
+    prompt_lookup_min: 2, prompt_lookup_max: 4}`. It changes neither the distribution nor the log-probs. Methods with a draft model are
+    refused, whose weights no publish brings; so is a CPU, for which vLLM 0.32 has no right kernel."""
+    quantization: Literal["fp8", "fp8_per_tensor", "fp8_per_channel", "fp8_per_block"] | None = None
+    """Weights and activations of linear layers in fp8; vLLM quantises the weights of each publish. fp8 is fp8_per_tensor. What is sampled
+    differs from what the trainer computes by far more than rounding: see `mismatch/*`. Needs a policy in bfloat16 or float16."""
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
+    """Type of cached keys and values; auto: the policy's. In fp8 (e4m3) twice as many tokens fit, unscaled: see `mismatch/*`."""
     structured_outputs: Mapping[str, Any] | None = None
     """A constraint on every completion, as vLLM takes it (`regex`, `json`, `choice`, `grammar` ...). Training does not apply
     it, so the behaviour log-probs differ from the trainer's: see `mismatch/*`."""
@@ -58,6 +69,12 @@ class Common:
     """Seconds for an engine or server to start."""
     publish_timeout: float = 600.0
     """Seconds for each answer during a publish, and for responses to finish on the old weights."""
+
+    @property
+    def low_precision(self) -> tuple[str, ...]:
+        """The options by which vLLM computes in less than the policy's type, as they are written."""
+        given = {"quantization": self.quantization, "kv_cache_dtype": self.kv_cache_dtype}
+        return tuple(f"{name}: {value}" for name, value in given.items() if value not in (None, "auto"))
 
 
 @register("engine", "vllm")
@@ -157,3 +174,23 @@ class VLLMServerOptions(Common):
         installed.check(home)
         if home.type != "cpu":
             devices.of_servers(home, self.servers, self.tensor_parallel_size * self.data_parallel_size, self.devices)
+
+
+def low_precision(spec: str | Mapping[str, Any]) -> tuple[str, ...]:
+    """The options in `spec`, a value of rollout.engine, by which vLLM computes in less than the policy's type."""
+    options = registry.build("engine", spec)
+    return options.low_precision if isinstance(options, Common) else ()
+
+
+def deviations(rollout: RolloutConfig) -> tuple[str, ...]:
+    """The options by which an engine's log-probs differ from the trainer's by more than rounding, old weights apart."""
+    options = registry.build("engine", rollout.engine)
+    if not isinstance(options, Common):
+        return ()
+    keeps = not options.clear_cache and rollout.staleness and rollout.in_flight == "continue"
+    constrained = options.structured_outputs is not None
+    return (
+        *options.low_precision,
+        *(["clear_cache: false"] if keeps else []),
+        *(["structured_outputs"] if constrained else []),
+    )

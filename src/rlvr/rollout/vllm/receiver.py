@@ -105,14 +105,18 @@ class WorkerExtension:
         mine = dict(model.named_parameters(remove_duplicate=False))
         packed = getattr(model, "packed_modules_mapping", {})
         alone = get_tensor_model_parallel_world_size() == 1
-        found = {name: _checksum(name, shapes, mine, packed, alone) for name in shapes}
+        # One byte a value: quantised when it arrived, and laid out for its kernel.
+        plain_values = {name: held for name, held in mine.items() if held.element_size() > 1}
+        found = {name: _checksum(name, shapes, plain_values, packed, alone) for name in shapes}
         loaded = getattr(self.weight_transfer_engine, "loaded", None)
         unreached = (
             []
             if loaded is None
             else sorted(plain for name in mine if (plain := name.replace(".base_layer.", ".")) not in loaded)
         )
-        return {"checksums": found, "unreached": [name for name in unreached if ".lora_" not in name]}
+        # Adapters have ways of their own, and scales are computed from the weights that arrived.
+        sent = [name for name in unreached if ".lora_" not in name and not name.endswith("_scale")]
+        return {"checksums": found, "unreached": sent}
 
 
 def _checksum(
