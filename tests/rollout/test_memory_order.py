@@ -26,6 +26,8 @@ from rlvr.distributed.deepspeed import DeepSpeedBackend
 from rlvr.distributed.plain import optimizer_tensors
 from rlvr.distributed.zero_config import zero_config
 from rlvr.distributed.zero_shards import Shards
+from rlvr.planner import Shape
+from rlvr.planner.trainer_memory import TrainerMemory
 from rlvr.policy.adapters import add_adapter
 from rlvr.rollout import weights as weights_module
 from rlvr.rollout.engine import Published
@@ -298,6 +300,41 @@ def cached_at_wakes(events):
     return cached
 
 
+def at_last_publish(events, held):
+    """Bytes that the trainer has when the engine takes memory for its weights for the last time."""
+    last = max(number for number, event in enumerate(events) if event.what == "wake weights")
+    return held + sum(event.nbytes for event in events[:last] if event.holder == "trainer")
+
+
+def planned_at_publish(run):
+    """The same by the memory planner's arithmetic."""
+    policy = on_meta(run.shape, small().tokenizer)
+    if run.lora:
+        policy.model = add_adapter(policy.model.to(torch.bfloat16), LoraConfig(r=32), 0)
+    weights = list(policy.model.parameters())
+    sizes = dict.fromkeys(("layers", "hidden", "vocabulary", "context", "kept", "scores", "keys_and_values"), 0)
+    shape = Shape(
+        parameters=sum(p.numel() for p in weights),
+        trained=sum(p.numel() for p in weights if p.requires_grad),
+        frozen=sum(p.nbytes for p in weights if not p.requires_grad),
+        largest=max(p.numel() for p in weights),
+        **sizes,
+    )
+    memory = TrainerMemory(
+        shape=shape,
+        ranks=run.gpus,
+        on_gpu=True,
+        bfloat16=True,
+        stage=run.zero_stage or 0,
+        offload="none",
+        offload_during_rollout=run.offload,
+        frees_gradients=True,
+        state=8.0,
+        reference=run.reference,
+    )
+    return sum(size for part, size in memory.at("publish").items() if part != "buffers")
+
+
 @pytest.fixture
 def on_meta_host(gpus, no_cuda, monkeypatch):  # noqa: F811
     """Host memory of the sizes of GPUs, on the meta device; adapters are not written, parts are not gathered."""
@@ -325,6 +362,7 @@ def test_no_moment_takes_more_than_the_device_has(on_meta_host, run):
     assert most <= DEVICE, f"{most / 2**30:.1f} GiB at {at}"
     assert [event.what for event in events if event.what == CACHE] == on_meta_host  # torch's allocator is told as often
     assert cached_at_wakes(events) == [0] * 6
+    assert at_last_publish(events, held) == pytest.approx(planned_at_publish(run), rel=1e-4)
     fails = set()
     for wrong in (CACHE_WAKES_FIRST, EMPTIED_FIRST, SCORED_AWAKE):
         if peak(in_wrong_order(events, wrong), held)[0] > DEVICE:
