@@ -94,3 +94,19 @@ def test_flops_and_vocabulary_are_those_of_the_shape(stages):
     assert model_flops(policy, batch) == pytest.approx(expected)
     heads = {name: shape["hidden_size"] // shape["heads"] for name, shape in SHAPES.items()}
     assert heads == {"0.5B": 64, "1.5B": 128, "7B": 128}
+
+
+def test_shapes_have_the_parameters_of_the_models_cards(stages):
+    from stages.context import Context
+    from stages.models import SHAPES, model_section
+
+    from rlvr.config import ModelConfig
+    from rlvr.planner import shape_of
+
+    context = Context("cpu", 0.0, None)
+    context.toy = False
+    cards = {"0.5B": 0.494e9, "1.5B": 1.544e9, "7B": 7.616e9}
+    assert set(SHAPES) == set(cards)
+    for name, parameters in cards.items():
+        shape = shape_of(ModelConfig(**model_section(context, name)))
+        assert shape.weights / 4 == pytest.approx(parameters, rel=2e-3)  # all of them in float32

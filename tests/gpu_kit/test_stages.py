@@ -111,9 +111,9 @@ def test_vllm_and_hf(run_kit, tmp_path):
 
 
 def test_without_a_gpu_and_without_packages_stages_are_skipped(run_kit, bare, tmp_path):
-    code, lines, _ = run_kit("--out", tmp_path / "cuda", "--stages", "2,3")
+    code, lines, _ = run_kit("--out", tmp_path / "cuda", "--stages", "2")
     assert code == 0
-    assert [line["status"] for line in lines] == ["skipped"] * 2 and "torch sees no GPU" in lines[0]["reason"]
+    assert [line["status"] for line in lines] == ["skipped"] and "torch sees no GPU" in lines[0]["reason"]
     code, (line,), _ = run_kit("--device", "cpu", "--out", tmp_path / "cpu", "--stages", 5, path=bare("deepspeed"))
     assert (code, line["status"]) == (0, "skipped") and "piece" in line["reason"]
     (tmp_path / "again").mkdir()

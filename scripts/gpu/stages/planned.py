@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from rlvr.config import Config
-from rlvr.planner import parts, shape_of
+from typing import Any
 
-PROGRAM = "program"
-"""The part that torch's allocator does not hand out: Python, libraries, the GPU's context."""
+from rlvr.config import ModelConfig
+from rlvr.planner import STATE, micro_batch_bytes, shape_of
 
 
-def planned_parts(config: Config) -> dict[str, float]:
-    """MiB by part in the worst update of a run that samples nothing, without the program itself."""
-    found = parts(shape_of(config.model), config, sampled=False, reference=False)
-    return {name: round(size / 2**20, 1) for name, size in found.items() if name != PROGRAM}
+def planned_parts(model: dict[str, Any], tokens: int, trained: int, length: int) -> dict[str, float]:
+    """MiB by part of an update under the plain backend with AdamW, for the `model` section of a configuration.
+
+    `tokens`: of its one micro-batch; `trained`: those of them that the loss is computed on; `length`: of each rollout. What torch's
+    allocator does not hand out (the program, the GPU's context) is left out.
+    """
+    config = ModelConfig(**model)
+    shape = shape_of(config)
+    found = {
+        "weights": shape.weights,
+        "gradients": 4 * shape.trained,  # float32, like the weights that train
+        "optimizer": STATE["adamw"] * shape.trained,
+        **micro_batch_bytes(shape, config, tokens, trained, length),
+    }
+    return {name: round(size / 2**20, 1) for name, size in found.items()}

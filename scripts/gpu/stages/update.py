@@ -128,15 +128,8 @@ def compared(
     section: dict[str, Any], rollouts: int, prompt: int, response: int, found: dict[str, Any] | None
 ) -> dict[str, Any]:
     """The plan's parts for such a step, their sum, and the measured peak as a share of it."""
-    config = load_config(
-        {
-            "model": section,
-            "data": {"max_prompt_tokens": prompt},
-            "rollout": {"prompts_per_step": rollouts, "group_size": 1, "max_new_tokens": response},
-            "optim": {"micro_batch_tokens": rollouts * (prompt + response)},
-        }
-    )
-    planned = planned_parts(config)
+    length = prompt + response
+    planned = planned_parts(section, rollouts * length, rollouts * response, length)
     total = sum(planned.values())
     share = None
     if found is not None and found["held_mib"] is not None:
