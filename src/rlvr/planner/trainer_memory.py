@@ -5,7 +5,7 @@ else; P: weights that train; N: ranks; s: bytes of optimizer state for each):
 
 - plain: weights 4P, gradients 4P from `zero` to `release`, optimizer s P.
 - DeepSpeed 0.19.8, read from its source. ZeRO 1 in bfloat16 (runtime/bf16_optimizer.py): weights 2P, float32 weights 4P/N, float32
-  gradients of all weights 4P, and the bfloat16 gradients that a backward pass leaves, 2P, which the next `zero` frees.
+  gradients of all weights 4P, and the bfloat16 gradients of a backward pass, 2P, which the step frees.
 - ZeRO 1 and 2 otherwise (runtime/zero/stage_1_and_2.py): weights wP, float32 weights 4P/N (in float32 too), gradients 4P under
   ZeRO 1 and 4P/N under ZeRO 2, where float32 passes after the first add theirs beside them.
 - ZeRO 3 (runtime/zero/stage3.py): weights wP/N, float32 weights 4P/N in bfloat16 (in float32 they are the same tensors), gradients
@@ -117,7 +117,7 @@ class TrainerMemory:
         part = 4 * trained / self.ranks
         offloaded = self.offload != "none"
         if self.stage == 1 and self.bfloat16 and not offloaded:
-            return (4 * trained if live else 0) + 2 * trained
+            return (4 * trained if live else 0) + (2 * trained if phase in GRADIENTS_LIVE else 0)
         if self.stage == 1:
             flat = part if phase == STEP and not offloaded else 0.0
             return 4 * trained + flat if phase in GRADIENTS_LIVE else 0.0
