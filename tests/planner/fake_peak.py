@@ -8,9 +8,7 @@ Temporaries inside a kernel are not seen.
 from __future__ import annotations
 
 import contextlib
-import weakref
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,58 +16,18 @@ import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, masking_utils
 
 from rlvr.config import ModelConfig, OptimConfig, ScratchConfig
 from rlvr.losses import ClippedPolicyLoss, Denominators, TokenBatch
 from rlvr.needs import Need
+from rlvr.planner.decoder_passes import LiveBytes, to_cpu
 from rlvr.policy import MicroBatch, Policy, forward, fused_head, head_tiles, micro_batches
 from rlvr.policy.attention import hook
 from rlvr.policy.loading import make_policy
 from rlvr.policy.packable import Packing
 from rlvr.policy.scratch import build_tokenizer
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
-
-
-class LiveBytes(TorchDispatchMode):
-    """Bytes of the storages that operations made inside and that something still refers to."""
-
-    def __init__(self, before: Iterable[torch.Tensor] = ()) -> None:
-        """`before`: tensors that are not counted."""
-        super().__init__()
-        self.now = 0
-        self.peak = 0
-        self.at_peak: Counter[tuple[str, tuple[int, ...], torch.dtype]] = Counter()
-        """Bytes by the operation that made them, its shape and type, at the peak."""
-        self._live: Counter[tuple[str, tuple[int, ...], torch.dtype]] = Counter()
-        self._seen = weakref.WeakSet(tensor.untyped_storage() for tensor in before)
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        output = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(output):
-            if isinstance(tensor, torch.Tensor):
-                self._add(str(function), tensor)
-        return output
-
-    def _add(self, function: str, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if storage in self._seen:
-            return
-        self._seen.add(storage)
-        key = (function, tuple(tensor.shape), tensor.dtype)
-        size = storage.nbytes()
-        self._live[key] += size
-        self.now += size
-        weakref.finalize(storage, self._drop, key, size)
-        if self.now > self.peak:
-            self.peak = self.now
-            self.at_peak = self._live.copy()
-
-    def _drop(self, key: tuple[str, tuple[int, ...], torch.dtype], size: int) -> None:
-        self._live[key] -= size
-        self.now -= size
 
 
 def gpu_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
@@ -113,13 +71,19 @@ def _first_and_last(tokens: int, plan: head_tiles.Plan, device: torch.device) ->
         yield part, rows[:2] + rows[2:][-1:]
 
 
-def fake_policy(shape: dict[str, Any], **options: Any) -> Policy:
-    """A policy of the model that `shape` (the contents of a config.json) describes. `options`: of ModelConfig."""
+def fake_policy(shape: dict[str, Any], deepspeed: bool = False, **options: Any) -> Policy:
+    """A policy of the model that `shape` (the contents of a config.json) describes. `options`: of ModelConfig; `deepspeed`:
+    whether weights that train are in bfloat16, as DeepSpeed's are."""
     config = ModelConfig(**{"dtype": "bfloat16", "device": "cpu", **options})
     described = AutoConfig.for_model(**shape)
     kept = torch.float32 if config.adapter is None else torch.bfloat16
-    model = AutoModelForCausalLM.from_config(described, dtype=kept, attn_implementation=config.attention)
-    policy = make_policy(model, build_tokenizer(ScratchConfig()), config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(described, dtype=kept, attn_implementation=config.attention)
+        policy = make_policy(model, build_tokenizer(ScratchConfig()), config)
+    if deepspeed:
+        for parameter in policy.model.parameters():
+            parameter.data = parameter.data.to(torch.bfloat16)
+    to_cpu(policy.model)
     hook(policy.causal_lm)
     # tried on values, of which there are none
     policy.head_is_enough = True
@@ -128,9 +92,11 @@ def fake_policy(shape: dict[str, Any], **options: Any) -> Policy:
 
 
 def rollouts_of(groups: int, members: int, prompt: int, completion: int) -> Batch:
-    """Rollouts whose completions are trained; those of a group have the prompt in common."""
+    """Rollouts whose completions are trained; those of a group have the prompt in common, which is a token shorter in each group."""
     made = []
+    longest = prompt
     for group in range(groups):
+        prompt = longest - group
         for member in range(members):
             ids = np.full(prompt + completion, 3, dtype=np.int64)
             ids[prompt] = 4 + member  # no more in common than the prompt
@@ -166,19 +132,22 @@ class Peak:
     gradients: int
     rest: int
     """What the micro-batch takes beside them, at its peak."""
-    at_peak: Counter[tuple[str, tuple[int, ...], torch.dtype]]
 
 
-def measure(policy: Policy, rows: MicroBatch, needs: Sequence[Need] = ()) -> Peak:
-    """Of the forward pass, GRPO's loss and the backward pass, with gradients there from the beginning, as the plain backend's are."""
+def measure(policy: Policy, rows: MicroBatch, gradients_stay: bool = True) -> Peak:
+    """Of the forward pass, GRPO's loss and the backward pass; with gradients there from the beginning, as the plain backend's are,
+    or taken away as soon as they are computed, as by DeepSpeed."""
     loss = ClippedPolicyLoss()
     weights = list(policy.model.parameters())
     for parameter in policy.trainable().values():
-        parameter.grad = torch.zeros_like(parameter)
+        if gradients_stay:
+            parameter.grad = torch.zeros_like(parameter)
+        else:
+            parameter.register_post_accumulate_grad_hook(_drop_gradient)
     gradients = [p.grad for p in weights if p.grad is not None]
     inputs = [value for value in vars(rows).values() if isinstance(value, torch.Tensor)]
     with policy.training(), LiveBytes([*weights, *gradients, *inputs, *policy.model.buffers()]) as live:
-        statistics = forward(policy, rows, [*loss.needs, Need("logprobs"), Need("entropy"), *needs])
+        statistics = forward(policy, rows, [*loss.needs, Need("logprobs"), Need("entropy")])
         logprobs = statistics["logprobs", "current"]
         ones = torch.ones_like(logprobs)
         tokens = TokenBatch(
@@ -186,5 +155,10 @@ def measure(policy: Policy, rows: MicroBatch, needs: Sequence[Need] = ()) -> Pea
         )
         term = loss(tokens, Denominators(float(len(logprobs)), float(len(rows.index)), 1.0))
         del statistics, tokens, logprobs, ones
+        live.in_backward = True
         term.value.backward()
-    return Peak(sum(w.nbytes for w in weights), sum(g.nbytes for g in gradients), live.peak, live.at_peak)
+    return Peak(sum(w.nbytes for w in weights), sum(g.nbytes for g in gradients), live.peak)
+
+
+def _drop_gradient(parameter: torch.Tensor) -> None:
+    parameter.grad = None

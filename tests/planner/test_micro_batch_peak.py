@@ -1,13 +1,17 @@
-"""The peak of one micro-batch of the update, measured on fake tensors."""
+"""The peak of one micro-batch of the update, measured on fake tensors, against the plan of it."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
-from fake_peak import LiveBytes, fake_policy, like_a_gpu, measure, micro_batch, rollouts_of
+from fake_peak import fake_policy, like_a_gpu, measure, micro_batch, rollouts_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from rlvr.config import OptimConfig
+from rlvr.config import ModelConfig, OptimConfig
+from rlvr.planner import micro_batch_bytes, shape_of
+from rlvr.planner.decoder_passes import LiveBytes
 
 SMALL = {
     "model_type": "qwen2",
@@ -57,3 +61,135 @@ def test_forward_head_loss_and_backward_read_no_value_from_the_device(way, check
     parameters = 2 * 64 * 5000 + 64 + 2 * (64 * (64 + 2 * 32) + 128 + 64 * 64 + 3 * 64 * 128 + 2 * 64)
     assert peak.weights == peak.gradients == 4 * parameters
     assert peak.rest > 4 * 64 * 5000  # a gradient of the head, beside much else
+
+
+QWEN = {"model_type": "qwen2", "vocab_size": 152064, "tie_word_embeddings": False, "max_position_embeddings": 131072}
+MODELS = {
+    "Qwen2.5-0.5B": QWEN
+    | {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+    },
+    "Qwen2.5-1.5B": QWEN
+    | {
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+    },
+    "Qwen2.5-7B": QWEN
+    | {
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+    },
+    "Qwen2.5-32B": QWEN
+    | {
+        "hidden_size": 5120,
+        "intermediate_size": 27648,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+    },
+    "Llama-3.2-1B": {
+        "model_type": "llama",
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "vocab_size": 128256,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 131072,
+    },
+    "Qwen3-30B-A3B": {
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 40960,
+    },
+}
+"""The models' own config.json on the Hugging Face hub, as far as it decides the sizes."""
+LORA = {"adapter": {"r": 16}}
+SIZES = {4096: (1, 2, 512, 1536), 16384: (2, 4, 512, 1536), 32768: (2, 4, 1024, 3072)}
+"""Tokens of rows without shared prefixes: (groups, rollouts of a group, tokens of the longest prompt, tokens of a completion)."""
+
+
+def compare(folder, name, tokens, way="packed", layers=None, deepspeed=False, **options):
+    """(planned, measured) bytes."""
+    described = MODELS[name] | ({"num_hidden_layers": layers} if layers else {})
+    groups, members, prompt, completion = SIZES[tokens]
+    with like_a_gpu():
+        policy = fake_policy(described, deepspeed, **options)
+        rows = micro_batch(policy, rollouts_of(groups, members, prompt, completion), OptimConfig(**WAYS[way]))
+        peak = measure(policy, rows, gradients_stay=not deepspeed)
+    (folder / "config.json").write_text(json.dumps(described))
+    config = ModelConfig(path=str(folder), dtype="bfloat16", device="cpu", **options)
+    planned = micro_batch_bytes(
+        shape_of(config),
+        config,
+        rows.input_ids.numel(),
+        len(rows.flat),
+        prompt + completion,
+        prefix=prompt if way == "shared" else 0,
+        deepspeed=deepspeed,
+    )
+    return sum(planned.values()), peak.rest
+
+
+WHOLE = [
+    ("Qwen2.5-0.5B", 4096, {"gradient_checkpointing": True}),
+    ("Qwen2.5-0.5B", 16384, {"way": "padded"}),
+    ("Qwen2.5-0.5B", 16384, {"way": "shared"}),
+    ("Qwen2.5-0.5B", 32768, {"way": "shared", "gradient_checkpointing": True}),
+    ("Qwen2.5-1.5B", 16384, {"gradient_checkpointing": True}),
+    ("Qwen2.5-1.5B", 32768, {}),
+    ("Qwen2.5-7B", 4096, {"gradient_checkpointing": True}),
+    ("Qwen2.5-7B", 16384, {"deepspeed": True}),
+    ("Qwen2.5-7B", 32768, {"deepspeed": True, "gradient_checkpointing": True}),
+    ("Qwen2.5-7B", 16384, {"gradient_checkpointing": True, **LORA}),
+    ("Qwen2.5-32B", 32768, {"deepspeed": True, "gradient_checkpointing": True}),
+    ("Llama-3.2-1B", 4096, {}),
+    ("Llama-3.2-1B", 32768, {"gradient_checkpointing": True}),
+    ("Qwen3-30B-A3B", 16384, {"deepspeed": True, "gradient_checkpointing": True}),
+]
+OF_FOUR_LAYERS = [
+    ("Qwen2.5-0.5B", 4096, {}),
+    ("Qwen2.5-1.5B", 4096, {"way": "shared"}),
+    ("Qwen2.5-7B", 32768, {}),
+    ("Qwen2.5-7B", 16384, LORA),
+    ("Qwen2.5-32B", 4096, {"deepspeed": True}),
+    ("Qwen2.5-32B", 16384, {"gradient_checkpointing": True, **LORA}),
+    ("Qwen3-30B-A3B", 4096, {"deepspeed": True}),
+    ("Qwen3-30B-A3B", 32768, {"deepspeed": True, "way": "shared"}),
+]
+QUICK = ("Qwen2.5-0.5B", "Llama-3.2-1B")
+CASES = [pytest.param(*case, marks=() if case[0] in QUICK else pytest.mark.slow) for case in WHOLE]
+CASES += [pytest.param(name, tokens, {"layers": 4, **options}) for name, tokens, options in OF_FOUR_LAYERS]
+
+
+@pytest.mark.parametrize(("name", "tokens", "options"), CASES, ids=str)
+def test_the_plan_of_a_micro_batch_is_its_peak(name, tokens, options, tmp_path):
+    planned, measured = compare(tmp_path, name, tokens, **options)
+    assert planned == pytest.approx(measured, rel=0.05), (planned / 2**30, measured / 2**30)

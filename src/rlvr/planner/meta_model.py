@@ -13,7 +13,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlvr.config import ModelConfig
-from rlvr.planner.micro_batch import kept_per_token, kept_scores
+from rlvr.planner.decoder_passes import Decoder
+from rlvr.planner.micro_batch import kept_scores
 from rlvr.planner.shape import Shape
 from rlvr.policy.adapters import add_adapter
 from rlvr.policy.loading import dtype_of
@@ -28,7 +29,7 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
     compute = dtype_of(config)
     with torch.device("meta"):
         empty = _without_storage(config, model)
-        kept = kept_per_token(empty)
+        decoder = Decoder.of(empty, config)
         if model is None and config.adapter is not None:
             empty = add_adapter(empty.to(compute), config.adapter, 0)
     bare = empty.base_model.model if model is None and config.adapter is not None else empty
@@ -38,6 +39,7 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
     width = torch.finfo(compute).bits // 8
     head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    head_weight = bare.get_output_embeddings().weight
     packed = {}
     if config.quantization is not None:
         others = [m for m in bare.modules() if isinstance(m, torch.nn.Linear) and m is not bare.get_output_embeddings()]
@@ -52,8 +54,12 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
         hidden=int(text.hidden_size),
         vocabulary=int(text.vocab_size),
         context=int(getattr(text, "max_position_embeddings", 0) or 1 << 30),
-        kept=kept,
+        decoder=decoder,
+        head_trained=head_weight.numel() if config.adapter is None else 0,
+        tied=head_weight is bare.get_input_embeddings().weight,
         scores=kept_scores(config, text),
+        queries=int(text.num_attention_heads) * head,
+        keys=heads * head,
         keys_and_values=2 * layers * heads * head * width,
     )
 

@@ -1,85 +1,143 @@
 """The bytes that the forward and backward pass of one micro-batch take, beside weights, gradients and optimizer state.
 
-What a layer keeps for the backward pass is counted on a model without storage (torch's meta device), on a few tokens, and grows
-linearly with tokens; only eager attention's scores grow with their square.
+What the decoder's layers take is measured on tensors without contents (rlvr.planner.decoder_passes) and grows linearly with layers
+and tokens; what the LM head, the token embedding and the masks take is computed here. A micro-batch has its peak at one of four
+points: at the end of the forward pass through the layers, in the backward pass of the LM head, in that of the layers, or in that
+of the token embedding.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from rlvr.config import ModelConfig
+from rlvr.planner.decoder_passes import DecoderPasses, Line, Way
 from rlvr.planner.shape import Shape
+from rlvr.policy.head_tiles import GPU_TILE
 from rlvr.policy.loading import dtype_of
 
-MIXED = 0.72
-"""Share of the activations' float32 bytes that are left under bfloat16 autocast: 0.58 to 0.72 over Qwen2, Qwen3, Llama, Gemma 2
-and 3, Mistral and Phi-3, whose norms stay in float32."""
-CHUNK = 16 << 20
-"""Bytes of logits that the LM head computes at once (rlvr.policy.statistics)."""
+TILE = 4 * GPU_TILE
+"""Bytes of a tile of logits in float32 (rlvr.policy.head_tiles); on a CPU it is a quarter."""
+TILES = 4
+"""Tiles that the LM head has at once: logits, their gradient, and a product and the gradient in the type computed in, of half its
+size each, with the slice of the weights."""
 LOGITS_COPIES = 4
-"""Temporaries of that size."""
+"""Temporaries of the size of the logits that sampling has."""
+
+Parts = dict[str, float]
 
 
-def micro_batch_bytes(shape: Shape, model: ModelConfig, tokens: float, trained: float, length: int) -> dict[str, float]:
+def micro_batch_bytes(
+    shape: Shape,
+    model: ModelConfig,
+    tokens: float,
+    trained: float,
+    length: int,
+    prefix: int = 0,
+    deepspeed: bool = False,
+) -> Parts:
     """Bytes by part of one micro-batch's forward and backward pass, at their peak.
 
-    `tokens`: of the micro-batch; `trained`: those of them that the loss is computed on; `length`: of its longest rollout.
+    `tokens`: of the micro-batch; `trained`: those of them that the loss is computed on; `length`: of its longest rollout;
+    `prefix`: its first tokens, where they are computed once for a group; `deepspeed`: whether weights that train are in the type
+    computed in, and each gradient is taken away as soon as it is computed.
     """
-    computed_in_float32 = dtype_of(model) == torch.float32
-    share = 1.0 if computed_in_float32 else MIXED
-    layer = share * shape.kept / shape.layers
-    if model.checkpoints_activations:
-        # every layer keeps its input, in float32; the layer that is recomputed keeps the rest, and has gradients of that
-        inputs = 0.0 if model.activation_offload else 4.0 * shape.layers * shape.hidden
-        per_token = share * inputs + 2 * layer
-        scores = 2 * shape.scores / shape.layers
-    else:
-        per_token = share * shape.kept
-        scores = shape.scores
-    return {
-        # autocast copies the float32 weights that train, and keeps the copies to the end of the backward pass
-        "weights in bfloat16": 0 if computed_in_float32 else 2 * shape.trained,
-        # 8: the hidden states of trained tokens and their gradients, in float32
-        "activations": tokens * (per_token + length * scores) + 8 * trained * shape.hidden,
-        "logits": logits_bytes(shape, trained),
-    }
+    way = way_of(model, deepspeed)
+    # where inputs of layers wait in host memory, the device has one layer at a time
+    layers = 1 if model.activation_offload else shape.layers
+    passes = shape.decoder.passes(way, layers)
+    work = _Work(shape, way, passes, tokens, trained, _beside(shape, way, tokens, length, prefix))
+    # autocast's copies of the weights of all layers live until the forward pass ends
+    copies = shape.decoder.passes(way).forward.fixed
+    points = [work.forward(copies), work.head(), work.backward(), work.embedding()]
+    return {name: size for name, size in max(points, key=lambda parts: sum(parts.values())).items() if size}
+
+
+def way_of(model: ModelConfig, deepspeed: bool = False) -> Way:
+    """How the decoder of `model` computes in an update."""
+    compute = dtype_of(model)
+    return Way(
+        compute=compute,
+        weights=compute if deepspeed else torch.float32,
+        checkpointing=model.checkpoints_activations,
+        gradients_stay=not deepspeed,
+    )
+
+
+def _beside(shape: Shape, way: Way, tokens: float, length: int, prefix: int) -> float:
+    """Bytes that attention keeps of pairs of tokens, and of keys and values of prefixes, beside what is linear in tokens."""
+    each = tokens * length * shape.scores / shape.layers
+    rows = (tokens - prefix) // (length - prefix)
+    if prefix and rows > 1:
+        # sdpa makes of a boolean mask what it adds to the scores, for every row where prefixes are not equally long, and of keys
+        # and values a copy for each query head
+        width = way.compute.itemsize
+        pairs = rows * (length - prefix) * length
+        copies = 2 * (rows * length * shape.queries - tokens * shape.keys)
+        each += width * (pairs + copies)
+    # of the layer that is computed again, and as much for gradients
+    return each * (2 if way.checkpointing else shape.layers)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One micro-batch, and the points where it may have its peak."""
+
+    shape: Shape
+    way: Way
+    passes: DecoderPasses
+    tokens: float
+    trained: float
+    beside: float
+    """Bytes in the layers that are not linear in tokens."""
+
+    @property
+    def gradient(self) -> float:
+        """Of the LM head's weight: it is whole, in the weight's type, before it is added to that of the step."""
+        return float(self.way.weights.itemsize * self.shape.head_trained)
+
+    def _layers(self, line: Line) -> Parts:
+        # autocast's copies, or gradients of weights that are not yet added to those of the step
+        fixed = "weights in bfloat16" if self.way.casts else "temporary gradients"
+        return {fixed: line.fixed, "activations": line.per_token * self.tokens + self.beside}
+
+    def forward(self, copies: float) -> Parts:
+        """At the end of the forward pass through the layers."""
+        return self._layers(replace(self.passes.forward, fixed=copies))
+
+    def head(self) -> Parts:
+        """In the backward pass of the LM head."""
+        parts = self._layers(self.passes.kept)
+        # the hidden states of trained tokens in the type computed in, their gradient in float32 and again in that type
+        parts["activations"] += self.trained * self.shape.hidden * (4 + 2 * self.way.compute.itemsize)
+        return parts | {"logits": logits_bytes(self.shape, self.trained), "gradient of the LM head": self.gradient}
+
+    def backward(self) -> Parts:
+        """In the backward pass of the layers. The gradient of a weight that is the embedding's too waits for the embedding's."""
+        return self._layers(self.passes.backward) | {
+            "gradient of the LM head": self.gradient if self.shape.tied else 0.0
+        }
+
+    def embedding(self) -> Parts:
+        """In the backward pass of the token embedding, whose gradient is as large as the LM head's."""
+        both = 2 if self.shape.tied else 1
+        return {
+            "gradient of the LM head": both * self.gradient,
+            "activations": self.way.weights.itemsize * self.tokens * self.shape.hidden,
+        }
 
 
 def logits_bytes(shape: Shape, trained: float) -> float:
     """Bytes of the logits of so many tokens that are there at once."""
-    return min(4 * trained * shape.vocabulary, CHUNK) * LOGITS_COPIES
+    return TILES * min(4 * trained * shape.vocabulary, TILE)
 
 
 def layer_bytes(shape: Shape, model: ModelConfig, tokens: float) -> float:
-    """Bytes that one layer takes in a pass without gradients."""
-    share = 1.0 if dtype_of(model) == torch.float32 else MIXED
-    return share * shape.kept / shape.layers * tokens
-
-
-def kept_per_token(model: Any, rows: int = 64, length: int = 2) -> float:
-    """Bytes that the decoder of `model`, on the meta device, keeps for the backward pass in float32, for each token.
-
-    Rows are short, so that attention's own quadratic part, which fused kernels do not keep, counts for little.
-    """
-    weights = {p.untyped_storage()._cdata for p in model.parameters()}
-    kept: dict[int, Any] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in weights:
-            kept[storage._cdata] = storage
-        return tensor
-
-    ids = torch.zeros(rows, length, dtype=torch.long)
-    mask = torch.ones(rows, 1, length, length, dtype=torch.bool)  # ready made: making one would read values
-    positions = torch.arange(length).expand(rows, -1)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = model.base_model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
-    del output
-    return sum(storage.nbytes() for storage in kept.values()) / (rows * length)
+    """Bytes of activations in a pass without gradients."""
+    return shape.decoder.passes(way_of(model)).inference.per_token * tokens
 
 
 def kept_scores(config: ModelConfig, text: Any) -> float:

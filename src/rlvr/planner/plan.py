@@ -1,8 +1,7 @@
 """The memory plan of a stage: what each phase of a step takes of one device, part by part, before any weight is loaded.
 
-Every completion is taken to be as long as it may be, so the plan is of the worst step. Not counted: fragmentation, prompts that
-are computed once for several completions (which need less), the passes of scorers in an evaluation or a reward, and what
-verifiers take in processes of their own.
+Every completion is taken to be as long as it may be, so the plan is of the worst step. Not counted: fragmentation, the passes of
+scorers in an evaluation or a reward, and what verifiers take in processes of their own.
 """
 
 from __future__ import annotations
@@ -208,9 +207,20 @@ class _Work:
         prompt, length = lengths(self.shape, self.config)
         tokens = micro_batch_tokens(self.shape, self.config, self.ranks, self.sampled)
         trained = tokens * (length - prompt) / length
-        parts = micro_batch_bytes(self.shape, self.config.model, tokens, trained, length)
-        parts.pop("weights in bfloat16", None)
-        return parts | self.trainer.pass_weights(UPDATE)
+        optim = self.config.optim
+        shares = (
+            self.sampled and self.config.rollout.group_size > 1 and False not in (optim.packing, optim.share_prefix)
+        )
+        parts = micro_batch_bytes(
+            self.shape,
+            self.config.model,
+            tokens,
+            trained,
+            length,
+            prefix=prompt if shares else 0,
+            deepspeed=self.trainer.stage > 0,
+        )
+        return parts if self.trainer.casts else parts | self.trainer.pass_weights(UPDATE)
 
     def scoring(self) -> Parts:
         """Of one micro-batch without gradients."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlvr.planner.decoder_passes import Decoder
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -22,11 +24,19 @@ class Shape:
     hidden: int
     vocabulary: int
     context: int
-    kept: float
-    """Kept by the decoder for the backward pass, for each token, without gradient checkpointing and in float32."""
+    decoder: Decoder
+    """Measures what passes through the layers take."""
+    head_trained: int
+    """Weights of the LM head, if it trains (a number)."""
+    tied: bool
+    """Whether the LM head's weight is the token embedding's too."""
     scores: float
     """Kept for the backward pass, for each pair of a token and a position that it may look at: attention scores, which eager
     attention keeps and fused kernels do not."""
+    queries: int
+    """Width of the queries of a layer (a number)."""
+    keys: int
+    """Width of the keys of a layer (a number)."""
     keys_and_values: int
     """For each token in the cache."""
 

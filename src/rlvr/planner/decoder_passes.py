@@ -1,0 +1,236 @@
+"""What a forward and backward pass of a model's decoder takes: measured, in bytes, on tensors without contents.
+
+Two and three layers of the model run on torch's fake tensors, in the types, with the adapter and the rows of a real update, and
+every storage is counted from the operation that makes it to its last reference. Bytes grow linearly with layers and with tokens,
+so that four passes give every other one. (Masks and scores, which grow with pairs of tokens, are not among them:
+rlvr.planner.micro_batch.) The token embedding and the LM head are not run.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from rlvr.config import ModelConfig
+from rlvr.policy.adapters import add_adapter, is_adapter
+from rlvr.policy.attention import Spans, attending, hook
+from rlvr.policy.dropout import training_modules
+
+RUN = 512
+"""Tokens of each run of the packed row that is measured; attention without a mask keeps nothing that depends on it."""
+TOKENS = (8192, 32768)
+"""Where the passes are measured: many enough that a layer's activations, not its weights' gradients, decide where its peak is."""
+DEPTHS = (2, 3)
+"""Layers that are measured. The first one is not like the others where the embedding does not train."""
+
+
+class LiveBytes(TorchDispatchMode):
+    """Bytes of the storages that operations made inside and that something still refers to."""
+
+    def __init__(self, before: Iterable[torch.Tensor] = ()) -> None:
+        """`before`: tensors that are not counted."""
+        super().__init__()
+        self.now = 0
+        self.peak = 0
+        self.in_backward = False
+        """Whether operations without gradient are autograd's: it adds two gradients in place, but not under a dispatch mode."""
+        self._seen = weakref.WeakSet(tensor.untyped_storage() for tensor in before)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, torch.Tensor):
+                self._count(tensor.untyped_storage())
+        if not (self.in_backward and function is torch.ops.aten.add.Tensor and not torch.is_grad_enabled()):
+            self.peak = max(self.peak, self.now)
+        return output
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        if storage in self._seen:
+            return
+        self._seen.add(storage)
+        size = storage.nbytes()
+        self.now += size
+        weakref.finalize(storage, self._drop, size)
+
+    def _drop(self, size: int) -> None:
+        self.now -= size
+
+
+@dataclass(frozen=True)
+class Line:
+    """Bytes that depend on a number of tokens."""
+
+    fixed: float
+    per_token: float
+
+    def at(self, tokens: float) -> float:
+        """Bytes for so many tokens."""
+        return self.fixed + self.per_token * tokens
+
+
+@dataclass(frozen=True)
+class DecoderPasses:
+    """Bytes beside the weights, and beside gradients that stay from pass to pass."""
+
+    forward: Line
+    """The peak until the forward pass ends."""
+    kept: Line
+    """What is left then for the backward pass."""
+    backward: Line
+    """The peak of the backward pass, which begins with a gradient of the hidden states."""
+    inference: Line
+    """The peak of a forward pass without gradients."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a decoder computes, as far as its bytes depend on it."""
+
+    compute: torch.dtype
+    weights: torch.dtype
+    """Of those that train. Where they are float32 and `compute` is not, autocast copies them."""
+    checkpointing: bool
+    """Whether layers are computed again in the backward pass."""
+    gradients_stay: bool = True
+    """Whether gradients are there from pass to pass; DeepSpeed takes each away as soon as it is computed."""
+
+    @property
+    def casts(self) -> bool:
+        """Whether autocast copies the weights that train to the type computed in."""
+        return self.weights != self.compute
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A model's decoder, of which no weight is there."""
+
+    model: type[PreTrainedModel]
+    described: Any
+    """The model's own configuration."""
+    config: ModelConfig
+    layers: int
+    alike: bool
+    """Whether all layers have weights of the same shapes, so that a few of them stand for all."""
+    _measured: dict[tuple[Way, int], DecoderPasses] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, config: ModelConfig) -> Decoder:
+        """That of `model`, on any device and without an adapter, which `config` may add."""
+        shapes = {
+            tuple(weight.shape for weight in module.parameters())
+            for module in model.modules()
+            if isinstance(module, GradientCheckpointingLayer)
+        }
+        layers = int(model.config.get_text_config().num_hidden_layers)
+        return cls(type(model), model.config, config, layers, alike=len(shapes) == 1)
+
+    def passes(self, way: Way, layers: int | None = None) -> DecoderPasses:
+        """The bytes of all layers, or as if there were only `layers` layers; measured once."""
+        layers = self.layers if layers is None else layers
+        key = (way, layers)
+        if key not in self._measured:
+            self._measured[key] = self._measure(way, layers)
+        return self._measured[key]
+
+    def _measure(self, way: Way, layers: int) -> DecoderPasses:
+        if self.alike:
+            few, more = ([self._at(way, depth, tokens) for tokens in TOKENS] for depth in DEPTHS)
+            # [tokens, field]
+            measured = np.asarray(few) + (np.asarray(more) - np.asarray(few)) * (layers - DEPTHS[0])
+        else:
+            measured = np.asarray([self._at(way, self.layers, tokens) for tokens in TOKENS])
+        slopes = (measured[1] - measured[0]) / (TOKENS[1] - TOKENS[0])
+        fixed = measured[0] - slopes * TOKENS[0]
+        return DecoderPasses(*(Line(float(a), float(b)) for a, b in zip(fixed, slopes, strict=True)))
+
+    def _at(self, way: Way, layers: int, tokens: int) -> tuple[int, int, int, int]:
+        """The bytes of DecoderPasses, of so many layers and tokens."""
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            model = self._fake_model(way, layers)
+            decoder = (model.base_model.model if is_adapter(model) else model).base_model
+            spans = Spans(np.full(tokens // RUN, RUN), np.full(tokens // RUN, -1), torch.device("cpu"))
+            positions = torch.arange(RUN).repeat(tokens // RUN)[None]
+            weights = list(model.parameters())
+            trained = [p for p in weights if p.requires_grad]
+            for parameter in trained:
+                if way.gradients_stay:
+                    parameter.grad = torch.zeros_like(parameter)
+                else:
+                    parameter.register_post_accumulate_grad_hook(_take_away)
+            gradients = [p.grad for p in trained if p.grad is not None]
+            before = [*weights, *gradients, *model.buffers(), positions]
+
+            def run() -> torch.Tensor:
+                embedded = torch.zeros(
+                    1, tokens, self.described.get_text_config().hidden_size, dtype=next(iter(weights)).dtype
+                )
+                embedded.requires_grad_(torch.is_grad_enabled() and self.config.adapter is None)
+                autocast = torch.autocast("cpu", way.compute, enabled=way.compute != torch.float32)
+                with autocast, attending(spans):
+                    return decoder(inputs_embeds=embedded, position_ids=positions, use_cache=False).last_hidden_state
+
+            with torch.no_grad(), LiveBytes(before) as live:
+                run()
+                inference = live.peak
+            for module in training_modules(model, adapter_dropout=False):
+                module.training = True
+            with LiveBytes(before) as live:
+                # of one token, as the LM head takes those of trained tokens: what is not kept is gone before the backward pass
+                chosen = run().flatten(0, 1).index_select(0, positions[0, :1]).sum()
+                forward = live.peak
+                kept = live.peak = live.now
+                live.in_backward = True
+                chosen.backward()
+            return forward, kept, live.peak, inference
+
+    def _fake_model(self, way: Way, layers: int) -> Any:
+        described = copy.deepcopy(self.described)
+        text = described.get_text_config()
+        text.num_hidden_layers = layers
+        if kinds := getattr(text, "layer_types", None):
+            text.layer_types = [kinds[i % len(kinds)] for i in range(layers)]
+        trains = self.config.adapter is None
+        dtype = way.weights if trains else way.compute
+        with torch.device("meta"):
+            model: Any = self.model._from_config(described, dtype=dtype, attn_implementation="sdpa")
+            if self.config.adapter is not None:
+                model = add_adapter(model, self.config.adapter, 0)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(way.weights)
+        to_cpu(model)
+        if way.checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        hook(model.base_model.model if is_adapter(model) else model)
+        return model.eval()
+
+
+def to_cpu(model: torch.nn.Module) -> None:
+    """Replace the weights and buffers of a model on the meta device, in place; under FakeTensorMode they stay without contents."""
+    made: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in made:
+                    new = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+                    is_weight = tensors is module._parameters
+                    made[id(tensor)] = torch.nn.Parameter(new, tensor.requires_grad) if is_weight else new
+                tensors[name] = made[id(tensor)]
+
+
+def _take_away(parameter: torch.Tensor) -> None:
+    parameter.grad = None
