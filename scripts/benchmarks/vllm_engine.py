@@ -29,7 +29,6 @@ from rlvr.distributed import PlainBackend
 from rlvr.policy import Policy, load_policy
 from rlvr.rollout import Engine, Request, Sampling
 from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions, launch
-from rlvr.rollout.vllm.model_folder import describe
 from rlvr.rollout.vllm.requests import opened, parameters
 
 REQUESTS, TOKENS = 256, 128
@@ -69,7 +68,7 @@ class Bare:
     """`LLM.generate` in a process of its own."""
 
     def __init__(self, policy: Policy, folder: Path) -> None:
-        describe(policy, folder)
+        policy.describe(folder)
         options = VLLMOptions(**OPTIONS)
         arguments = launch.engine_arguments(policy, folder, options, "shared_memory")
         for ours in ("worker_extension_cls", "weight_transfer_config"):
