@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,10 @@ TOKENS = (8192, 32768)
 """Where the passes are measured: many enough that a layer's activations, not its weights' gradients, decide where its peak is."""
 DEPTHS = (2, 3)
 """Layers that are measured. The first one is not like the others where the embedding does not train."""
+
+
+_measured: dict[tuple[str, str, str, Way, int], DecoderPasses] = {}
+"""What was measured in this process: a plan asks again and again, and each answer takes a tenth of a second or more."""
 
 
 class LiveBytes(TorchDispatchMode):
@@ -123,7 +127,6 @@ class Decoder:
     layers: int
     alike: bool
     """Whether all layers have weights of the same shapes, so that a few of them stand for all."""
-    _measured: dict[tuple[Way, int], DecoderPasses] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, model: PreTrainedModel, config: ModelConfig) -> Decoder:
@@ -139,10 +142,10 @@ class Decoder:
     def passes(self, way: Way, layers: int | None = None) -> DecoderPasses:
         """The bytes of all layers, or as if there were only `layers` layers; measured once."""
         layers = self.layers if layers is None else layers
-        key = (way, layers)
-        if key not in self._measured:
-            self._measured[key] = self._measure(way, layers)
-        return self._measured[key]
+        key = (self.model.__qualname__, self.described.to_json_string(), repr(self.config.adapter), way, layers)
+        if key not in _measured:
+            _measured[key] = self._measure(way, layers)
+        return _measured[key]
 
     def _measure(self, way: Way, layers: int) -> DecoderPasses:
         if self.alike:
@@ -219,7 +222,7 @@ class Decoder:
 
 def to_cpu(model: torch.nn.Module) -> None:
     """Replace the weights and buffers of a model on the meta device, in place; under FakeTensorMode they stay without contents."""
-    made: dict[int, torch.Tensor] = {}
+    made: dict[int, Any] = {}
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
