@@ -52,6 +52,41 @@ def free_cached(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
+class PeakMemory:
+    """The largest memory that torch's allocator held on a GPU in each phase of a step; nothing elsewhere.
+
+    It counts this process: an engine in a process of its own is not in it. Nothing here waits for the device. Memory that other
+    code measures by `reset_peak_memory_stats` in the same process is disturbed.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._allocated: dict[str, int] = {}
+        self._reserved: dict[str, int] = {}
+
+    def start(self) -> None:
+        """Begin a step."""
+        self._allocated.clear()
+        self._reserved.clear()
+        self.settle(None)
+
+    def settle(self, phase: str | None) -> None:
+        """Give the peaks since the last call to a phase, or to none."""
+        if self._device.type != "cuda" or not torch.cuda.is_initialized():
+            return  # under ZeRO-3 the first use of the GPU comes after the model is loaded
+        if phase is not None:
+            allocated = torch.cuda.max_memory_allocated(self._device)
+            reserved = torch.cuda.max_memory_reserved(self._device)
+            self._allocated[phase] = max(allocated, self._allocated.get(phase, 0))
+            self._reserved[phase] = max(reserved, self._reserved.get(phase, 0))
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def peaks(self) -> dict[str, float]:
+        """`memory/PHASE`, allocated, and `memory/PHASE_reserved`, in GiB since the step began."""
+        allocated = {f"memory/{phase}": size / 2**30 for phase, size in self._allocated.items()}
+        return allocated | {f"memory/{phase}_reserved": size / 2**30 for phase, size in self._reserved.items()}
+
+
 class HostOffload:
     """Keeps the contents of tensors in host memory while their storages hold nothing, and puts them back.
 

@@ -38,6 +38,7 @@ from rlvr.losses.step_metrics import StepMetrics, gap_sums, with_effective_size
 from rlvr.monitor.averages import Averages, is_maximum
 from rlvr.needs import BEHAVIOUR, CURRENT, PROXIMAL, REFERENCE, SEVERAL_PER_TOKEN, Need, Statistic
 from rlvr.policy import MicroBatch, Snapshot, forward, micro_batches
+from rlvr.policy.flops import PassCounter
 from rlvr.policy.microbatch import DeferredColumns, deal
 from rlvr.policy.packing import Cost
 from rlvr.policy.transfer import to_device
@@ -59,6 +60,8 @@ class Learner:
         self.policy = backend.policy
         self.reference = reference
         self.world = world or World()
+        self.computed = PassCounter(self.policy)
+        """What the passes of the last update computed on this rank."""
 
     def update(self, batch: Batch, objective: Objective, config: OptimConfig, lr: float) -> dict[str, float | None]:
         """Take the optimizer steps of one batch; their metrics, averaged over them.
@@ -67,6 +70,7 @@ class Learner:
         """
         averages, work, first = Averages(), _Work.of(batch, objective, config), True
         parts = _by_whole_groups(batch, config.updates_per_batch) * config.epochs_per_batch
+        self.computed.start()
         with self.policy.training():
             if objective.needs_reference:
                 self._add_reference_logprobs(work)
@@ -146,6 +150,7 @@ class Learner:
             noisy = statistics[name, CURRENT]
             # zero in value: dropout is in the gradient, and not in ratios, KL or mismatch
             statistics[name, CURRENT] = columns[name, WITHOUT_DROPOUT] + (noisy - noisy.detach())
+        self.computed.add(rows, grad=True)
         logprobs = statistics["logprobs", CURRENT]
         updated.add(rows, logprobs, work.updated)
         behaviour = columns["logprobs", BEHAVIOUR]
@@ -300,6 +305,7 @@ class Learner:
                     self._nothing(work, index, where)
                     continue
                 statistics = forward(self.policy, rows, needs)
+                self.computed.add(rows, grad=False)
                 for name, values in found.items():
                     later.add(rows, statistics[name, CURRENT], values)
         later.write()

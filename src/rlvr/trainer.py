@@ -29,6 +29,7 @@ from rlvr.distributed.farm import open_engine, prove
 from rlvr.distributed.gpu_checks import check_gpus
 from rlvr.distributed.models import write_base
 from rlvr.distributed.prompt_lengths import encoded_lengths
+from rlvr.distributed.step_meters import StepMeters
 from rlvr.dry_run import plan_lines
 from rlvr.due_evaluations import DueEvaluations
 from rlvr.errors import (
@@ -49,7 +50,6 @@ from rlvr.monitor.console import Console
 from rlvr.monitor.guests import guests
 from rlvr.monitor.health import Finding, Health
 from rlvr.monitor.metrics import record
-from rlvr.monitor.phases import Phases
 from rlvr.monitor.profile import StepProfiler
 from rlvr.monitor.rollout_log import RolloutLog
 from rlvr.monitor.trackers import Tracker
@@ -132,8 +132,9 @@ class GRPOTrainer:
         leads = self.world.leads
         how = self.config.logging
         self.stop = StopRequest(STOPPING if leads and how.console != "off" else "")
-        self.phases = Phases(torch.profiler.record_function)
         self.activity = Activity()
+        self.meters = StepMeters(self.policy.home, self.world, self.activity.idle)
+        self.phases = self.meters.phases
         self.console = Console(how.console if leads else "off", how.samples_every, counts=self.activity.counts)
         self.trackers = guests(how, self.config.run.name, trackers) if leads else []
         self.folder = RunFolder(self.config)
@@ -357,15 +358,11 @@ class GRPOTrainer:
         self._stop_when_hopeless(row, self.health.step(self.metrics, batch))
 
     def _times(self, collected: Collected, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Seconds by phase; what verification took beyond sampling counts as verification."""
-        times, idle = self.phases.finish(), self.activity.idle.take()
-        waited = min(collected.verifying, times["time/rollout"])
-        times["time/rollout"] -= waited
-        times["time/verify"] += waited
-        sampled = metrics.get("tokens/sampled")
+        """The step's time, memory and use of the devices."""
+        apart = getattr(self.engine, "devices_apart", False)  # an engine of the user's need not say so
         starting = self.step == self.saver.first_step  # most of whose time is that of starting, not of sampling
-        per_second = sampled / times["time/step"] if sampled and not starting else None
-        return {**times, "time/tokens_per_second": per_second, "time/engine_idle": min(idle, times["time/step"])}
+        sampled = metrics.get("tokens/sampled")
+        return self.meters.finish(sampled, collected.verifying, self.learner.computed, apart, starting)
 
     def _stop_when_hopeless(self, row: Mapping[str, Any], finding: Finding | None) -> None:
         """TrainingError, after a checkpoint, when too many steps in a row had to be skipped or a monitor is told to stop."""
@@ -547,6 +544,8 @@ class GRPOTrainer:
                 self.memory_plan.brief,
             ]
         )
+        if self.meters.notice is not None:
+            self.console.message(self.meters.notice)
         if found is not None:
             self.console.message(f"resumed from {found}: step {self.step}")
 

@@ -33,6 +33,9 @@ def step_cells(metrics: Mapping[str, Any], rewards: Sequence[float]) -> Cells:
     cells["kl"] = _if(get("kl/ref"), number)
     cells["grad"] = _if(get("grad_norm"), number)
     cells["tok/s"] = _if(get("time/tokens_per_second"), lambda rate: f"{rate:.0f}")
+    peaks = [size for phase in _PHASES if (size := get(f"memory/{phase}_max")) is not None]
+    cells["mem"] = f"{max(peaks):.1f}GiB" if peaks else None
+    cells["mfu"] = _if(get("mfu/update"), lambda share: f"{100 * share:.0f}%")
     cells["time"] = _if(get("time/step"), lambda seconds: f"{seconds:.1f}s{_shares(metrics, seconds)}")
     return {title: text for title, text in cells.items() if text is not None}
 

@@ -31,7 +31,7 @@ class Metric:
     @property
     def of_the_clock(self) -> bool:
         """Whether two runs of the same seed differ in it."""
-        return self.clocked or self.unit in ("seconds", "tokens/s", "GB/s")
+        return self.clocked or self.unit in ("seconds", "tokens/s", "GB/s", "GiB")
 
 
 _VERDICTS = {
@@ -95,6 +95,26 @@ _ALL = [
         "Sampled tokens over the seconds of the whole step; null at the first step after a resume.",
         "steady",
     ),
+    Metric(
+        "time/tokens_per_second_per_device",
+        "tokens/s",
+        "time/tokens_per_second over the number of ranks; the devices of servers are not counted.",
+        "steady",
+    ),
+    Metric(
+        "time/sampling_tokens_per_second",
+        "tokens/s",
+        "Sampled tokens over the seconds in which the engine had a request, all devices together; null as "
+        "time/tokens_per_second.",
+        "steady",
+    ),
+    Metric(
+        "time/update_tokens_per_second_per_device",
+        "tokens/s",
+        "Tokens of the update's passes with a gradient, prompts included, over time/update and the number of ranks; a shared "
+        "prefix counts once.",
+        "steady",
+    ),
     # The update; averages over the optimizer steps of this step
     Metric("loss/policy", "loss", "Policy-gradient loss. Its size says little: near 0 by construction.", "near 0"),
     Metric("loss/total", "loss", "Sum of all loss components as differentiated.", "finite"),
@@ -153,6 +173,29 @@ _ALL = [
     Metric("publish/bytes", "bytes", "What was sent to the engine; null where it shares the weights.", "steady"),
     Metric("publish/seconds", "seconds", "Time that sending took, without the probe.", "far below time/rollout"),
     Metric("publish/gb_per_second", "GB/s", "publish/bytes over publish/seconds.", "steady"),
+    # What the devices did
+    Metric(
+        "mfu/update",
+        "share",
+        "Model FLOPs utilisation of the update: operations that its passes need, over time/update and what the GPUs can do in "
+        "bfloat16 (see below); null on a device that is not known.",
+        "0.2 to 0.5 of a model that fills the GPU",
+        True,
+    ),
+    Metric("mfu/step", "share", "The same operations over time/step.", "mfu/update times the update's share", True),
+    Metric(
+        "gpu/idle",
+        "share",
+        "Share of the step in which this rank's GPU had no work, by phases (see below); null on a CPU.",
+        "below 0.1",
+        True,
+    ),
+    *(
+        Metric(f"memory/{phase}{kind}{over}", "GiB", f"{what} while {text}, of {whose}; null on a CPU.", "steady")
+        for phase, text in _PHASES.items()
+        for kind, what in {"": "Peak of GPU memory in tensors", "_reserved": "Peak that torch's allocator held"}.items()
+        for over, whose in {"": "the first rank", "_max": "the rank with the most"}.items()
+    ),
     # Where the time went
     *(Metric(f"time/{p}", "seconds", f"Time spent {text}.", "-") for p, text in _PHASES.items()),
     Metric("time/step", "seconds", "Wall clock of the step, evaluation and checkpoint apart.", "steady"),

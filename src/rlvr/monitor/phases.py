@@ -9,23 +9,41 @@ Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 from rlvr.errors import nearest
 
 KNOWN = ("rollout", "verify", "score", "update", "publish")
 
 
+class Meter(Protocol):
+    """Something else than time that is counted by phase."""
+
+    def start(self) -> None:
+        """Begin a step."""
+        ...
+
+    def settle(self, phase: str | None) -> None:
+        """Count what was since the last call as the phase's; None: as no phase's."""
+        ...
+
+
 class Phases:
     """A stopwatch by phase: `with phases("rollout"): ...` any number of times, then `finish()` once per step.
 
-    `mark` is entered round each phase with its name: torch's `record_function` shows it in a trace.
+    `mark` is entered round each phase with its name: torch's `record_function` shows it in a trace. `meters` are settled
+    whenever the phase changes; what they counted is read from them after `finish`, before the next step starts.
     """
 
-    def __init__(self, mark: Callable[[str], AbstractContextManager[Any]] = nullcontext) -> None:
+    def __init__(
+        self,
+        mark: Callable[[str], AbstractContextManager[Any]] = nullcontext,
+        meters: Sequence[Meter] = (),
+    ) -> None:
         self._mark_phase = mark
+        self._meters = meters
         self._open: list[str] = []
         self.start()
 
@@ -33,6 +51,8 @@ class Phases:
         """Begin a step now; what went before (an evaluation, a checkpoint) is not part of it."""
         self._seconds = dict.fromkeys(KNOWN, 0.0)
         self._began = self._mark = time.perf_counter()
+        for meter in self._meters:
+            meter.start()
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -59,13 +79,14 @@ class Phases:
         if self._open:
             self._seconds[self._open[-1]] += now - self._mark
         self._mark = now
+        for meter in self._meters:
+            meter.settle(self.current)
 
     def finish(self) -> dict[str, float]:
-        """`time/<phase>`, `time/step` and `time/unaccounted` in seconds since the step began; begins the next step."""
+        """`time/<phase>`, `time/step` and `time/unaccounted` in seconds since the step began."""
         self._settle()
         total = self._mark - self._began
         spent = {f"time/{name}": seconds for name, seconds in self._seconds.items()}
         # Rounding alone could make the difference negative.
         rest = max(0.0, total - sum(spent.values()))
-        self.start()
         return {**spent, "time/step": total, "time/unaccounted": rest}

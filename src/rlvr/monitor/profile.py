@@ -55,5 +55,5 @@ def _phases(record: Mapping[str, Any]) -> str:
     """A step's seconds by phase, with their shares of the step."""
     whole = record["time/step"]
     times = {key: value for key, value in record.items() if key.startswith("time/") and value is not None}
-    shown = {key: value for key, value in times.items() if key not in ("time/tokens_per_second", "time/engine_idle")}
+    shown = {key: value for key, value in times.items() if "tokens_per_second" not in key and key != "time/engine_idle"}
     return "\n".join(f"{key:20} {value:10.4f} s {value / whole:7.1%}" for key, value in shown.items())

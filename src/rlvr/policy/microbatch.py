@@ -44,8 +44,17 @@ class MicroBatch:
     """The smallest and the largest of `targets`, known on the host; (0, 0) without any"""
     common_temperature: float | None
     """The temperature of every trained token, known on the host; None where they differ"""
+    lengths: np.ndarray
+    """int64 [R], the tokens of each rollout"""
     spans: Spans | None = None
     """Which tokens of a packed row see each other."""
+
+    @property
+    def runs(self) -> tuple[np.ndarray, np.ndarray]:
+        """(length, context), int64 [S]: the runs of tokens that are computed, each after a context that it sees; no padding."""
+        if self.spans is None:
+            return self.lengths, np.zeros_like(self.lengths)
+        return self.spans.length, self.spans.context_length
 
     def at_trained(self, columns: Sequence[np.ndarray]) -> np.ndarray:
         """A token column of the batch at the trained tokens, float32 [T] in host memory."""
@@ -144,6 +153,7 @@ class Tokens:
             flat=self.flat,
             target_range=(int(targets.min()), int(targets.max())) if len(targets) else (0, 0),
             common_temperature=float(temperature[0]) if (temperature == temperature[:1]).all() else None,
+            lengths=self.lengths,
         )
 
 

@@ -37,3 +37,21 @@ class IdleClock:
             if not self._open:
                 self._idle += now - self._since
             self._open, self._since = self._open + by, now
+
+
+class IdleByPhase:
+    """An engine's idle seconds by phase of a step."""
+
+    def __init__(self, clock: IdleClock) -> None:
+        self._clock = clock
+        self.seconds: dict[str | None, float] = {}
+        """By phase; None: in none of them."""
+
+    def start(self) -> None:
+        """Begin a step."""
+        self.seconds.clear()
+        self._clock.take()
+
+    def settle(self, phase: str | None) -> None:
+        """Give the idle seconds since the last call to a phase, or to none."""
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + self._clock.take()

@@ -3,7 +3,7 @@
 const FIRST_CURVES = [
   "reward/mean", "EVAL", "group/mixed", "group/all_wrong", "group/all_correct", "completion/length_mean", "completion/truncated",
   "verdict/unparsable", "entropy", "kl/ref", "grad_norm", "ratio/clipped_high", "mismatch/mean", "completion/repetition",
-  "loss/policy", "lr", "time/tokens_per_second",
+  "loss/policy", "lr", "time/tokens_per_second", "mfu/update", "gpu/idle", "memory/update_max", "memory/rollout_max",
 ];
 
 function experiments(runs) {

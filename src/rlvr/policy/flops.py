@@ -1,0 +1,164 @@
+"""Floating-point operations that a policy's passes need, and the most that known GPUs do in a second.
+
+What is counted is what model FLOPs utilisation (MFU) counts (Chowdhery et al. 2022, "PaLM", appendix B): 2 operations for each
+weight that a token is multiplied by, as many again for the gradient of its input, as many again for the gradient of a weight that
+is trained; 4 for each query, key and channel of attention, twice as many in the backward pass, without the saving of causal masks,
+as PaLM, torchtitan and prime-rl count. Activations that are computed again, by gradient checkpointing or in the LM head, are not
+counted. Each token is counted where it is computed: padding never, a shared prefix once, the LM head at trained tokens only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlvr.policy.microbatch import MicroBatch
+from rlvr.policy.model import Policy
+from rlvr.policy.quantization import dense_shape
+
+PEAKS: tuple[tuple[tuple[str, ...], float], ...] = (
+    (("GB200",), 2500e12),
+    (("B200",), 2250e12),
+    (("GH200",), 989e12),
+    (("H200", "NVL"), 835e12),
+    (("H200",), 989e12),
+    (("H100", "NVL"), 835e12),
+    (("H100", "PCIe"), 756e12),
+    (("H100",), 989e12),
+    (("H800", "PCIe"), 756e12),
+    (("H800",), 989e12),
+    (("H20",), 148e12),
+    (("A100",), 312e12),
+    (("A800",), 312e12),
+    (("L40S",), 362e12),
+    (("L40",), 181e12),
+    (("L20",), 119.5e12),
+    (("L4",), 121e12),
+    (("A40",), 149.7e12),
+    (("A30",), 165e12),
+    (("A10",), 125e12),
+    (("RTX", "4090"), 165.2e12),
+    (("RTX", "3090"), 71e12),
+    (("MI300X",), 1307.4e12),
+    (("MI325X",), 1307.4e12),
+)
+"""Words of a device's name -> FLOP/s of dense bfloat16 matrix products with sums in float32. From the vendors' data sheets, where
+the numbers with sparsity are twice these; as in torchtitan's tools/utils.py, prime-rl's trainer/perf.py and verl's
+utils/flops_counter.py, and for the RTX cards NVIDIA's white papers of the Ada and Ampere (GA102) architectures."""
+OTHER_DEVICES = frozenset({"Laptop", "MIG", "D", "Ti", "Max-Q"})
+"""Words of a name that make it a slower or smaller device than the one that the other words name."""
+WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+"""A kind of layer -> the key of the configuration with the tokens that it sees."""
+
+
+def peak_flops(device_name: str) -> float | None:
+    """FLOP/s of dense bfloat16 that a device can do, by its name as CUDA gives it; None for one that is not known."""
+    words = set(device_name.replace("-", " ").split())
+    if words & OTHER_DEVICES:
+        return None
+    return next((peak for needed, peak in PEAKS if words.issuperset(needed)), None)
+
+
+@dataclass(frozen=True)
+class ModelFlops:
+    """The sizes of a model that the operations of its passes follow from."""
+
+    weights: float
+    """Weights of the decoder that a token is multiplied by; of experts, those that are active for a token."""
+    trained: float
+    """Those among them that are trained."""
+    head: float
+    """Weights of the LM head."""
+    trained_head: float
+    channels: float
+    """Query channels of an attention layer, all heads together; the mean of keys' and values' where they differ."""
+    windows: tuple[float, ...]
+    """For each attention layer, the tokens that a query sees at most."""
+
+    @classmethod
+    def of(cls, policy: Policy) -> ModelFlops:
+        """From the policy's parameters and configuration."""
+        model = policy.causal_lm
+        config = model.config.get_text_config()
+        looked_up = model.get_input_embeddings().weight
+        head = model.get_output_embeddings()
+        of_head = [] if head is None else list(head.parameters())
+        counted = {id(p) for p in [looked_up, *of_head]}
+        active = _active_share(config)
+        decoder = [
+            (_size(p) * (active if ".experts." in name else 1.0), p.requires_grad)
+            for name, p in model.base_model.named_parameters()
+            if id(p) not in counted
+        ]
+        heads = getattr(config, "num_attention_heads", 0)  # a model may have no attention
+        size = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
+        of_keys = getattr(config, "qk_head_dim", None) or size
+        of_values = getattr(config, "v_head_dim", None) or of_keys
+        return cls(
+            weights=sum(count for count, _ in decoder),
+            trained=sum(count for count, trained in decoder if trained),
+            head=sum(map(_size, of_head)),
+            trained_head=sum(_size(p) for p in of_head if p.requires_grad),
+            channels=heads * (of_keys + of_values) / 2,
+            windows=_windows(config),
+        )
+
+    def of_pass(self, rows: MicroBatch, grad: bool) -> float:
+        """Operations of a forward pass over a micro-batch, with the backward pass where it has a gradient."""
+        length, context = rows.runs
+        tokens, projected = float(length.sum()), len(rows.flat)
+        dense = 2 * (self.weights * tokens + self.head * projected)
+        pairs = sum(float((length * np.minimum(length + context, window)).sum()) for window in self.windows)
+        attention = 4 * self.channels * pairs
+        if not grad:
+            return dense + attention
+        of_weights = 2 * (self.trained * tokens + self.trained_head * projected)
+        return 2 * dense + of_weights + 3 * attention
+
+
+def _size(parameter: torch.nn.Parameter) -> int:
+    """The numbers of a whole weight, whatever part or form of it is here."""
+    return int(getattr(parameter, "ds_numel", dense_shape(parameter, parameter.shape).numel()))
+
+
+def _active_share(config: Any) -> float:
+    """The share of the routed experts that a token is multiplied by."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    total = next((count for name in names if (count := getattr(config, name, None))), None)
+    active = getattr(config, "num_experts_per_tok", None)
+    return active / total if total and active else 1.0
+
+
+def _windows(config: Any) -> tuple[float, ...]:
+    """For each attention layer, the tokens that a query sees at most; layers without attention have none."""
+    sliding = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:  # one kind for all layers, as in Mistral
+        kinds = ["sliding_attention" if sliding else "full_attention"] * config.num_hidden_layers
+    seen = {"full_attention": None, **{kind: getattr(config, key, None) for kind, key in WINDOWS.items()}}
+    return tuple(float(seen[kind] or math.inf) for kind in kinds if kind in seen)
+
+
+class PassCounter:
+    """Counts what the passes of a rank's updates compute."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._model = ModelFlops.of(policy)
+        self.flops = 0.0
+        """Operations of all passes, as MFU counts them."""
+        self.tokens = 0
+        """Tokens of the passes that have a gradient, prompts included."""
+
+    def start(self) -> None:
+        """Begin an update."""
+        self.flops, self.tokens = 0.0, 0
+
+    def add(self, rows: MicroBatch, grad: bool) -> None:
+        """Count a pass over a micro-batch."""
+        self.flops += self._model.of_pass(rows, grad)
+        if grad:
+            self.tokens += int(rows.runs[0].sum())

@@ -1,0 +1,239 @@
+"""Memory by phase, MFU and idle share: the arithmetic by hand, and the calls of CUDA by a recording fake."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rlvr import GRPOTrainer
+from rlvr.config import LoraConfig, ModelConfig, OptimConfig, ScratchConfig
+from rlvr.device_memory import PeakMemory
+from rlvr.distributed.step_meters import RankUse, idle_share, use
+from rlvr.monitor.lines import step_cells
+from rlvr.monitor.phases import Phases
+from rlvr.policy import load_policy, micro_batches
+from rlvr.policy.flops import ModelFlops, _active_share, _windows, peak_flops
+from rlvr.records import Batch, Origin, Rollout, StopReason, Task
+from small_run import TREE, overlaid, task_rows
+
+
+class FakeCuda:
+    """torch.cuda's counters of one device: `allocate` changes what is held, peaks are since the last reset."""
+
+    def __init__(self, monkeypatch):
+        self.held = self.peak = self.reserved = self.reserved_peak = 0
+        self.calls = []
+        for name in ("max_memory_allocated", "max_memory_reserved", "reset_peak_memory_stats"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: pytest.fail("the host waited for the device"))
+
+    def allocate(self, gib):
+        self.held += gib * 2**30
+        self.peak = max(self.peak, self.held)
+        self.reserved = max(self.reserved, self.held + 2**30)
+        self.reserved_peak = max(self.reserved_peak, self.reserved)
+
+    def max_memory_allocated(self, device):
+        self.calls.append(str(device))
+        return self.peak
+
+    def max_memory_reserved(self, device):
+        return self.reserved_peak
+
+    def reset_peak_memory_stats(self, device):
+        self.calls.append(str(device))
+        self.peak, self.reserved_peak = self.held, self.reserved
+
+
+def test_peak_memory_is_of_the_phase_that_held_it(monkeypatch):
+    cuda, memory = FakeCuda(monkeypatch), PeakMemory(torch.device("cuda", 1))
+    phases = Phases(meters=(memory,))
+    cuda.allocate(100)  # before the step, and given back
+    cuda.allocate(-97)
+    phases.start()
+    with phases("rollout"):
+        cuda.allocate(2)
+        with phases("score"):
+            cuda.allocate(5)
+            cuda.allocate(-5)
+        cuda.allocate(-2)
+    cuda.allocate(40)  # in no phase
+    cuda.allocate(-40)
+    with phases("update"):
+        cuda.allocate(9)
+        cuda.allocate(-9)
+    phases.finish()
+    peaks = memory.peaks()
+    assert {key: size for key, size in peaks.items() if "reserved" not in key} == {
+        "memory/rollout": 5,
+        "memory/score": 10,
+        "memory/update": 12,
+    }
+    assert peaks["memory/update_reserved"] == 101
+    assert set(cuda.calls) == {"cuda:1"}
+    phases.start()
+    assert memory.peaks() == {}
+
+
+def test_a_cpu_has_no_memory_figures(monkeypatch):
+    cuda, memory = FakeCuda(monkeypatch), PeakMemory(torch.device("cpu"))
+    memory.start()
+    memory.settle("update")
+    assert memory.peaks() == {}
+    assert cuda.calls == []
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 NVL", 835),
+        ("NVIDIA H200", 989),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("NVIDIA B200", 2250),
+        ("NVIDIA A10", 125),
+        ("NVIDIA A10G", None),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("Tesla T4", None),
+    ],
+)
+def test_the_peak_of_a_device_by_its_name(name, teraflops):
+    assert peak_flops(name) == (None if teraflops is None else teraflops * 1e12)
+
+
+def rollouts(prompt, *lengths):
+    ids = [np.concatenate([np.arange(prompt) + 3, np.full(n, 4 + m)]) for m, n in enumerate(lengths)]
+    return Batch(
+        [
+            Rollout(
+                id=f"g/{m}",
+                task=Task("t", "?"),
+                group="g",
+                member=m,
+                token_ids=i.astype(np.int64),
+                origin=np.where(np.arange(len(i)) < prompt, Origin.PROMPT, Origin.POLICY).astype(np.int8),
+                behaviour_logprobs=np.zeros(len(i), dtype=np.float32),
+                policy_version=np.zeros(len(i), dtype=np.int32),
+                stop=StopReason.END,
+            )
+            for m, i in enumerate(ids)
+        ]
+    )
+
+
+H, MLP, L = 16, 24, 3
+"""Hidden and intermediate size and layers of the model, 4 heads of 4 channels, 2 of them for keys."""
+LAYER = H * H + 2 * H * 8 + H * H + 3 * H * MLP + 2 * H + 2 * 4
+"""Weights of a layer: q, k and v, o, the three of the MLP, two norms, those of queries and keys; the final norm adds H to all."""
+
+
+@pytest.mark.parametrize("adapter", [None, LoraConfig(r=2, target_modules=["q_proj"])])
+@pytest.mark.parametrize(
+    "options", [{"packing": False}, {"packing": True, "share_prefix": False}, {"share_prefix": True}]
+)
+def test_operations_of_a_pass_by_hand(options, adapter):
+    scratch = ScratchConfig(hidden_size=H, intermediate_size=MLP, layers=L, heads=4, kv_heads=2, context=64)
+    policy = load_policy(ModelConfig(scratch=scratch, device="cpu", adapter=adapter))
+    batch, prompt, own = rollouts(10, 5, 2), 10, (5, 2)
+    (rows,) = micro_batches(policy, batch, np.arange(2), [r.sampled for r in batch.rollouts], OptimConfig(**options))
+    shared = "share_prefix" in options and options["share_prefix"]
+    tokens = prompt + 5 + 2 if shared else 2 * prompt + 5 + 2
+    pairs = prompt**2 + 5 * 15 + 2 * 12 if shared else 15**2 + 12**2
+    vocabulary = policy.causal_lm.config.vocab_size
+    biases = sum(p.numel() for n, p in policy.causal_lm.named_parameters() if n.endswith("bias"))
+    frozen = LAYER * L + H + biases
+    lora = 0 if adapter is None else L * (H * 2 + 2 * H)
+    attention = 12 * L * 16 * pairs
+    if adapter is None:
+        want = 6 * frozen * tokens + 6 * H * vocabulary * sum(own) + attention
+    else:
+        want = (4 * frozen + 6 * lora) * tokens + 4 * H * vocabulary * sum(own) + attention
+    model = ModelFlops.of(policy)
+    assert model.of_pass(rows, grad=True) == pytest.approx(want, rel=1e-12)
+    forward = 2 * (frozen + lora) * tokens + 2 * H * vocabulary * sum(own) + attention / 3
+    assert model.of_pass(rows, grad=False) == pytest.approx(forward, rel=1e-12)
+
+
+class Config:
+    def __init__(self, **options):
+        vars(self).update(options)
+
+
+def test_experts_windows_and_layers_without_attention():
+    assert _active_share(Config(num_experts=128, num_experts_per_tok=8)) == 8 / 128
+    assert _active_share(Config(num_local_experts=32, num_experts_per_tok=4)) == 4 / 32
+    assert _active_share(Config()) == 1.0
+    assert _windows(Config(num_hidden_layers=2)) == (math.inf, math.inf)
+    assert _windows(Config(num_hidden_layers=2, sliding_window=8)) == (8.0, 8.0)
+    kinds = ["full_attention", "linear_attention", "sliding_attention"]
+    assert _windows(Config(num_hidden_layers=3, sliding_window=8, layer_types=kinds)) == (math.inf, 8.0)
+
+
+def test_use_of_two_ranks():
+    ranks = [
+        RankUse(3e12, 100, 10e12, {"memory/update": 4.0, "memory/update_reserved": 6.0}),
+        RankUse(1e12, 300, 10e12, {"memory/update": 5.0, "memory/update_reserved": 5.5}),
+    ]
+    assert use(ranks, update=2.0, step=8.0) == {
+        "time/update_tokens_per_second_per_device": 100.0,
+        "mfu/update": 0.1,
+        "mfu/step": 0.025,
+        "memory/update": 4.0,
+        "memory/update_reserved": 6.0,
+        "memory/update_max": 5.0,
+        "memory/update_reserved_max": 6.0,
+    }
+    unknown = [ranks[0], RankUse(1e12, 300, None, {})]
+    assert use(unknown, 2.0, 8.0)["mfu/update"] is None
+    assert use(ranks, 2.0, None)["mfu/step"] is None
+
+
+def test_idle_share_by_phases():
+    seconds = {
+        "rollout": 4.0,
+        "verify": 1.0,
+        "score": 2.0,
+        "update": 6.0,
+        "publish": 1.0,
+        "unaccounted": 2.0,
+        "step": 16.0,
+    }
+    times = {f"time/{name}": value for name, value in seconds.items()}
+    engine = {"rollout": 1.0, "verify": 1.0, "score": 2.0, "update": 6.0, "publish": 1.0, None: 0.5}
+    assert idle_share(times, engine, engine_apart=False) == 4.5 / 16
+    assert idle_share(times, engine, engine_apart=True) == 9 / 16
+    assert idle_share(times, {"update": 6.0}, engine_apart=False) == 0
+
+
+def test_the_line_shows_memory_and_mfu_where_there_are_any():
+    cells = step_cells({"memory/update_max": 41.25, "memory/rollout_max": 60.04, "mfu/update": 0.314}, [])
+    assert cells["mem"] == "60.0GiB"
+    assert cells["mfu"] == "31%"
+    assert not {"mem", "mfu"} & set(step_cells({"memory/update_max": None, "mfu/update": None}, []))
+
+
+def test_a_run_on_a_cpu_counts_tokens_and_no_gpu(tmp_path):
+    def evens(completion):
+        return sum(c in "02468" for c in completion) / max(1, len(completion))
+
+    with GRPOTrainer(None, task_rows(), evens, overlaid(TREE, {"run": {"dir": str(tmp_path), "name": "r"}})) as trainer:
+        first, *later = trainer.train()
+        assert trainer.learner.computed.flops > 0
+    for row in later:
+        assert row["time/tokens_per_second_per_device"] == row["time/tokens_per_second"]
+        assert row["time/sampling_tokens_per_second"] >= row["time/tokens_per_second"]
+        assert row["time/engine_idle"] <= row["time/step"]
+    for row in (first, *later):
+        gpu = [key for key in row if key.startswith(("memory/", "mfu/", "gpu/"))]
+        assert len(gpu) == 5 * 4 + 3
+        assert all(row[key] is None for key in gpu)
+        assert row["tokens/trained"] == 0 or row["time/update_tokens_per_second_per_device"] > 0
