@@ -312,13 +312,25 @@ def planned_at_publish(run):
     if run.lora:
         policy.model = add_adapter(policy.model.to(torch.bfloat16), LoraConfig(r=32), 0)
     weights = list(policy.model.parameters())
-    sizes = dict.fromkeys(("layers", "hidden", "vocabulary", "context", "kept", "scores", "keys_and_values"), 0)
+    sizes = (
+        "layers",
+        "hidden",
+        "vocabulary",
+        "context",
+        "head_trained",
+        "scores",
+        "queries",
+        "keys",
+        "keys_and_values",
+    )
     shape = Shape(
         parameters=sum(p.numel() for p in weights),
         trained=sum(p.numel() for p in weights if p.requires_grad),
         frozen=sum(p.nbytes for p in weights if not p.requires_grad),
         largest=max(p.numel() for p in weights),
-        **sizes,
+        **dict.fromkeys(sizes, 0),
+        tied=False,
+        decoder=None,  # no pass is planned of it
     )
     memory = TrainerMemory(
         shape=shape,
