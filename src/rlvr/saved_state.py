@@ -306,6 +306,7 @@ class Saver:
         self._check_data(state)
         for line in differing(saved.seal, trainer.world.size):
             log.warning("%s: %s", saved.path, line)
+        trainer.engine.release()  # the weights change, and their version with them
         self._restore(state)
         trainer.backend.load_tensors(saved.tensors)
         if trainer.learner.reference is not None:

@@ -14,8 +14,11 @@ from rlvr.errors import CheckpointError, ConfigError
 from rlvr.evaluate import main as evaluate
 from rlvr.replay.__main__ import main as replay
 from rlvr.report.folder import read_run
+from rlvr.rollout import HFEngine
+from rlvr.rollout.vllm.gate import check_released
 from rlvr.run_lock import holder_of
 from rlvr.train import main as train
+from small_run import task_rows
 
 SHORT = {
     "stages": [],
@@ -222,15 +225,33 @@ def test_saving_before_training_takes_the_folder_as_training_does(tmp_path):
         assert trainer.step == 1
 
 
-def test_training_goes_on_from_a_checkpoint_that_was_loaded(tmp_path):
+@pytest.fixture
+def release_first(monkeypatch):
+    """The rule of the vLLM engines for the engine `hf`: weights are released before they become another version."""
+    released = {}  # engine -> whether its weights were released since the last publish
+
+    def publish(engine, version, weights):
+        check_released(released.get(engine, True), engine.version, version)
+        released[engine] = False
+        return take(engine, version, weights)
+
+    take = HFEngine.publish
+    monkeypatch.setattr(HFEngine, "publish", publish)
+    monkeypatch.setattr(HFEngine, "release", lambda engine: released.update({engine: True}))
+
+
+def test_training_goes_on_from_a_checkpoint_that_was_loaded(tmp_path, release_first):
     trained(config(tmp_path, run={"steps": 3}, checkpoint={"every": 1, "keep": 3}))
     checkpoints = tmp_path / "runs" / "run" / "checkpoints"
     with GRPOTrainer(config=config(tmp_path)) as trainer:
+        trainer.evaluate(task_rows(1))  # the engine has weights before the checkpoint's come
         trainer.load(checkpoints / "step-2")
         assert trainer.step == 2
         trainer.train()
         assert [row["step"] for row in trainer.metrics] == [1, 2, 3, 4]
-        trainer.load(checkpoints / "step-4")
+        trainer.load(checkpoints / "step-2")  # after steps
+        trainer.train()
+        assert [row["step"] for row in trainer.metrics] == [1, 2, 3, 4]
         with pytest.raises(CheckpointError, match="nowhere"):
             trainer.load(tmp_path / "nowhere")
 
