@@ -515,6 +515,7 @@ class GRPOTrainer:
         """Come to the start of a stage: a fresh optimizer, and a snapshot of the policy where a reference is kept."""
         self.stage_number, self.stage_step = number, 0
         stage = self.stages[number]
+        self.engine.release()  # the backend and the snapshot take memory, which an engine that is awake has taken
         self.backend: Backend = self._backends.open(self.policy, stage.config.optim.optimizer, self.world)
         stage.reference = Snapshot(self.policy, stage.reference_follows) if stage.keeps_reference else None
         self.learner = Learner(self.backend, stage.reference, self.world)

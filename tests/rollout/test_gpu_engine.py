@@ -6,7 +6,7 @@ from engine_helpers import small
 
 from rlvr.config import Config, ModelConfig, ScratchConfig
 from rlvr.distributed import PlainBackend, World
-from rlvr.distributed.farm import open_engine
+from rlvr.distributed.farm import Elsewhere, open_engine
 from rlvr.distributed.plain import PlainOptions
 from rlvr.errors import ConfigError, TrainingError
 from rlvr.policy import loading
@@ -101,6 +101,29 @@ def test_memory_is_taken_in_the_order_in_which_it_is_free(gpus):
             ("wake_up", "kv_cache"),
             ("commit",),
         ]
+    found.close()
+
+
+def test_a_version_is_sent_once(gpus):
+    """An evaluation after a step publishes it again: the engine is awake, with all of its memory taken. Ranks that help to gather
+    the weights of rank 0's engine go through them as often."""
+    policy = on_gpu(small())
+    found, other = opened(policy), Elsewhere()
+    gathers = []
+
+    def weights():
+        gathers.append(other.version)
+        return weight_buckets(policy)
+
+    for version, released, sends in ((0, False, 1), (0, False, 1), (0, True, 2), (1, True, 3), (1, False, 3)):
+        if released:
+            found.release()
+            other.release()
+        found._host.told.clear()
+        assert (found.publish(version, lambda: weight_buckets(policy)).bytes > 0) == bool(found._host.told)
+        other.publish(version, weights)
+        assert len(found._transfer) == len(gathers) == sends
+        assert found.version == other.version == version
     found.close()
 
 

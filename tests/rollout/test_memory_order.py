@@ -260,6 +260,10 @@ def events_of(run, releases=True):
                 reconciled(backend, events, backend.release)
             engine.publish(version, lambda: weights_module.weight_buckets(policy))
             take_and_free("probe", scoring(policy, run, 2 * TOKENS))
+            if releases:  # an evaluation, and the next step after it, publish the version that the engine has
+                reconciled(backend, events, backend.release)
+                engine.publish(version, lambda: weights_module.weight_buckets(policy))
+                take_and_free("probe", scoring(policy, run, 2 * TOKENS))
         if run.zero_stage:
             backend.saved_tensors()
         engine.close()

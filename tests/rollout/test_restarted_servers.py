@@ -100,6 +100,8 @@ def test_a_server_restarted_in_an_update_gets_the_weights_under_the_adapter(open
     whole = sound.client.methods
     assert whole[0] == "start_weight_update"
     assert whole[-3:] == ["finish_weight_update", "load_lora_adapter", "commit"]
+    engine.publish(0, weights)  # as an evaluation does
+    assert sound.client.methods == whole
     assert restarted(engine, lost).methods == whole  # while the weights are current, at once
     assert lost.state == State.READY
     sound.client.told.clear()

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rlvr import registry
+from rlvr import trainer as trainer_module
 from rlvr.errors import ConfigError, DataError
 from rlvr.policy import Snapshot
 from rlvr.records import Origin
@@ -72,6 +73,37 @@ def test_the_engine_gives_its_memory_back_before_any_pass_of_the_policy(make_tra
     trainer.train(2)
     seen = [what for what, _ in itertools.groupby(seen)]
     assert seen == ["publish", *["release", "reference", "publish"] * 2]
+
+
+def test_an_engine_beside_the_trainer_sleeps_while_a_stage_takes_its_memory(make_trainer, monkeypatch):
+    """Its backend and its reference's snapshot; evaluations publish the version that the engine has."""
+    stage = {"kind": "grpo", "steps": 1, "algorithm": {"kl": {"coef": 0.5}}}
+    over = {
+        "data": {"eval": {"name": "arithmetic", "count": 2}},
+        "evaluation": {"samples": 1, "k": [1], "at_start": True},
+    }
+    trainer = make_trainer({**over, "stages": [stage, stage]})
+    seen = []
+    publish, release = trainer.engine.publish, trainer.engine.release
+    made = type(trainer._backends)
+    open_backend = made.open
+
+    class Noted(Snapshot):
+        def __init__(self, *given):
+            seen.append("snapshot")
+            super().__init__(*given)
+
+    def publish_noted(version, weights):
+        seen.append(version)
+        return publish(version, weights)
+
+    monkeypatch.setattr(trainer_module, "Snapshot", Noted)
+    monkeypatch.setattr(made, "open", lambda *given: seen.append("backend") or open_backend(*given))
+    monkeypatch.setattr(trainer.engine, "publish", publish_noted)
+    monkeypatch.setattr(trainer.engine, "release", lambda: seen.append("release") or release())
+    trainer.train()
+    # at the start, before the stage; after its step, the evaluation of its end, the next stage
+    assert seen == [0, 0, "release", 1, 1, "release", "backend", "snapshot", 1, "release", 2, 2]
 
 
 def test_the_penalty_is_what_a_response_earns_less(make_trainer):

@@ -348,6 +348,7 @@ class Elsewhere:
     shares_weights = False
     context = 0
     """That of rank 0's engine, set when it is known."""
+    _released = True
 
     async def generate(self, request: Request) -> Completion:
         """No tokens: those that rank 0 samples are the ones that count."""
@@ -357,13 +358,17 @@ class Elsewhere:
         )
 
     def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> None:
-        """Go through the weights, which under ZeRO-3 are gathered by all ranks together."""
+        """Go through the weights, which under ZeRO-3 are gathered by all ranks together; as the engines of rank 0, not twice for
+        one version without a `release` between."""
+        if version == self.version and not self._released:
+            return
         for bucket in weights():
             del bucket  # else it would last until the next one is whole
-        self.version = version
+        self.version, self._released = version, False
 
     def release(self) -> None:
-        """Nothing is held."""
+        """From now on the weights may change."""
+        self._released = True
 
     def differing(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
         """Nothing is held."""

@@ -105,7 +105,8 @@ class Engine(Protocol):
     def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> Published | None:
         """Take new weights; `weights()` streams them in buckets and is not called when memory is shared: None then.
 
-        Until `release`, `weights` may be called again from another thread, for a server that had to be restarted.
+        Until `release`, `weights` may be called again from another thread, for a server that had to be restarted, and a publish of
+        the same version need not take them again.
 
         Called from another thread than `generate`. Requests are open only where the engine was opened with an `in_flight`:
         they finish on the old weights first (`finish`), or go on with the new ones (`continue`).

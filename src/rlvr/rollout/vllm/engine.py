@@ -89,7 +89,10 @@ class VLLMEngine:
     def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> Published:
         """Take new weights, after requests under way are done or, with `continue`, between two of their tokens: what is in
         their caches is then computed anew, unless `clear_cache` is false. An adapter's requests end with the adapter that
-        they began with."""
+        they began with. The version that it has is not sent again before a `release`: the engine is awake, and to send takes memory
+        beside it."""
+        if self._has_weights and not self._released and version == self.version:
+            return Published(0, 0.0)
         with self._gate.emptied(self.options.publish_timeout) if self._gate else contextlib.nullcontext():
             return self._publish(version, weights)
 

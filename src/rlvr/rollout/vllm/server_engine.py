@@ -106,7 +106,10 @@ class VLLMServerEngine:
 
     def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> Published:
         """Give every server that answers the new weights, after requests under way are done or, with `continue`, between two
-        of their tokens. TrainingError when no server takes them."""
+        of their tokens. The version that they have is not sent again before a `release`. TrainingError when no server takes
+        them."""
+        if self._has_weights and not self._released and version == self.version:
+            return Published(0, 0.0)
         with (
             self._gate.emptied(self.options.publish_timeout) if self._gate else contextlib.nullcontext(),
             self._weights_lock,
