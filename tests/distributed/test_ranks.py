@@ -57,6 +57,26 @@ def test_zero_is_the_same_run_as_one_process(one, tmp_path, stage):
     same_run(tmp_path / "run", one)
 
 
+COUNTED = """
+import os
+from rlvr.distributed import World, world
+
+rank = int(os.environ["RANK"])
+world.machine = lambda: ("first" if rank < 2 else "second", "")
+one = World.from_environment()
+print("ranks here:", os.environ["LOCAL_WORLD_SIZE"])
+World.from_environment().close()
+one.close()
+"""
+
+
+def test_the_ranks_of_a_machine_are_counted_where_the_launcher_does_not(monkeypatch):
+    """As deepspeed's, which sets LOCAL_SIZE. Else a server would get a GPU that another rank trains on."""
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    finished = ended(start(3, "-c", COUNTED))
+    assert [(status, text.strip()[-1]) for status, text in finished] == [(0, "2"), (0, "2"), (0, "1")], finished
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(

@@ -24,13 +24,12 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlvr import registry
-from rlvr.distributed.world import World
+from rlvr.distributed.world import World, machine
 from rlvr.errors import LostRankError, RlvrError, TrainingError
 from rlvr.policy import Policy
 from rlvr.records import StopReason
@@ -127,7 +126,7 @@ class Farm:
             self._serve(key)
 
     def _accept(self, key: bytes) -> None:
-        machines = self.world.gather(_machine(), "the machines of the ranks")
+        machines = self.world.gather(machine(), "the machines of the ranks")
         here = LOOPBACK if len(set(machines)) == 1 else ""  # all addresses, for ranks on other machines
         with socket.create_server((here, 0), backlog=self.world.size) as server:
             server.settimeout(SETTLE)
@@ -164,10 +163,10 @@ class Farm:
         self._links[rank] = _Link(rank, connection)
 
     def _serve(self, key: bytes) -> None:
-        machines = self.world.gather(_machine(), "the machines of the ranks")
+        machines = self.world.gather(machine(), "the machines of the ranks")
         port = self.world.broadcast(0, "the port of the sampling ranks")
         # By its name, which each machine resolves for itself: on rank 0's it may be a loopback address (127.0.1.1 on Debian).
-        host = LOOPBACK if machines[0] == _machine() else os.environ["MASTER_ADDR"]
+        host = LOOPBACK if machines[0] == machine() else os.environ["MASTER_ADDR"]
         try:
             self._connection = Client((host, port), authkey=key)
         except OSError as error:
@@ -262,12 +261,6 @@ class Farm:
             answer = TrainingError(f"rank {self.world.rank} could not sample: {type(error).__name__}: {error}")
         with contextlib.suppress(OSError), self._sending:
             self._connection.send((number, answer))
-
-
-def _machine() -> tuple[str, str]:
-    """This machine and network, as far as ranks can tell them apart: containers have names of their own, machines boots."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return socket.gethostname(), boot.read_text().strip() if boot.exists() else ""
 
 
 class _Link:

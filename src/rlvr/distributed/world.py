@@ -19,9 +19,11 @@ import datetime
 import itertools
 import math
 import os
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -35,6 +37,8 @@ T = TypeVar("T")
 
 GIVEN_UP = 1800.0
 """Seconds that torch's own collectives wait, and that a rank other than 0 may let the others wait."""
+RANKS_HERE = "LOCAL_WORLD_SIZE"
+"""Environment variable with the number of ranks on this machine, as torchrun has it."""
 
 
 class World:
@@ -61,12 +65,18 @@ class World:
 
     @classmethod
     def from_environment(cls, silence: float = 30.0) -> World:
-        """The world that torchrun, accelerate or deepspeed launched this process in; of one rank where none did."""
+        """The world that torchrun, accelerate or deepspeed launched this process in; of one rank where none did.
+
+        Where the launcher does not say how many ranks this machine has, as deepspeed and srun do not, they are counted, and
+        LOCAL_WORLD_SIZE says it: cores, memory and GPUs are shared out by it.
+        """
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
             return cls(silence=silence)
         world = cls(int(os.environ["RANK"]), size, int(os.environ.get("LOCAL_RANK", "0")), silence)
         world._join()
+        if RANKS_HERE not in os.environ:
+            os.environ[RANKS_HERE] = str(world.gather(machine(), "the machines of the ranks").count(machine()))
         return world
 
     @property
@@ -226,6 +236,12 @@ class World:
     def failure(self, rank: int) -> str | None:
         """What `rank` said when it failed."""
         return self._store.get(failure_key(rank)).decode() if self._store.check([failure_key(rank)]) else None
+
+
+def machine() -> tuple[str, str]:
+    """This machine and network, as far as ranks can tell them apart: containers have names of their own, machines boots."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return socket.gethostname(), boot.read_text().strip() if boot.exists() else ""
 
 
 def _leave_process_group() -> None:
