@@ -206,6 +206,8 @@ def optimal_token(batch, case, tail):
                 )
                 for j in reach
             }
+            if sum(w.values()) == 0:  # no token has a gradient: all count alike
+                w = dict.fromkeys(reach, 1.0)
             values.append(r - sum(w[j] * rewards[j] for j in reach) / sum(w.values()))
         result.append(values)
     return result
