@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import signal
 import time
 
@@ -482,7 +483,8 @@ print(keys() - before, "keys left", flush=True)
 def test_one_process_may_have_several_worlds():
     finished = ended(start(2, "-c", WORLDS))
     assert [status for status, _ in finished] == [0, 0], finished
-    assert "0 keys left" in finished[0][1]
+    (left,) = re.findall(r"(-?\d+) keys left", finished[0][1])
+    assert int(left) <= 0  # keys of the first worlds may go when later ones come
 
 
 TRAINERS = """
