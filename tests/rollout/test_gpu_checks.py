@@ -1,5 +1,6 @@
 """Runs that the GPUs found cannot hold: refused in one line, before any weight is loaded. The CUDA calls alone are replaced."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +23,7 @@ TOTAL = 80 * GIB
 @pytest.fixture
 def machine(gpus):  # noqa: F811
     """Two free GPUs; `free` and `uuids` by index can be changed."""
-    found = SimpleNamespace(free=[TOTAL] * 2, uuids=["GPU-a", "GPU-b"], patch=gpus)
+    found = SimpleNamespace(free=[TOTAL] * 2, uuids=["GPU-a", "GPU-b"], name="NVIDIA H100 80GB HBM3", patch=gpus)
 
     def index_of(device):
         return device.index or 0
@@ -31,8 +32,18 @@ def machine(gpus):  # noqa: F811
     gpus.setattr(torch.cuda, "set_device", lambda device: None)
     gpus.setattr(torch.cuda, "mem_get_info", lambda device: (found.free[index_of(device)], TOTAL))
     gpus.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=found.uuids[index_of(device)])
+        torch.cuda,
+        "get_device_properties",
+        lambda device: SimpleNamespace(uuid=found.uuids[index_of(device)], name=found.name),
     )
+
+    def look(names):
+        """As CUDA does it: up to the first name that is no GPU."""
+        known = {"0": 0, "00": 0, "1": 1, **{uuid: index for index, uuid in enumerate(found.uuids)}}
+        there = itertools.takewhile(lambda index: index is not None, map(known.get, names))
+        return [devices.GPU(found.uuids[index], found.free[index], TOTAL) for index in there]
+
+    gpus.setattr(devices, "look", look)
     return found
 
 
@@ -109,7 +120,7 @@ def test_a_gpu_that_another_process_uses_is_refused_before_anything_is_loaded(ma
     machine.patch.setattr(trainer_module, "load_policy", lambda *_: pytest.fail("weights were loaded"))
     config = tree(run={"dir": str(tmp_path), "steps": 1}, data={"train": "arithmetic"}, verifier="math")
     message = (
-        r"the GPU 0 has 10\.0 of 80\.0 GiB free, and rollout\.engine vllm demands 32\.0 GiB \(gpu_memory_utilization 0\.4\): "
+        r"the GPU 0 has 10\.0 of 80\.0 GiB free, and vLLM demands 32\.0 GiB \(gpu_memory_utilization 0\.4\): "
         r"70\.0 GiB are held by other processes \(nvidia-smi\)\. End them, set gpu_memory_utilization to 0\.12 or less, or choose "
     )
     with pytest.raises(ConfigError, match=message):
@@ -162,3 +173,55 @@ def test_what_was_refused_after_loading_is_refused_before(machine):
     machine.patch.setattr(installed, "version", lambda: (_ for _ in ()).throw(ConfigError("vLLM 0.31 is installed")))
     with pytest.raises(ConfigError, match=r"vLLM 0.31 is installed"):
         check_gpus(tree(), World())
+
+
+def servers(**options):
+    return tree(rollout={"engine": {"name": "vllm-server", **options}})
+
+
+def test_a_server_is_not_placed_on_a_gpu_of_a_rank_by_another_name(machine):
+    check_gpus(servers(devices=["GPU-b"]), World())
+    for given in ("0", "00", "GPU-a"):
+        with pytest.raises(ConfigError, match=rf"devices\[0\] names the GPU {given}, which a rank trains on"):
+            check_gpus(servers(devices=[given]), World())
+    with pytest.raises(ConfigError, match=r"devices names the GPU GPU-b \(GPU-b\) twice"):
+        check_gpus(servers(servers=2, devices=["1", "GPU-b"]), World())
+    machine.patch.setenv("LOCAL_WORLD_SIZE", "2")
+    for given in ("1", "GPU-b"):
+        with pytest.raises(ConfigError, match=f"names the GPU {given}, which a rank trains on"):
+            check_gpus(servers(devices=[given]), World())
+    machine.patch.delenv("LOCAL_WORLD_SIZE")
+    machine.patch.setenv(devices.VISIBLE, "GPU-a,GPU-b")
+    check_gpus(servers(devices=["1"]), World())
+    with pytest.raises(ConfigError, match="names the GPU 0, which a rank trains on"):
+        check_gpus(servers(devices=["0"]), World())
+
+
+def test_gpus_that_are_not_there_are_refused(machine):
+    with pytest.raises(ConfigError, match=r"there is no GPU 9 on this machine \(of 1, 9\)"):
+        check_gpus(servers(servers=2, devices=["1", "9"]), World())
+    with pytest.raises(ConfigError, match="2 servers need as many `devices`, not 1"):
+        check_gpus(servers(servers=2, devices=["1"]), World())
+    with pytest.raises(ConfigError, match="start at least one server"):
+        check_gpus(servers(servers=0), World())
+    machine.patch.setenv(devices.VISIBLE, "0,-1,1")  # CUDA shows what comes before the -1
+    machine.patch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match="1 servers of 1 GPUs need 1 that no rank trains on"):
+        check_gpus(servers(), World())
+    machine.patch.undo()
+    assert devices.look(["-1"]) == []  # in a process, without a GPU here
+    machine.patch.setattr(devices, "LOOK", "raise SystemExit('no driver')")
+    with pytest.raises(ConfigError, match="the GPUs 0, 1 cannot be used: no driver"):
+        devices.look(["0", "1"])
+
+
+def test_the_memory_of_gpus_beside_the_trainers_is_looked_at(machine):
+    machine.free[1] = GIB
+    with pytest.raises(ConfigError, match=r"the GPU 1 has 1\.0 of 80\.0 GiB free, and vLLM demands 72\.0 GiB"):
+        check_gpus(servers(), World())
+    split = {"name": "vllm", "tensor_parallel_size": 2}
+    with pytest.raises(ConfigError, match=r"the GPU 1 has 1\.0 of 80\.0 GiB free, and vLLM demands 32\.0 GiB"):
+        check_gpus(tree(rollout={"engine": split}), World())
+    check_gpus(tree(), World())
+    with pytest.raises(ConfigError, match=r"demands 100\.0 GiB \(kv_cache_gib 100\).* set a lower kv_cache_gib"):
+        check_gpus(tree(rollout={"engine": {"name": "vllm", "kv_cache_gib": 100}}), World())

@@ -1,5 +1,7 @@
 """The vLLM engines as they start and publish on a GPU: their own code, with vLLM's process and the CUDA calls replaced."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from engine_helpers import small
@@ -41,6 +43,11 @@ def gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 << 30, 80 << 30))  # free, in all
+    properties = {index: SimpleNamespace(uuid=f"GPU-{index}", name="NVIDIA H100 80GB HBM3") for index in range(8)}
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties[device.index or 0])
+    monkeypatch.setattr(
+        devices, "look", lambda names: [devices.GPU(f"GPU-{name}", 80 << 30, 80 << 30) for name in names]
+    )
     monkeypatch.setattr(installed, "version", lambda: "0.32.0")
     monkeypatch.setattr(installed, "for_cpu", lambda: False)
     monkeypatch.setattr(engine, "EngineHost", Host)

@@ -65,7 +65,7 @@ def _index(home: torch.device, world: World) -> int:
     """The index of this rank's GPU among those that are visible. ConfigError where there is none."""
     shown = devices.visible()
     index = world.local_rank if home.index is None and world.size > 1 else devices.index_of(home)
-    if index >= min(len(shown), torch.cuda.device_count()):
+    if index >= len(shown):
         raise ConfigError(
             f"the run is to train on the GPU of index {index}, and {devices.VISIBLE} shows {len(shown)} ({', '.join(shown)}): start at "
             "most as many ranks on a machine as it has GPUs (--nproc-per-node), or show it more"

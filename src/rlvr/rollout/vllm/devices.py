@@ -5,9 +5,13 @@ Names are those of CUDA_VISIBLE_DEVICES: indices or UUIDs as the launcher gave t
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,18 +21,38 @@ from rlvr.policy import Policy
 from rlvr.rollout.weights import sources
 
 if TYPE_CHECKING:
-    from rlvr.rollout.vllm.options import VLLMOptions
+    from rlvr.rollout.vllm.options import Common, VLLMOptions
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 GIB = 1 << 30
+LOOK_SECONDS = 300.0
+"""Deadline of a look at GPUs: torch is imported and contexts are made, on a machine that may be busy."""
+LOOK = """
+import json, torch
+gpus = range(torch.cuda.device_count())
+print(json.dumps([(str(torch.cuda.get_device_properties(gpu).uuid), *torch.cuda.mem_get_info(gpu)) for gpu in gpus]))
+"""
+
+
+@dataclass(frozen=True)
+class GPU:
+    """A GPU as a process finds it."""
+
+    uuid: str
+    free: int
+    """Bytes."""
+    total: int
+    """Bytes."""
 
 
 def visible() -> list[str]:
     """The GPUs that this process may use, in the order of their indices in torch."""
+    count = torch.cuda.device_count()
     named = os.environ.get(VISIBLE)
     if named is None:
-        return [str(index) for index in range(torch.cuda.device_count())]
-    return [name.strip() for name in named.split(",") if name.strip()]
+        return [str(index) for index in range(count)]
+    # CUDA hides the first name that is no GPU (such as -1) and all that come after it.
+    return [name.strip() for name in named.split(",") if name.strip()][:count]
 
 
 def index_of(home: torch.device) -> int:
@@ -36,8 +60,8 @@ def index_of(home: torch.device) -> int:
     return home.index if home.index is not None else torch.cuda.current_device()
 
 
-def training(home: torch.device) -> list[str]:
-    """The GPUs that the ranks of this machine train on, that of this rank, `home`, first."""
+def training(home: torch.device) -> list[int]:
+    """Indices in torch of the GPUs that the ranks of this machine train on, that of this rank, `home`, first."""
     found = visible()
     own = index_of(home)
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -47,7 +71,27 @@ def training(home: torch.device) -> list[str]:
             f"{ranks} ranks on this machine need as many GPUs, and {VISIBLE} shows {len(found)} ({', '.join(found)}): there "
             f"is none for index {missing[0]}"
         )
-    return [found[index] for index in used]
+    return used
+
+
+def look(names: Sequence[str]) -> list[GPU]:
+    """What a process finds that is shown the GPUs `names`: those before the first that is not there.
+
+    In a process of its own, because a CUDA context takes hundreds of MiB of each GPU for as long as its process lives.
+    """
+    environment = {**os.environ, VISIBLE: ",".join(names)}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", LOOK], env=environment, capture_output=True, text=True, timeout=LOOK_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"the GPUs {', '.join(names)} gave no answer within {LOOK_SECONDS:.0f} s: look at nvidia-smi"
+        ) from None
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise ConfigError(f"the GPUs {', '.join(names)} cannot be used: {reason}")
+    return [GPU(*values) for values in json.loads(done.stdout.splitlines()[-1])]
 
 
 def beside_trainer(home: torch.device, tensor_parallel: int) -> str:
@@ -55,8 +99,9 @@ def beside_trainer(home: torch.device, tensor_parallel: int) -> str:
 
     ConfigError where no rank leaves as many free as it is split over.
     """
-    used = training(home)
-    free = [name for name in visible() if name not in used]
+    shown = visible()
+    used = [shown[index] for index in training(home)]
+    free = [name for name in shown if name not in used]
     if tensor_parallel > 1 + len(free):
         raise ConfigError(
             f"rollout.engine: tensor_parallel_size {tensor_parallel} needs {tensor_parallel - 1} GPUs beside the trainer's that no rank "
@@ -72,34 +117,35 @@ def engine_memory(policy: Policy, options: VLLMOptions) -> dict[str, int]:
     taken = sum(weights.values()) * policy.dtype.itemsize // options.tensor_parallel_size
     if options.kv_cache_gib is not None:
         return {"weights": taken, "kv_cache": int(options.kv_cache_gib * 2**30)}
-    return {"weights": taken, "kv_cache": max(0, demanded(policy.home, options) - taken)}
+    _, total = torch.cuda.mem_get_info(policy.home)
+    return {"weights": taken, "kv_cache": max(0, int(utilization(options) * total) - taken)}
 
 
-def utilization(options: VLLMOptions) -> float:
+def utilization(options: Common) -> float:
     """The share of a GPU that vLLM is told to take."""
     return float(options.engine_args.get("gpu_memory_utilization", options.gpu_memory_utilization))
 
 
-def demanded(home: torch.device, options: VLLMOptions) -> int:
-    """Bytes of the GPU `home` that vLLM demands to be free when it starts (`request_memory` in its v1/worker/utils.py), also
-    where `kv_cache_gib` says that it takes less."""
-    _, total = torch.cuda.mem_get_info(home)
-    return int(utilization(options) * total)
+def demanded(total: int, options: Common) -> int:
+    """Bytes that have to be free on a GPU of `total` bytes. vLLM demands its share of the GPU when it starts (`request_memory` in its
+    v1/worker/utils.py), also where `kv_cache_gib` says that it takes less."""
+    return max(int(utilization(options) * total), int((options.kv_cache_gib or 0) * GIB))
 
 
 def check_free(home: torch.device, options: VLLMOptions) -> None:
-    """ConfigError where the GPU `home` has less free memory than the engine demands."""
+    """ConfigError where the GPU `home` of the trainer has less free memory than the engine demands."""
     free, total = torch.cuda.mem_get_info(home)
-    if free >= (needed := demanded(home, options)):
-        return
     own = torch.cuda.memory_reserved(home)
     beside = f" and {own / GIB:.1f} GiB by the trainer" if own else ""
-    raise ConfigError(
-        f"the GPU {visible()[index_of(home)]} has {free / GIB:.1f} of {total / GIB:.1f} GiB free, and rollout.engine vllm demands "
-        f"{needed / GIB:.1f} GiB (gpu_memory_utilization {utilization(options)}): {max(0, total - free - own) / GIB:.1f} GiB are held by "
-        f"other processes (nvidia-smi){beside}. End them, set gpu_memory_utilization to {math.floor(100 * free / total) / 100} or "
-        f"less, or choose another GPU by model.device or {VISIBLE}"
-    )
+    _check_memory(visible()[index_of(home)], free, total, options, own, beside, "model.device or ")
+
+
+def check_split(home: torch.device, options: VLLMOptions) -> None:
+    """ConfigError where one of the GPUs beside the trainer's, over which the engine is split, has less free memory than it
+    demands."""
+    names = beside_trainer(home, options.tensor_parallel_size).split(",")[1:]
+    for name, gpu in zip(names, _look_at(names), strict=False):
+        _check_memory(name, gpu.free, gpu.total, options)
 
 
 def of_servers(home: torch.device, servers: int, each: int, given: Sequence[str]) -> list[str]:
@@ -107,11 +153,12 @@ def of_servers(home: torch.device, servers: int, each: int, given: Sequence[str]
 
     `given` are those that the configuration names. ConfigError where they do not fit, or where too few are free.
     """
-    used = training(home)
+    shown = visible()
+    used = [shown[index] for index in training(home)]
     if given:
-        _check(given, each, used)
+        _check_names(given, each, used)
         return list(given)
-    free = [name for name in visible() if name not in used]
+    free = [name for name in shown if name not in used]
     if len(free) < servers * each:
         raise ConfigError(
             f"rollout.engine vllm-server: {servers} servers of {each} GPUs need {servers * each} that no rank trains on; of the "
@@ -121,7 +168,57 @@ def of_servers(home: torch.device, servers: int, each: int, given: Sequence[str]
     return [",".join(free[number * each : (number + 1) * each]) for number in range(servers)]
 
 
-def _check(given: Sequence[str], each: int, used: Sequence[str]) -> None:
+def check_servers(home: torch.device, each: int, servers: Sequence[str], options: Common) -> None:
+    """ConfigError where one of the GPUs of `servers`, as CUDA_VISIBLE_DEVICES of each, is not there, is one that a rank trains on by
+    another name, is there twice, or has less free memory than vLLM demands."""
+    names = [name.strip() for shown in servers for name in shown.split(",")]
+    found = _look_at(names)
+    used = [torch.device("cuda", index) for index in training(home)]
+    trained = [str(torch.cuda.get_device_properties(gpu).uuid) for gpu in used]
+    seen: set[str] = set()
+    for number, gpu in enumerate(found):
+        if gpu.uuid in trained:
+            raise ConfigError(_trained_on(number // each, names[number]))
+        if gpu.uuid in seen:
+            raise ConfigError(f"rollout.engine: devices names the GPU {names[number]} ({gpu.uuid}) twice")
+        seen.add(gpu.uuid)
+    for name, gpu in zip(names, found, strict=False):
+        _check_memory(name, gpu.free, gpu.total, options)
+
+
+def _look_at(names: Sequence[str]) -> list[GPU]:
+    """The GPUs `names`. ConfigError where one is not there. None where they are parts of GPUs (MIG): CUDA shows a process one of them."""
+    if not names or any(name.startswith("MIG-") for name in names):
+        return []
+    found = look(names)
+    if len(found) < len(names):
+        raise ConfigError(
+            f"rollout.engine: there is no GPU {names[len(found)]} on this machine (of {', '.join(names)}): name indices or UUIDs that "
+            "nvidia-smi -L shows"
+        )
+    return found
+
+
+def _check_memory(
+    name: str, free: int, total: int, options: Common, own: int = 0, beside: str = "", other: str = ""
+) -> None:
+    """ConfigError where the GPU `name` has less free memory than vLLM demands. `own`: bytes that the trainer has."""
+    needed = demanded(total, options)
+    if free >= needed:
+        return
+    share = f"gpu_memory_utilization {utilization(options)}"
+    lower = f"gpu_memory_utilization to {math.floor(100 * free / total) / 100} or less"
+    if needed > utilization(options) * total:
+        share = f"kv_cache_gib {options.kv_cache_gib:g}"
+        lower = "a lower kv_cache_gib"
+    raise ConfigError(
+        f"the GPU {name} has {free / GIB:.1f} of {total / GIB:.1f} GiB free, and vLLM demands {needed / GIB:.1f} GiB "
+        f"({share}): {max(0, total - free - own) / GIB:.1f} GiB are held by other processes (nvidia-smi){beside}. End "
+        f"them, set {lower}, or choose another GPU by {other}{VISIBLE}"
+    )
+
+
+def _check_names(given: Sequence[str], each: int, used: Sequence[str]) -> None:
     names = [[name.strip() for name in devices.split(",")] for devices in given]
     for number, own in enumerate(names):
         if len(own) != each:
@@ -130,10 +227,14 @@ def _check(given: Sequence[str], each: int, used: Sequence[str]) -> None:
                 "data_parallel_size)"
             )
         if taken := [name for name in own if name in used]:
-            raise ConfigError(
-                f"rollout.engine: devices[{number}] names the GPU {taken[0]}, which a rank trains on: NCCL cannot send from a "
-                "GPU to itself. Name another one, or use the engine `vllm`"
-            )
+            raise ConfigError(_trained_on(number, taken[0]))
     every = [name for own in names for name in own]
     if twice := [name for name in every if every.count(name) > 1]:
         raise ConfigError(f"rollout.engine: devices names the GPU {twice[0]} for two servers")
+
+
+def _trained_on(number: int, name: str) -> str:
+    return (
+        f"rollout.engine: devices[{number}] names the GPU {name}, which a rank trains on: NCCL cannot send from a GPU to itself. "
+        "Name another one, or use the engine `vllm`"
+    )

@@ -112,7 +112,7 @@ class VLLMOptions(Common):
             )
         installed.check(home)
         if home.type != "cpu":
-            devices.beside_trainer(home, self.tensor_parallel_size)
+            devices.check_split(home, self)
             devices.check_free(home, self)
 
 
@@ -160,10 +160,7 @@ class VLLMServerOptions(Common):
         """The engine for `policy`, with its servers up. ConfigError when one cannot be used."""
         from rlvr.rollout.vllm.server_engine import VLLMServerEngine
 
-        if self.devices and len(self.devices) != self.servers:
-            raise ConfigError(f"rollout.engine: {self.servers} servers need as many `devices`, not {len(self.devices)}")
-        if not self.urls and self.servers < 1:
-            raise ConfigError("rollout.engine vllm-server: start at least one server, or give `urls`")
+        self.check(policy.home)
         return VLLMServerEngine(policy, self, in_flight)
 
     def check(self, home: torch.device) -> None:
@@ -171,9 +168,14 @@ class VLLMServerOptions(Common):
         when the engine is opened."""
         if self.urls:
             return
+        if self.servers < 1:
+            raise ConfigError("rollout.engine vllm-server: start at least one server, or give `urls`")
+        if self.devices and len(self.devices) != self.servers:
+            raise ConfigError(f"rollout.engine: {self.servers} servers need as many `devices`, not {len(self.devices)}")
         installed.check(home)
         if home.type != "cpu":
-            devices.of_servers(home, self.servers, self.tensor_parallel_size * self.data_parallel_size, self.devices)
+            each = self.tensor_parallel_size * self.data_parallel_size
+            devices.check_servers(home, each, devices.of_servers(home, self.servers, each, self.devices), self)
 
 
 def low_precision(spec: str | Mapping[str, Any]) -> tuple[str, ...]:

@@ -166,7 +166,6 @@ class VLLMServerEngine:
                     self.context, await check_server(client, self.policy, options, self._transfer_name())
                 )
         else:
-            options.check(self.policy.home)
             model = model_folder(self.policy, self._folder)
             shown: list[str | None] = [None] * count
             if self.policy.home.type != "cpu":
