@@ -144,6 +144,12 @@ def test_weights_of_the_trainer_that_leave_too_little_are_named(machine):
         VLLMOptions().open(on_gpu(small()))
 
 
+def test_what_torchs_allocator_keeps_unused_is_free(machine):
+    machine.free[0] = 20 * GIB
+    machine.patch.setattr(torch.cuda, "empty_cache", lambda: machine.free.__setitem__(0, 60 * GIB))
+    VLLMOptions().check(torch.device("cuda", 0))
+
+
 def test_a_split_engine_does_not_take_a_gpu_that_another_rank_trains_on(machine):
     split = {"rollout": {"engine": {"name": "vllm", "tensor_parallel_size": 2}}}
     check_gpus(tree(**split), World())

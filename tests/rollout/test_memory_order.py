@@ -276,7 +276,7 @@ def in_wrong_order(events, wrong):
     for event in events:
         if wrong == CACHE_WAKES_FIRST and event.what == "wake kv_cache":
             continue
-        if wrong == EMPTIED_FIRST and event.what == CACHE and moved[-1].what == "offload":
+        if wrong == EMPTIED_FIRST and event.what == CACHE and moved and moved[-1].what == "offload":
             moved.insert(-1, event)
             continue
         if wrong == SCORED_AWAKE and event.what == "scoring":

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from rlvr.device_memory import free_cached
 from rlvr.errors import ConfigError
 from rlvr.policy import Policy
 from rlvr.rollout.weights import sources
@@ -134,6 +135,7 @@ def demanded(total: int, options: Common) -> int:
 
 def check_free(home: torch.device, options: VLLMOptions) -> None:
     """ConfigError where the GPU `home` of the trainer has less free memory than the engine demands."""
+    free_cached(home)  # what torch's allocator keeps unused is free for the engine
     free, total = torch.cuda.mem_get_info(home)
     own = torch.cuda.memory_reserved(home)
     beside = f" and {own / GIB:.1f} GiB by the trainer" if own else ""
