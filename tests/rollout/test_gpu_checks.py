@@ -10,7 +10,7 @@ from test_gpu_engine import gpus, on_gpu  # noqa: F401
 
 from rlvr import trainer as trainer_module
 from rlvr.config import Config
-from rlvr.distributed import World
+from rlvr.distributed import World, gpu_checks
 from rlvr.distributed.gpu_checks import check_gpus
 from rlvr.errors import ConfigError
 from rlvr.rollout.vllm import VLLMOptions, devices, engine, installed
@@ -101,6 +101,15 @@ def test_two_ranks_on_one_gpu_are_refused(machine):
     machine.patch.setenv(devices.VISIBLE, "MIG-1,MIG-2")  # two parts of one GPU
     machine.uuids[:] = ["GPU-a", "GPU-a"]
     check_gpus(tree(), Ranks(others=[answer_of(tree(), 1)]))
+    machine.patch.delenv(devices.VISIBLE)  # as where each rank's container has one of them
+    machine.name = "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
+    check_gpus(tree(), Ranks(others=[answer_of(tree(), 1)]))
+    machine.patch.setattr(gpu_checks, "machine", lambda: ("second", ""))
+    second = answer_of(tree(model={"device": "cuda:0"}), 1)
+    machine.patch.setattr(gpu_checks, "machine", lambda: ("first", ""))
+    check_gpus(tree(), Ranks(others=[second]))
+    with pytest.raises(ConfigError, match="ranks 0 and 1 are to train on the same GPU"):
+        check_gpus(tree(model={"device": "cuda:0"}), Ranks())
 
 
 def test_a_rank_that_is_shown_too_few_gpus_is_refused_on_all_ranks(machine):

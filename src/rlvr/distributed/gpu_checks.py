@@ -8,7 +8,7 @@ import torch
 
 from rlvr import registry
 from rlvr.config import Config
-from rlvr.distributed.world import World
+from rlvr.distributed.world import World, machine
 from rlvr.errors import ConfigError
 from rlvr.policy.loading import device_of
 from rlvr.rollout.vllm import devices
@@ -23,11 +23,15 @@ class RankGPU:
     """As CUDA_VISIBLE_DEVICES names it."""
     uuid: str
     """Its identity, whatever a launcher or a container calls it."""
+    is_part: bool
+    """Whether it is a part of a GPU (MIG), which may share its UUID with the others."""
+    machine: tuple[str, str]
 
     def is_same(self, other: RankGPU) -> bool:
-        """Whether both are one GPU. Parts of one (MIG) may share its UUID and have names of their own."""
-        parts = self.name.startswith("MIG-") and other.name.startswith("MIG-")
-        return self.uuid == other.uuid and (self.name == other.name or not parts)
+        """Whether both are one GPU, as far as can be told: parts of one are the same where one machine or container has one name for
+        both."""
+        parts = self.is_part and other.is_part
+        return self.uuid == other.uuid and (not parts or (self.name, self.machine) == (other.name, other.machine))
 
 
 def check_gpus(config: Config, world: World) -> None:
@@ -39,17 +43,21 @@ def check_gpus(config: Config, world: World) -> None:
     try:
         if home.type == "cuda":
             home = torch.device("cuda", _index(home, world))
-            gpu = RankGPU(devices.visible()[home.index], str(torch.cuda.get_device_properties(home).uuid))
+            found = torch.cuda.get_device_properties(home)
+            name = devices.visible()[home.index]
+            # CUDA calls a part "NVIDIA A100-SXM4-40GB MIG 1g.5gb", also where CUDA_VISIBLE_DEVICES has its index
+            is_part = name.startswith("MIG-") or " MIG " in found.name
+            gpu = RankGPU(name, str(found.uuid), is_part, machine())
         options = registry.build("engine", config.rollout.engine)
         if isinstance(options, VLLMOptions | VLLMServerOptions) and (options.per_rank or world.leads):
             options.check(home)
     except ConfigError as error:
         problem = str(error)
-    found = world.gather((gpu, problem), "the GPUs of the ranks")
-    for rank, (_, theirs) in enumerate(found):
+    answers = world.gather((gpu, problem), "the GPUs of the ranks")
+    for rank, (_, theirs) in enumerate(answers):
         if theirs is not None:
             raise ConfigError(f"rank {rank}: {theirs}" if world.size > 1 else theirs)
-    gpus = [theirs for theirs, _ in found]
+    gpus = [theirs for theirs, _ in answers]
     for rank, own in enumerate(gpus):
         for other in range(rank):
             before = gpus[other]
