@@ -259,8 +259,10 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
     Samples are those that the trainer's own evaluation would draw: seeds follow from the run's seed, task, member and call.
     """
     from rlvr.distributed.farm import open_engine, prove
+    from rlvr.distributed.gpu_checks import check_gpus
     from rlvr.distributed.prompt_lengths import encoded_lengths
     from rlvr.policy import load_policy
+    from rlvr.policy.loading import device_of
     from rlvr.rollout import Collector, Interrupted, Means, Sampling, evaluation_plan
     from rlvr.rollout.automatic import with_engine
     from rlvr.rollout.vllm.options import low_precision
@@ -271,6 +273,8 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
     from rlvr.verifiers import VerifierPool
     from rlvr.verifiers.routing import Verification
 
+    config, _ = with_engine(config, device_of(config.model).type == "cuda")
+    check_gpus(config, world)
     with ExitStack() as stack:
         checks = config.verification
         pool = VerifierPool(checks.workers, checks.time_limit, checks.memory_mb, checks.concurrent)
@@ -283,7 +287,6 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
         stop = StopRequest("stopping; nothing will be written" if world.leads else "")
         collector = Collector(lambda: bool(stop))
         stack.callback(collector.close)
-        config, _ = with_engine(config, policy.home.type == "cuda")
         engine = open_engine(config.rollout.engine, policy, None, world, collector, False)
         stack.callback(engine.close)
         context = min(policy.context, engine.context)

@@ -13,6 +13,7 @@ from rlvr.config import Config
 from rlvr.distributed import World, gpu_checks
 from rlvr.distributed.gpu_checks import check_gpus
 from rlvr.errors import ConfigError
+from rlvr.evaluate import sampler
 from rlvr.rollout.vllm import VLLMOptions, devices, engine, installed
 from rlvr.trainer import GRPOTrainer
 
@@ -240,3 +241,10 @@ def test_the_memory_of_gpus_beside_the_trainers_is_looked_at(machine):
     check_gpus(tree(), World())
     with pytest.raises(ConfigError, match=r"demands 100\.0 GiB \(kv_cache_gib 100\).* set a lower kv_cache_gib"):
         check_gpus(tree(rollout={"engine": {"name": "vllm", "kv_cache_gib": 100}}), World())
+
+
+def test_an_evaluation_is_refused_before_anything_is_loaded(machine):
+    machine.free[0] = 10 * GIB
+    machine.patch.setattr("rlvr.policy.load_policy", lambda *_: pytest.fail("weights were loaded"))
+    with pytest.raises(ConfigError, match="the GPU 0 has 10"), sampler(tree(), [], World()):
+        pass
