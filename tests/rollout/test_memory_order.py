@@ -23,6 +23,7 @@ from rlvr.config import LoraConfig
 from rlvr.device_memory import CACHE, HostOffload, MemoryEvent, record_event, recorded_events
 from rlvr.distributed import PlainBackend
 from rlvr.distributed.deepspeed import DeepSpeedBackend
+from rlvr.distributed.models import model_files
 from rlvr.distributed.plain import optimizer_tensors
 from rlvr.distributed.zero_config import zero_config
 from rlvr.distributed.zero_shards import Shards
@@ -266,6 +267,11 @@ def events_of(run, releases=True):
                 take_and_free("probe", scoring(policy, run, 2 * TOKENS))
         if run.zero_stage:
             backend.saved_tensors()
+            model_files(policy, False, {})
+            gathered = [event.nbytes for event in events if event.what == "gathered"]
+            assert any(gathered) == (run.zero_stage == 3)  # with ZeRO-2 the weights are whole
+            largest = max(parameter.nbytes for parameter in policy.model.parameters())
+            assert max(gathered) <= max(largest, weights_module.BUCKET_BYTES)
         engine.close()
     return events, held
 

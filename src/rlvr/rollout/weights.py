@@ -9,7 +9,7 @@ buckets; `sources` alone gathers nothing, and says names, types and shapes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any, TypeVar
@@ -198,6 +198,8 @@ def host_copies(weights: Iterable[Source], keep: bool, size: int = BUCKET_BYTES)
     found: dict[str, torch.Tensor] = {}
     first: dict[int, str] = {}
     for part in buckets(weights, size, lambda source: source.nbytes):
+        taken = _gathered_bytes(part) + (_made_bytes(part) if keep else 0)
+        record_event("trainer", "gathered", taken)
         with gathered(parameter for source in part for parameter in source.parameters):
             for source in part if keep else []:
                 key = id(source.parameters[0])
@@ -207,4 +209,21 @@ def host_copies(weights: Iterable[Source], keep: bool, size: int = BUCKET_BYTES)
                 made = source.make()
                 found[source.name] = made.cpu() if made.device.type != "cpu" else made.clone()
                 first[key] = source.name
+        record_event("trainer", "gathered", -taken)
     return found
+
+
+def _gathered_bytes(part: Sequence[Source]) -> int:
+    """Bytes that the parameters of `part` take while they are whole, where ranks have parts of them."""
+    parameters = {id(parameter): parameter for source in part for parameter in source.parameters}
+    return sum(
+        whole_shape(parameter).numel() * parameter.element_size()
+        for parameter in parameters.values()
+        if hasattr(parameter, "ds_id")
+    )
+
+
+def _made_bytes(part: Sequence[Source]) -> int:
+    """The most bytes that a weight of `part` takes while it is made of others, or of its 4 bits: one at a time is."""
+    made = (source.nbytes for source in part if len(source.parameters) > 1 or is_quantized(source.parameters[0]))
+    return max(made, default=0)
