@@ -74,18 +74,20 @@ def stage_plans(config: Config) -> list[StagePlan]:
     return _share_steps(plans, config.run.steps)
 
 
-def longest_sequence(plans: Sequence[StagePlan]) -> int | None:
+def longest_sequence(plans: Sequence[StagePlan], evaluated: Sequence[int]) -> int | None:
     """Tokens of the longest prompt and response together that the stages and their evaluations sample.
 
-    None where the configuration sets no bound: without `data.max_prompt_tokens`, and where an environment adds to a sequence.
+    `evaluated` has for each stage the tokens of the longest prompt that it is evaluated on, 0 without any: `data.max_prompt_tokens` leaves
+    out training tasks alone. None where the configuration sets no bound: without `data.max_prompt_tokens`, and where an environment adds to a sequence.
     """
     found = 0
-    for plan in plans:
+    for plan, prompt in zip(plans, evaluated, strict=True):
         data, rollout, evaluation = plan.config.data, plan.config.rollout, plan.config.evaluation
         if data.max_prompt_tokens is None or _name(rollout.plan) != "single_turn":
             return None
-        response = max(rollout.max_new_tokens, evaluation.max_new_tokens or 0)
-        found = max(found, data.max_prompt_tokens + response)
+        found = max(found, data.max_prompt_tokens + rollout.max_new_tokens)
+        if prompt:
+            found = max(found, prompt + (evaluation.max_new_tokens or rollout.max_new_tokens))
     return found
 
 

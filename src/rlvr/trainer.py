@@ -152,6 +152,9 @@ class GRPOTrainer:
             Verification(verifier if verifier is not None else plan.config.verifier, self.pool) for plan in self.plans
         ]
         self.collector = Collector(lambda: bool(self.stop))
+        self.prompts = Prompts(self.policy.tokenizer, report=self.console.message)
+        self._tasks: dict[str, list[Task]] = {}
+        self._given = {"train": tasks, "eval": eval_tasks}
         ahead = any(plan.config.rollout.staleness for plan in self.plans)
         in_flight = self.config.rollout.in_flight if ahead else None
         self.engine = open_engine(
@@ -161,12 +164,11 @@ class GRPOTrainer:
             self.world,
             self.collector,
             self._backends.partitions,
-            longest_sequence(self.plans),
+            longest_sequence(self.plans, [self._longest_evaluated(plan) for plan in self.plans]),
         )
         self.context = min(self.policy.context, self.engine.context)  # vLLM may have been given a shorter one
         self.saver = Saver(self)
         self.due_evaluations = DueEvaluations(self)
-        self.prompts = Prompts(self.policy.tokenizer, report=self.console.message)
 
         self.step = 0
         """Steps done, over all stages."""
@@ -180,8 +182,6 @@ class GRPOTrainer:
         """Steps in a row that had to be skipped."""
         self._begun = False
         self._published: Published | None = None
-        self._tasks: dict[str, list[Task]] = {}
-        self._given = {"train": tasks, "eval": eval_tasks}
         try:
             self.stages = [self._make_stage(number, plan) for number, plan in enumerate(self.plans)]
             self.folder.given = self._given_objects(model, verifier)
@@ -394,7 +394,16 @@ class GRPOTrainer:
         prompts = self.prompts.under(plan.config.data.template)
         if tasks is not None:
             prompts = Prompts(self.policy.tokenizer, plan.config.data.template)  # kept for as long as these tasks
-            refuse_long(chosen, encoded_lengths(prompts, self.world, chosen)[0], self.context)
+            lengths = encoded_lengths(prompts, self.world, chosen)[0]
+            refuse_long(chosen, lengths, self.context)
+            response = plan.config.evaluation.max_new_tokens or plan.config.rollout.max_new_tokens
+            cut = int((lengths > self.context - response).sum())
+            if cut and self.context < self.policy.context:  # which was chosen for the run's own tasks
+                self.console.message(
+                    f"the engine's context of {self.context} tokens leaves less than {response} tokens for responses to {cut} of the "
+                    f"{len(chosen)} evaluation tasks: rollout.engine's max_model_len sets it",
+                    "warning",
+                )
 
         def collect(draws: Sequence[Draw], sampling: Sampling, samples: int) -> list[Rollout]:
             means = self._means(verification, prompts, sampling, samples, "evaluation")
@@ -438,6 +447,16 @@ class GRPOTrainer:
         given = self._given["eval"] if self._given["eval"] is not None else config.data.eval
         spec = config.evaluation.data if config.evaluation.data is not None else given
         return [] if spec is None else self._load(spec, "eval", config)[: config.evaluation.limit]
+
+    def _longest_evaluated(self, plan: StagePlan) -> int:
+        """Tokens of the longest prompt that a stage is evaluated on; 0 without any."""
+        try:
+            tasks = self.evaluation_tasks(plan.config)
+            prompts = self.prompts.under(plan.config.data.template)
+            return int(encoded_lengths(prompts, self.world, tasks)[0].max(initial=0))
+        except BaseException as error:
+            self.world.fail(error)
+            raise
 
     # tasks and stages
 

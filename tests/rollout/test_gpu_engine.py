@@ -294,16 +294,20 @@ TREE = {
 }
 
 
-def longest(**sections):
+def longest(evaluated=0, **sections):
     tree = {
         name: {**value, **sections.get(name, {})} if isinstance(value, dict) else value for name, value in TREE.items()
     }
-    return longest_sequence(stage_plans(Config(**{**tree, **{k: v for k, v in sections.items() if k not in tree}})))
+    plans = stage_plans(Config(**{**tree, **{k: v for k, v in sections.items() if k not in tree}}))
+    return longest_sequence(plans, [evaluated])
 
 
 def test_the_engine_is_as_long_as_the_longest_sequence(gpus):
     assert longest() == 32
-    assert longest(evaluation={"max_new_tokens": 40}) == 60
+    assert longest(10) == 32
+    assert longest(30) == 42  # data.max_prompt_tokens leaves out training tasks alone
+    assert longest(10, evaluation={"max_new_tokens": 40}) == 50
+    assert longest(30, data={"max_prompt_tokens": None}) is None
     assert longest(data={"max_prompt_tokens": None}) is None
     assert longest(rollout={"plan": {"name": "turns", "environment": "calculator"}}) is None
     policy, world = on_gpu(small()), World()

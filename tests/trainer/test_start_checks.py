@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rlvr import registry
+from rlvr import trainer as trainer_module
 from rlvr.config import ModelConfig
 from rlvr.config_loading import load_config
 from rlvr.distributed.farm import open_engine
@@ -56,6 +57,12 @@ def test_prompts_are_held_to_the_engines_context(make_trainer, short, tmp_path, 
     assert all(row["completion/length_mean"] <= 5 for row in trainer.train())  # 8 less the shortest prompt
     with pytest.raises(DataError, match="evaluation task 'long'"):
         trainer.evaluate(rows)
+    messages = []
+    trainer.console.message = lambda *given: messages.append(given)
+    trainer.evaluate(task_rows(2))
+    ((text, level),) = messages
+    assert "context of 8 tokens leaves less than 6 tokens for responses to 2 of the 2 evaluation tasks" in text
+    assert level == "warning"
     demonstrated = {**LONG, "demonstration": "11"}
     sft = {"stages": [{"kind": "sft", "steps": 1}], "run": {"steps": None}}
     make_trainer({**rollout, **sft}, "sft", tasks=[*task_rows(3), demonstrated])  # nothing is sampled
@@ -67,6 +74,23 @@ def test_prompts_are_held_to_the_engines_context(make_trainer, short, tmp_path, 
     arguments = ["--model", str(tmp_path / "model"), "--data", str(data), "--verifier", "exact", "--engine", short]
     assert evaluate(arguments) == 2
     assert "evaluation task 'long'" in capsys.readouterr().err
+
+
+def test_an_engine_is_made_as_long_as_training_and_evaluation_need(make_trainer, monkeypatch):
+    """Prompts of evaluation tasks may be longer than data.max_prompt_tokens; their responses are not cut for it."""
+    asked = []
+
+    def opened(*given):
+        asked.append(given[-1])
+        return open_engine(*given)
+
+    monkeypatch.setattr(trainer_module, "open_engine", opened)
+    sizes = {"data": {"max_prompt_tokens": 6}, "rollout": {"max_new_tokens": 5}}
+    for count, tasks in enumerate((None, [LONG], task_rows(1))):
+        make_trainer(sizes, f"run{count}", eval_tasks=tasks)
+    longer = {"kind": "grpo", "steps": 1, "evaluation": {"data": [LONG], "max_new_tokens": 9}}
+    make_trainer({**sizes, "stages": [{"kind": "grpo", "steps": 1}, longer], "run": {"steps": None}}, "stages")
+    assert asked == [11, 15, 11, 19]
 
 
 def test_a_rank_without_an_engine_knows_the_context_of_the_one_that_samples(policy):

@@ -26,8 +26,9 @@ class Common:
     """What both engines can be told."""
 
     max_model_len: int | None = None
-    """Longest sequence in tokens, prompt and response together; null: `data.max_prompt_tokens` and the longest response, where
-    that is set and responses have one turn; else the model's context, or what of it fits into the memory for keys and values."""
+    """Longest sequence in tokens, prompt and response together; null: `data.max_prompt_tokens` and the longest response, or the
+    longest evaluation prompt and its response, where the former is set and responses have one turn; else the model's context, or what
+    of it fits into the memory for keys and values."""
     max_num_seqs: int | None = None
     """Most sequences sampled at once; null: as vLLM's own server would choose for the device (0.32: 1024 on a GPU of 70 GiB or
     more but an A100, 256 on others, 128 on a CPU)."""
