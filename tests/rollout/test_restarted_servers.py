@@ -9,6 +9,7 @@ import time
 
 import pytest
 from engine_helpers import PATIENCE, small
+from safetensors.torch import load_file
 from vllm_helpers import needs_vllm, until
 from without_cuda import without_cuda
 
@@ -157,6 +158,30 @@ def test_a_server_lost_after_it_took_the_weights_is_not_used_before_it_is_back(o
     until(lambda: not lost.returning, PATIENCE, "the server to be back")
     assert lost.state == State.READY
     assert lost.client.methods[-1] == "commit"
+
+
+def test_another_adapter_of_the_same_version_is_written_and_loaded(opened):
+    """As where the run goes back to a checkpoint: a version that was published before, with other weights."""
+    policy = small(adapter={"r": 2})
+    engine, weights = opened(policy, "shared_memory"), PlainBackend(policy).named_weights
+    lost, sound = engine._members.all
+
+    def loaded(process):
+        return process.told[process.methods.index("load_lora_adapter")][1]
+
+    engine.publish(0, weights)
+    before = loaded(sound.client)
+    restarted(engine, lost)
+    assert loaded(lost.client) == before  # nothing has changed
+    sound.client.told.clear()
+    engine.release()
+    for parameter in policy.trainable().values():
+        parameter.data.fill_(0.5)
+    engine.publish(0, weights)
+    after = loaded(sound.client)
+    assert (after["lora_int_id"], after["lora_name"]) != (before["lora_int_id"], before["lora_name"])
+    held = load_file(f"{after['lora_path']}/adapter_model.safetensors")
+    assert held and all((tensor == 0.5).all() for tensor in held.values())
 
 
 @pytest.mark.parametrize("adapter", [None, {"r": 2}])

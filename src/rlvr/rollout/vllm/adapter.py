@@ -50,25 +50,35 @@ class AdapterFiles:
         self.policy, self.folder = policy, folder / f"adapters-{secrets.token_hex(4)}"
         self.newest: Adapter | None = None
         """What was written last; requests begin with it once it is `put_to_use`."""
+        self._outdated = False
+        """The adapter may have changed since it was written, also to another one of the same version."""
         self._in_use: Adapter | None = None
         self._written: list[Adapter] = []
         self._open: Counter[Adapter] = Counter()
         self._lock = threading.Lock()
 
     def write(self, version: int, base: Published | None) -> Published:
-        """Write the adapter as version `version`; what it took, that of the base weights included."""
+        """Write the adapter as version `version`, where it is not written as that already; what it took, that of the base weights
+        included."""
         start = time.perf_counter()
-        if self.newest is not None and self.newest.version == version:  # for a server that came back
+        # A server that came back is given what the others have.
+        if self.newest is not None and self.newest.version == version and not self._outdated:
             return base or Published(0, 0.0)
         number = self.newest.number + 1 if self.newest else 1
         written = Adapter(number, version, self.folder / f"adapter-{number}")
         self.policy.model.save_pretrained(written.path)
         sent = sum(file.stat().st_size for file in written.path.glob("*.safetensors"))
         self.newest = written
+        self._outdated = False
         self._written.append(written)
         self._remove_old()
         seconds = time.perf_counter() - start
         return Published(sent, seconds) if base is None else Published(sent + base.bytes, seconds + base.seconds)
+
+    def release(self) -> None:
+        """From now on the adapter may change: the next `write` writes it whatever its version, which may be one that was written
+        before (of the checkpoint that a run goes back to)."""
+        self._outdated = True
 
     def put_to_use(self) -> None:
         """From now on requests begin with the newest."""

@@ -119,6 +119,8 @@ class VLLMEngine:
     def release(self) -> None:
         """Give the engine's device memory back until the next publish, where that is set."""
         self._released = True
+        if self._adapter is not None:
+            self._adapter.release()
         if self._sleeps and not self._asleep:
             self._sleep()
 

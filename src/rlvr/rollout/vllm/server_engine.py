@@ -126,6 +126,8 @@ class VLLMServerEngine:
         """From now on the weights may change: a server that was lost stays stale until the next publish."""
         with self._weights_lock:
             self._weights, self._released = None, True
+            if self._adapter is not None:
+                self._adapter.release()
 
     def differing(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
         """Names of tensors that a server does not hold as they were sent, as far as they can tell."""
