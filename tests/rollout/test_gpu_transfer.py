@@ -242,6 +242,8 @@ def waiting_sender(monkeypatch, hangs):
         def send_weights(self):
             if self.hangs == "fails":
                 raise TrainingError("no vLLM server took update_weights")
+            if self.hangs == "in the broadcast":
+                next(iter(self.source))
             if self.hangs == "refused":
                 threading.Thread(target=self.refused).start()
             if self.hangs == "slow":
@@ -322,7 +324,7 @@ def test_a_send_that_waits_for_a_server_which_is_gone_is_named_and_given_up(monk
 def test_a_broadcast_ends_with_the_silence_and_with_the_first_refusal(monkeypatch, no_cuda):
     from rlvr.rollout.vllm import gpu_transfer
 
-    _, released = waiting_sender(monkeypatch, [True, "refused", "slow"])
+    _, released = waiting_sender(monkeypatch, ["in the broadcast", "refused", "slow"])
     transfer = gpu_transfer.nccl_transfer(WEIGHTS, "127.0.0.1", 2, 60.0, silence=0.5)
 
     def call(method, **_):
@@ -336,5 +338,32 @@ def test_a_broadcast_ends_with_the_silence_and_with_the_first_refusal(monkeypatc
             transfer.send(lambda: [[("a", torch.zeros(3))]], call)
         # longer than the silence, with a weight taken every 0.2 s
         assert transfer.send(lambda: [[("a", torch.zeros(3))]] * 6, call).seconds > 1
+    finally:
+        released.set()
+
+
+def test_a_server_lost_in_the_handshake_is_named_and_a_slow_one_is_waited_for(monkeypatch, no_cuda):
+    """By vLLM's own engine, which opens its end of the group while the servers open theirs. No weight is taken until all are there."""
+    from vllm.distributed.weight_transfer import nccl_engine
+
+    from rlvr.rollout.vllm import gpu_transfer
+
+    lost, released = ["cannot connect"], threading.Event()
+    opens, waits = nccl_engine.open_trainer_endpoint, [60.0, 1.5]
+
+    def open_slowly(info):
+        released.wait(waits.pop(0))
+        return opens(info)
+
+    def call(method, **_):
+        if method == "init_weight_transfer_engine" and lost:
+            raise TrainingError(f"no vLLM server took it: {lost.pop()}")
+
+    monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", open_slowly)
+    transfer = gpu_transfer.nccl_transfer(WEIGHTS, "127.0.0.1", 1, 60.0, silence=0.5)
+    try:
+        with pytest.raises(TrainingError, match="no vLLM server took it: cannot connect"):
+            transfer.send(lambda: [[("a", torch.zeros(3))]], call)
+        assert transfer.send(lambda: [[("a", torch.zeros(3))]], call).seconds > 1
     finally:
         released.set()

@@ -65,8 +65,8 @@ class _Weights(WeightSource):
         self.weights: Weights = tuple
         self.described = [ParamMeta(weight.name, weight.dtype, tuple(weight.shape)) for weight in weights]
 
-        self.progress = 0.0
-        """When a weight was last asked for, in time.monotonic seconds."""
+        self.progress = math.inf
+        """When a weight was last asked for, in time.monotonic seconds; inf before the first."""
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         buckets = iter(self.weights())
@@ -110,35 +110,39 @@ Source: Callable[[Sequence[Description]], _Weights] = type(
 
 
 class Control:
-    """vLLM's client protocol over `call`. `failed` gets what an engine raises instead of taking weights, which vLLM looks at
-    only when the broadcast is over: with a member that does not take part it never is."""
+    """vLLM's client protocol over `call`. `failed` gets what an engine raises instead of doing its part. vLLM looks at that only when
+    its own part is over, and it never is: the handshake and the broadcast wait for a member that does not take part."""
 
     def __init__(self, call: Call, failed: Future[None]) -> None:
         self.call, self.failed = call, failed
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """See vLLM's VLLMWeightSyncClient."""
-        self.call("init_weight_transfer_engine", init_info=init_info)
+        self._tell("init_weight_transfer_engine", init_info=init_info)
 
     def shutdown_weight_transfer_engine(self) -> None:
         """See vLLM's VLLMWeightSyncClient."""
-        self.call("shutdown_weight_transfer_engine")
+        self._tell("shutdown_weight_transfer_engine")
 
     def start_weight_update(self) -> None:
         """See vLLM's VLLMWeightSyncClient."""
-        self.call("start_weight_update")
+        self._tell("start_weight_update")
 
     def update_weights(self, update_info: Any) -> None:
         """See vLLM's VLLMWeightSyncClient."""
-        try:
-            self.call("update_weights", update_info=update_info)
-        except Exception as error:
-            self.failed.set_exception(error)
-            raise
+        self._tell("update_weights", update_info=update_info)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """The version is set by the commit that follows every update."""
-        self.call("finish_weight_update")
+        self._tell("finish_weight_update")
+
+    def _tell(self, method: str, **arguments: Any) -> None:
+        try:
+            self.call(method, **arguments)
+        except Exception as error:
+            if not self.failed.done():  # vLLM may go on to another method
+                self.failed.set_exception(error)
+            raise
 
 
 class GPUTransfer:
@@ -154,19 +158,19 @@ class GPUTransfer:
     ) -> None:
         self.info = info
         self.deadline, self.silence = deadline, silence
-        """Seconds for one send, and seconds of it in which not one weight is taken: a collective of NCCL waits for an engine
-        that is gone."""
+        """Seconds for one send, and seconds after its first weight in which no further one is taken: a collective of NCCL waits for an
+        engine that is gone. Before the first weight there is the handshake, which takes as long as the servers' workers need."""
         self.source = Source(weights)
         self.bytes = sum(weight.nbytes for weight in weights)
         self.held = held_bytes(info, weights)
         self._engine: Any = None
 
     def send(self, weights: Weights, call: Call) -> Published:
-        """See the protocol. WaitTimeout where no weight is taken for `silence` seconds, or not all of them by the deadline;
-        what an engine answers instead of taking them is raised at once."""
+        """See the protocol. WaitTimeout where no weight follows another for `silence` seconds, or not all are taken by the deadline;
+        what an engine answers instead of doing its part is raised at once."""
         start = time.perf_counter()
         self.source.weights = weights
-        self.source.progress = time.monotonic()
+        self.source.progress = math.inf
         failed: Future[None] = Future()
         record_event("trainer", "buffer", self.held)
         done = _in_a_thread(lambda: self._send(Control(call, failed)))
@@ -209,7 +213,7 @@ def nccl_transfer(
     weights: Sequence[Description], address: str, workers: int, deadline: float, silence: float = math.inf
 ) -> GPUTransfer:
     """For these weights, to `workers` processes of servers, which reach the trainer at `address`, within `deadline` seconds
-    each time; given up after `silence` seconds in which not one weight is taken."""
+    each time; given up where no weight follows another for `silence` seconds."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
