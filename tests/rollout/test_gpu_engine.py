@@ -202,9 +202,7 @@ def test_weights_that_wait_on_the_host_for_zero_3_have_an_engine_for_the_gpu(gpu
     assert found._host.environment[devices.VISIBLE] == "0"
     found.close()
     servers = VLLMServerOptions()
-    made = server_engine.VLLMServerEngine.__new__(server_engine.VLLMServerEngine)
-    made.policy, made.options = policy, servers
-    assert made._transfer_name() == "nccl"
+    assert servers.transfer_to(policy.home) == "nccl"
     assert launch.engine_arguments(policy, found._folder, servers, "nccl")["gpu_memory_utilization"] == 0.9
 
 
@@ -270,6 +268,22 @@ def test_servers_without_a_gpu_of_their_own_are_refused_before_any_is_started(gp
     monkeypatch.setattr(server_engine, "StartedServer", None)
     with pytest.raises(ConfigError, match="1 servers of 1 GPUs need 1 that no rank trains on"):
         VLLMServerOptions().open(on_gpu(small()))
+
+
+def test_servers_elsewhere_need_an_address_of_the_trainer_that_is_not_their_own(gpus):
+    here, elsewhere = "http://127.0.0.1:8000", "http://203.0.113.7:8000/"  # a network for documentation (RFC 5737)
+    for address in ("127.0.0.1", "localhost", "::1"):
+        with pytest.raises(ConfigError, match=r"203\.0\.113\.7:8000/ is on another machine .* set `address` to"):
+            VLLMServerOptions(urls=(here, elsewhere), address=address).check(CUDA)
+    with pytest.raises(ConfigError, match="is on another machine"):  # before any server is asked
+        VLLMServerOptions(urls=(elsewhere,)).open(on_gpu(small()))
+    for urls, options, home in (
+        ((here, "http://localhost:8000"), {}, CUDA),
+        ((elsewhere,), {"address": "198.51.100.1"}, CUDA),
+        ((elsewhere,), {"transfer": "files"}, CUDA),
+        ((elsewhere,), {}, torch.device("cpu")),
+    ):
+        VLLMServerOptions(urls=urls, **options).check(home)
 
 
 def test_the_device_that_is_asked_for_is_the_current_one(monkeypatch):

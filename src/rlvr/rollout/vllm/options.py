@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
 import torch
 
@@ -14,6 +17,7 @@ from rlvr.policy import Policy
 from rlvr.registry import register
 from rlvr.rollout.engine import InFlight
 from rlvr.rollout.vllm import devices, installed
+from rlvr.rollout.vllm.transfer import SHARED_MEMORY
 
 if TYPE_CHECKING:
     from rlvr.config import RolloutConfig
@@ -138,7 +142,7 @@ class VLLMServerOptions(Common):
     weights_dir: str | None = None
     """For `files`: a folder that the trainer writes and every server reads; null: a temporary one on this machine."""
     address: str = "127.0.0.1"
-    """For `nccl`: where servers reach the trainer."""
+    """For `nccl`: where servers reach the trainer. Those in `urls` on other machines need a name or address other than the default."""
     devices: tuple[str, ...] = ()
     """For each started server the CUDA_VISIBLE_DEVICES that it gets, such as `["4,5", "6,7"]`; empty: GPUs that no rank trains on.
     One that a rank trains on is refused."""
@@ -165,9 +169,10 @@ class VLLMServerOptions(Common):
         return VLLMServerEngine(policy, self, in_flight)
 
     def check(self, home: torch.device) -> None:
-        """ConfigError where servers for a policy that is computed on `home` cannot start on this machine. Those in `urls` are asked
-        when the engine is opened."""
+        """ConfigError where servers for a policy that is computed on `home` cannot start on this machine, or those in `urls` cannot
+        reach it. What these are is asked when the engine is opened."""
         if self.urls:
+            self._check_address(home)
             return
         if self.servers < 1:
             raise ConfigError("rollout.engine vllm-server: start at least one server, or give `urls`")
@@ -177,6 +182,25 @@ class VLLMServerOptions(Common):
         if home.type != "cpu":
             each = self.tensor_parallel_size * self.data_parallel_size
             devices.check_servers(home, each, devices.of_servers(home, self.servers, each, self.devices), self)
+
+    def _check_address(self, home: torch.device) -> None:
+        """ConfigError where a server elsewhere would look for the trainer on its own machine."""
+        if self.transfer_to(home) != "nccl" or not is_loopback(self.address):
+            return
+        for url in self.urls:
+            if not is_here(urlsplit(url).hostname or ""):
+                raise ConfigError(
+                    f"rollout.engine: {url} is on another machine and is to take weights by NCCL from `address` {self.address}, which is "
+                    "that machine itself: set `address` to a name or address of this machine that it reaches"
+                )
+
+    def transfer_to(self, home: torch.device) -> str:
+        """The transfer from a policy that is computed on `home`, as this library calls it."""
+        if self.transfer != "auto":
+            return self.transfer
+        if home.type != "cpu":
+            return "nccl"
+        return "files" if self.urls else SHARED_MEMORY
 
 
 def low_precision(spec: str | Mapping[str, Any]) -> tuple[str, ...]:
@@ -197,3 +221,22 @@ def deviations(rollout: RolloutConfig) -> tuple[str, ...]:
         *(["clear_cache: false"] if keeps else []),
         *(["structured_outputs"] if constrained else []),
     )
+
+
+def is_loopback(host: str) -> bool:
+    """True for a name or address that each machine has for itself."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_here(host: str) -> bool:
+    """True for a name or address of this machine: a socket can be bound to no other."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(place)
+    except OSError:
+        return False
+    return True

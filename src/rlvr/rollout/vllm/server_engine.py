@@ -57,6 +57,7 @@ class VLLMServerEngine:
         """The newest version that a server may label tokens with; ahead of `version` while a publish is under way."""
         self._gate = Gate() if in_flight == "finish" else None
         self._end_ids = sorted(policy.end_ids)
+        self._transfer_name = options.transfer_to(policy.home)
         self._folder = scratch_folder()
         self._weights: Callable[[], Iterable[Bucket]] | None = None
         self._released = True  # since the last publish
@@ -164,9 +165,7 @@ class VLLMServerEngine:
             for url in options.urls:
                 client = Client(url, key, "")
                 self._opened.append(Member(url, client, None))
-                self.context = min(
-                    self.context, await check_server(client, self.policy, options, self._transfer_name())
-                )
+                self.context = min(self.context, await check_server(client, self.policy, options, self._transfer_name))
         else:
             model = model_folder(self.policy, self._folder)
             shown: list[str | None] = [None] * count
@@ -205,24 +204,16 @@ class VLLMServerEngine:
 
     # weights
 
-    def _transfer_name(self) -> str:
-        """The transfer as this library calls it."""
-        if self.options.transfer != "auto":
-            return self.options.transfer
-        if self.policy.home.type != "cpu":
-            return "nccl"
-        return "files" if self.options.urls else SHARED_MEMORY
-
     def _shared(self) -> Path:
         """The folder that servers read."""
         return Path(self.options.weights_dir) if self.options.weights_dir else self._folder
 
     def _backend(self) -> str:
         """The transfer as vLLM's registry knows it: files are read as shared memory is."""
-        return "nccl" if self._transfer_name() == "nccl" else SHARED_MEMORY
+        return "nccl" if self._transfer_name == "nccl" else SHARED_MEMORY
 
     def _make_transfer(self, processes: list[ServerProcess]) -> Transfer:
-        name = self._transfer_name()
+        name = self._transfer_name
         if name == "nccl":
             from rlvr.rollout.vllm.gpu_transfer import nccl_transfer
 
@@ -295,7 +286,7 @@ class VLLMServerEngine:
         """Give a server that came back the current weights; False when it has to wait for the next publish: the trainer is
         about to change them, they go to all servers together, or other ranks have parts of them."""
         with self._weights_lock:
-            if self._weights is None or self._transfer_name() == "nccl" or has_parts(self.policy):
+            if self._weights is None or self._transfer_name == "nccl" or has_parts(self.policy):
                 return False
             self._give([member], self.version, self._weights)
             return True
