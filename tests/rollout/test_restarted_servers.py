@@ -14,9 +14,13 @@ from vllm_helpers import needs_vllm, until
 from without_cuda import without_cuda
 
 from rlvr.distributed import PlainBackend
+from rlvr.errors import ConfigError, TrainingError
+from rlvr.rollout import Request, Sampling
 from rlvr.rollout.vllm import VLLMServerOptions, server_engine
 from rlvr.rollout.vllm.client import ServerTrouble
 from rlvr.rollout.vllm.members import State
+from rlvr.rollout.vllm.requests import Answer
+from rlvr.waits import Wait
 
 pytestmark = needs_vllm
 
@@ -44,6 +48,10 @@ class Process:
             raise ServerTrouble("NCCL weight transfer not initialized")  # as vLLM's workers say
         return None
 
+    async def generate(self, token_ids, fields, adapter, timeout, cache_salt=None):
+        version = [arguments for method, arguments in self.told if method == "commit"][-1]["version"]
+        return Answer([7] * 3, [-1.0] * 3, "length", None, [(version, 0, 3)])
+
     async def responsive(self, timeout):
         return True
 
@@ -70,12 +78,12 @@ class Started:
 
 @pytest.fixture
 def opened(monkeypatch):
-    """`opened(policy, transfer)`: an engine with two such servers."""
+    """`opened(policy, transfer)`: an engine with two such servers, or more."""
     monkeypatch.setattr(server_engine, "StartedServer", Started)
     made = []
 
-    def opened(policy, transfer):
-        made.append(VLLMServerOptions(servers=2, transfer=transfer).open(policy))
+    def opened(policy, transfer, servers=2, in_flight=None):
+        made.append(VLLMServerOptions(servers=servers, transfer=transfer).open(policy, in_flight))
         return made[-1]
 
     yield opened
@@ -90,6 +98,34 @@ def restarted(engine, member):
     until(lambda: not member.returning, PATIENCE, "the server to be back")
     assert member.client is not before
     return member.client
+
+
+@pytest.fixture
+def may_start(monkeypatch):
+    """Set, servers may be started anew."""
+    allowed, start = threading.Event(), Started.start
+
+    async def start_when_allowed(started, timeout):
+        if not first(started):
+            await asyncio.to_thread(allowed.wait, PATIENCE)
+        return await start(started, timeout)
+
+    begun = []
+
+    def first(started):
+        begun.append(started)
+        return begun.count(started) == 1
+
+    monkeypatch.setattr(Started, "start", start_when_allowed)
+    yield allowed
+    allowed.set()
+
+
+def sampled(engine):
+    """The version of a response."""
+    request = Request((1, 2, 3), Sampling(3), seed=0)
+    completion = asyncio.run(asyncio.wait_for(engine.generate(request), PATIENCE))
+    return completion.versions.tolist()[0]
 
 
 @pytest.mark.parametrize("transfer", ["shared_memory", "files"])
@@ -132,24 +168,18 @@ def test_a_server_that_returns_waits_for_the_next_publish_where_ranks_have_parts
     assert lost.state == State.READY
 
 
-def test_a_server_lost_after_it_took_the_weights_is_not_used_before_it_is_back(opened, monkeypatch):
+def test_a_server_lost_after_it_took_the_weights_is_not_used_before_it_is_back(opened, may_start, monkeypatch):
     """Between the last answer of a publish and its end: the new process has none of the weights that the old one took."""
     policy = small()
     engine, weights = opened(policy, "shared_memory"), PlainBackend(policy).named_weights
     lost = engine._members.all[0]
-    may_start = threading.Event()
-    start, call = Started.start, Process.call
-
-    async def start_when_allowed(started, timeout):
-        await asyncio.to_thread(may_start.wait, timeout)
-        return await start(started, timeout)
+    call = Process.call
 
     async def dies_after_commit(process, method, timeout, **arguments):
         await call(process, method, timeout, **arguments)
         if method == "commit" and process is lost.client:
             await engine._members.lose(lost, "it was killed")
 
-    monkeypatch.setattr(Started, "start", start_when_allowed)
     monkeypatch.setattr(Process, "call", dies_after_commit)
     engine.publish(0, weights)
     assert lost.state == State.STALE
@@ -241,3 +271,105 @@ def test_a_process_that_is_replaced_within_a_publish_is_told_nothing_more(opened
     until(lambda: not lost.returning, PATIENCE, "the server to be back")
     assert lost.state == State.READY
     assert lost.client.methods == sound.client.methods  # all of it, and in one go
+
+
+def test_all_servers_lost_while_sampling_by_nccl_get_the_weights_at_once(opened, may_start, monkeypatch):
+    """The trainer waits for the responses, so there is no next publish to wait for."""
+    without_cuda(monkeypatch.setattr, "cpu")
+    policy = small(dtype="bfloat16")
+    engine, weights = opened(policy, "nccl", servers=3), PlainBackend(policy).named_weights
+    engine.publish(0, weights)
+    *early, late = engine._members.all
+    may_start.set()
+    for member in early:
+        restarted(engine, member)
+    assert [member.state for member in engine._members.all] == [State.STALE, State.STALE, State.READY]
+    may_start.clear()
+    engine._run(engine._members.lose(late, "it was killed"))
+    assert sampled(engine) == 0
+    assert [member.state for member in engine._members.all] == [State.READY, State.READY, State.STALE]
+    assert sorted(member.client.group["rank_offset"] for member in early) == [1, 2]
+    assert {member.client.group["world_size"] for member in early} == {3}
+    may_start.set()
+    until(lambda: not late.returning, PATIENCE, "the last server to be back")
+    assert (late.state, late.client.methods) == (State.STALE, [])  # the others sample
+    engine.release()
+    engine.publish(1, weights)
+    assert [member.state for member in engine._members.all] == [State.READY] * 3
+    assert {member.client.group["world_size"] for member in engine._members.all} == {4}
+    assert sampled(engine) == 1
+
+
+def test_all_servers_lost_while_sampling_end_the_run_where_ranks_have_parts_of_the_weights(opened):
+    policy = small()
+    engine, weights = opened(policy, "shared_memory"), PlainBackend(policy).named_weights
+    engine.publish(0, weights)
+    for number, parameter in enumerate(policy.model.parameters()):
+        parameter.ds_id = number
+    first, second = engine._members.all
+    restarted(engine, first)
+    assert sampled(engine) == 0
+    restarted(engine, second)
+    with pytest.raises(
+        TrainingError, match=r"need weights that only the next publish can give: .*it was killed.*--resume auto"
+    ):
+        sampled(engine)
+    for parameter in policy.model.parameters():
+        del parameter.ds_id
+    engine.release()  # from here on the next publish comes, whoever waits for it
+    answers = []
+    sampling = threading.Thread(target=lambda: answers.append(sampled(engine)))
+    sampling.start()
+    engine.publish(1, weights)
+    sampling.join(PATIENCE)
+    assert answers == [1]
+
+
+@pytest.mark.parametrize("in_flight", ["finish", "continue"])
+def test_a_publish_waits_for_the_only_server_to_come_back(opened, may_start, in_flight):
+    """Responses ahead that were open at it are sampled by the new weights, and the publish does not wait for them."""
+    policy = small()
+    engine, weights = opened(policy, "shared_memory", 1, in_flight), PlainBackend(policy).named_weights
+    engine.publish(0, weights)
+    (member,) = engine._members.all
+    engine.release()
+    engine._run(engine._members.lose(member, "it was killed"))
+    answers = []
+    sampling = threading.Thread(target=lambda: answers.append(sampled(engine)))
+    publishing = threading.Thread(target=engine.publish, args=(1, weights))
+    sampling.start()
+    publishing.start()
+    until(
+        lambda: any("a vLLM server that can take" in str(wait) for wait in list(Wait.under_way.values())),
+        PATIENCE,
+        "the publish to wait",
+    )
+    may_start.set()
+    publishing.join(PATIENCE)
+    sampling.join(PATIENCE)
+    assert (member.state, answers) == (State.READY, [1])
+
+
+def test_a_server_whose_loss_was_not_seen_is_started_anew_at_the_publish(opened, monkeypatch):
+    policy = small()
+    engine, weights = opened(policy, "shared_memory", 1), PlainBackend(policy).named_weights
+    engine.publish(0, weights)
+    (member,) = engine._members.all
+    gone = member.client
+
+    async def responsive(process, timeout):
+        return process is not gone
+
+    async def refused(started, timeout):
+        raise ConfigError("the GPU fell off the bus")
+
+    monkeypatch.setattr(Process, "responsive", responsive)
+    engine.release()
+    engine.publish(1, weights)
+    assert member.client is not gone
+    assert (member.state, member.client.methods[-1]) == (State.READY, "commit")
+    gone = member.client
+    monkeypatch.setattr(Started, "start", refused)
+    engine.release()
+    with pytest.raises(TrainingError, match=r"every vLLM server is lost: vLLM server 0: ConfigError: the GPU fell off"):
+        engine.publish(2, weights)

@@ -11,6 +11,7 @@ import enum
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from rlvr.errors import TrainingError
@@ -55,6 +56,11 @@ class Member:
         """The process that answers now: the key of whatever was sent to it or agreed with it."""
         return self, self.generation
 
+    @property
+    def is_up(self) -> bool:
+        """A publish can go to it: it is in use, or is back and waits for one."""
+        return self.state == State.READY or (self.state == State.STALE and not self.returning)
+
 
 ServerProcess = tuple[Member, int]
 """One process of one server."""
@@ -68,6 +74,7 @@ class Members:
         members: list[Member],
         catch_up: Callable[[Member], bool],
         current: Callable[[Answer], bool],
+        inside: Callable[[], AbstractAsyncContextManager[None]],
         returns: int,
         start_timeout: float,
         health: tuple[float, float],
@@ -76,6 +83,11 @@ class Members:
         self._catch_up = catch_up
         """Gives a server the current weights, from a thread; False when they cannot be had before the next publish."""
         self._current = current
+        self._inside = inside
+        """Round each try to have a request answered: what a publish waits for."""
+        self.publish_comes = True
+        """The trainer publishes next, without waiting for responses of servers that need the weights first: it is past sampling, or
+        samples ahead."""
         self._returns, self._start_timeout = returns, start_timeout
         self._every, self._health_timeout = health
         self._changed = asyncio.Condition()
@@ -88,27 +100,37 @@ class Members:
     async def run(self, cost: int, ask: Callable[[Client], Awaitable[Answer]]) -> Answer:
         """The answer of a server that has the current weights; asked again elsewhere when a server is lost meanwhile."""
         while True:
-            member = await self._pick()
-            task = asyncio.ensure_future(ask(member.client))
-            member.tokens += cost
-            member.tasks.add(task)
-            try:
-                await asyncio.wait([task])
-                answer = task.result()
-            except asyncio.CancelledError:
-                if task.cancelled():  # the server was lost
+            await self._one_ready()
+            async with self._inside():
+                if (member := self._least_busy()) is None:  # lost while a publish was waited for
                     continue
-                task.cancel()
-                raise
-            except ServerTrouble as error:
-                await self.lose(member, str(error))
-                continue
-            finally:
-                member.tokens -= cost
-                member.tasks.discard(task)
-            if self._current(answer):
+                answer = await self._asked(member, cost, ask)
+            if answer is not None:
                 return answer
-            await self.lose(member, f"it sampled with weights {answer.versions}")
+
+    async def _asked(self, member: Member, cost: int, ask: Callable[[Client], Awaitable[Answer]]) -> Answer | None:
+        """The answer of this server; None when the server is lost."""
+        task = asyncio.ensure_future(ask(member.client))
+        member.tokens += cost
+        member.tasks.add(task)
+        try:
+            await asyncio.wait([task])
+            answer = task.result()
+        except asyncio.CancelledError:
+            if task.cancelled():  # the server was lost
+                return None
+            task.cancel()
+            raise
+        except ServerTrouble as error:
+            await self.lose(member, str(error))
+            return None
+        finally:
+            member.tokens -= cost
+            member.tasks.discard(task)
+        if self._current(answer):
+            return answer
+        await self.lose(member, f"it sampled with weights {answer.versions}")
+        return None
 
     async def lose(self, member: Member, trouble: str) -> None:
         """Mark a server stale, give up what is open there, and begin to bring it back."""
@@ -122,6 +144,7 @@ class Members:
         for task in member.tasks:
             task.cancel()
         self._keep(self._bring_back(member))
+        self._use_waiting()
 
     async def ready(self, process: ServerProcess) -> None:
         """Take a process that has the current weights into use, unless it was lost meanwhile."""
@@ -135,32 +158,77 @@ class Members:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
 
-    async def _pick(self) -> Member:
-        """The ready server with the least to do; waits for one while any may come back."""
+    async def published(self) -> None:
+        """The publish is over: from here on the trainer may wait for responses before the next one."""
         async with self._changed:
-            while not (ready := [member for member in self.all if member.state == State.READY]):
-                if all(member.state == State.GONE for member in self.all):
-                    told = "; ".join(f"{member.name}: {member.trouble}" for member in self.all)
-                    raise TrainingError(f"every vLLM server is lost: {told}")
+            self.publish_comes = False
+            self._use_waiting()
+            self._changed.notify_all()
+
+    async def one_up(self) -> None:
+        """Wait until a publish can go to a server that answers, while one may come back. TrainingError when none will."""
+        up = [member for member in self.all if member.is_up]
+        well = await asyncio.gather(*(member.client.responsive(self._health_timeout) for member in up))
+        for member, is_well in zip(up, well, strict=True):
+            if not is_well:
+                await self.lose(member, f"its engine did not answer within {self._health_timeout:g} s before a publish")
+        async with self._changed:
+            while not any(member.is_up for member in self.all):
+                if not any(member.returning for member in self.all):
+                    raise TrainingError(f"every vLLM server is lost: {self.troubles()}")
                 await self._changed.wait()
-        return min(ready, key=lambda member: member.tokens)
 
-    async def _bring_back(self, member: Member) -> None:
+    def _use_waiting(self) -> None:
+        """Have one server that waits for the next publish given the weights, where no other samples: it would not come."""
+        waiting = [member for member in self.all if member.is_up]
+        if waiting and not self.publish_comes and self._least_busy() is None:
+            waiting[0].returning = True
+            self._keep(self._bring_back(waiting[0], answers=True))
+
+    def troubles(self) -> str:
+        """What each server that is not ready suffers from."""
+        found = [f"{member.name}: {member.trouble}" for member in self.all if member.state != State.READY]
+        return "; ".join(found)
+
+    async def _one_ready(self) -> None:
+        """Wait until a server is ready, while one may become so. TrainingError when none will."""
+        async with self._changed:
+            while self._least_busy() is None:
+                if all(member.state == State.GONE for member in self.all):
+                    raise TrainingError(f"every vLLM server is lost: {self.troubles()}")
+                if not self.publish_comes and not any(member.returning for member in self.all):
+                    raise TrainingError(
+                        f"every vLLM server was lost, and those that are back need weights that only the next publish can give: "
+                        f"{self.troubles()}. Go on with --resume auto"
+                    )
+                await self._changed.wait()
+
+    def _least_busy(self) -> Member | None:
+        """The ready server with the least to do."""
+        ready = [member for member in self.all if member.state == State.READY]
+        return min(ready, key=lambda member: member.tokens, default=None)
+
+    async def _bring_back(self, member: Member, answers: bool = False) -> None:
+        """Give a server the current weights, started anew unless it `answers`."""
         try:
-            while not await self._returned(member):
-                pass
+            while not await self._returned(member, answers):
+                answers = False
         finally:
-            member.returning = False
+            async with self._changed:
+                member.returning = False
+                self._changed.notify_all()
 
-    async def _returned(self, member: Member) -> bool:
+    async def _returned(self, member: Member, answers: bool) -> bool:
         """One try to bring a server back; whether this is over, one way or the other."""
-        if member.returns >= self._returns:
-            log.error("%s is given up after %d returns: %s", member.name, member.returns, member.trouble)
-            await self._become(member, State.GONE)
-            return True
-        member.returns += 1
+        if not answers:
+            if member.returns >= self._returns:
+                log.error("%s is given up after %d returns: %s", member.name, member.returns, member.trouble)
+                await self._become(member, State.GONE)
+                return True
+            member.returns += 1
         try:
-            await self._revive(member)
+            if not answers:
+                await self._revive(member)
             if await asyncio.to_thread(self._catch_up, member):
                 log.warning("%s is back with the current weights", member.name)
             # else the next publish brings it the weights

@@ -15,10 +15,13 @@ import os
 import secrets
 import shutil
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
+
+import torch
 
 from rlvr.errors import DataError, TrainingError
 from rlvr.policy import Policy
@@ -35,6 +38,7 @@ from rlvr.rollout.vllm.requests import Answer
 from rlvr.rollout.vllm.started import StartedServer
 from rlvr.rollout.vllm.transfer import SHARED_MEMORY, Call, FileTransfer, SharedMemoryTransfer, Transfer, differing
 from rlvr.rollout.weights import described, has_parts, in_wire_dtype, weight_buckets
+from rlvr.waits import finished
 
 T = TypeVar("T")
 COLLECTIVE = ("init_weight_transfer_engine", "update_weights")
@@ -100,33 +104,40 @@ class VLLMServerEngine:
                 answer = await client.generate(request.token_ids, fields, adapter.name, timeout, self._salt)
             return dataclasses.replace(answer, adapter=adapter.version)
 
-        async with self._gate.inside() if self._gate else contextlib.nullcontext():
-            cost = len(request.token_ids) + item.limit
-            answer = await asyncio.wrap_future(self._submit(self._members.run(cost, ask)))
+        cost = len(request.token_ids) + item.limit
+        answer = await asyncio.wrap_future(self._submit(self._members.run(cost, ask)))
         return requests.completion(item, answer, self.policy)
 
     def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> Published:
         """Give every server that answers the new weights, after requests under way are done or, with `continue`, between two
-        of their tokens. The version that they have is not sent again before a `release`. TrainingError when no server takes
-        them."""
+        of their tokens. Where all were lost, the first to come back is waited for. The version that they have is not sent again
+        before a `release`. TrainingError when no server takes them."""
         if self._has_weights and not self._released and version == self.version:
             return Published(0, 0.0)
-        with (
-            self._gate.emptied(self.options.publish_timeout) if self._gate else contextlib.nullcontext(),
-            self._weights_lock,
-        ):
-            check_released(self._released, self.version, version)
-            self._weights = None
-            sound = [member for member in self._members.all if self._is_up(member)]
-            published = self._give(sound, version, weights)
-            self.version, self._weights, self._has_weights = version, weights, True
-            self._released = False
+        options, members = self.options, self._members
+        with self._gate.emptied(options.publish_timeout) if self._gate else contextlib.nullcontext():
+            members.publish_comes = True
+            deadline = time.monotonic() + (options.restarts + 1) * options.start_timeout + options.publish_timeout
+            up = self._submit(members.one_up())
+            finished(up, "a vLLM server that can take the weights", deadline)
+            up.result()
+            with self._weights_lock:
+                check_released(self._released, self.version, version)
+                self._weights = None
+                sound = [member for member in members.all if member.is_up]
+                if not sound:
+                    raise TrainingError(f"every vLLM server is lost: {members.troubles()}")
+                published = self._give(sound, version, weights)
+                self.version, self._weights, self._has_weights = version, weights, True
+                self._released = False
+            self._run(members.published())
         return published
 
     def release(self) -> None:
         """From now on the weights may change: a server that was lost stays stale until the next publish."""
         with self._weights_lock:
             self._weights, self._released = None, True
+            self._members.publish_comes = True
             if self._adapter is not None:
                 self._adapter.release()
 
@@ -175,7 +186,13 @@ class VLLMServerEngine:
             await asyncio.gather(*(self._start(number, model, shown[number]) for number in range(count)))
         health = (options.health_every, options.health_timeout)
         members = Members(
-            self._opened, self._catch_up, self._is_current, options.restarts, options.start_timeout, health
+            self._opened,
+            self._catch_up,
+            self._is_current,
+            self._gate.inside if self._gate else contextlib.nullcontext,
+            options.restarts,
+            options.start_timeout,
+            health,
         )
         members.watch()
         return members
@@ -284,11 +301,21 @@ class VLLMServerEngine:
 
     def _catch_up(self, member: Member) -> bool:
         """Give a server that came back the current weights; False when it has to wait for the next publish: the trainer is
-        about to change them, they go to all servers together, or other ranks have parts of them."""
+        about to change them, others of its group sample, or other ranks have parts of them."""
         with self._weights_lock:
-            if self._weights is None or self._transfer_name == "nccl" or has_parts(self.policy):
+            if self._weights is None or has_parts(self.policy):
                 return False
-            self._give([member], self.version, self._weights)
+            given = [member]
+            if self._transfer_name == "nccl":
+                # A broadcast is for a whole group, and those that sample are left in peace: the next publish makes a group of
+                # all. Where none samples there is nobody to wait for.
+                others = [other for other in self._members.all if other is not member]
+                if any(other.state == State.READY for other in others):
+                    return False
+                given += [other for other in others if other.is_up]
+            if self.policy.home.type != "cpu":
+                torch.cuda.set_device(self.policy.home)  # each thread has its own, and NCCL and vLLM ask for it
+            self._give(given, self.version, self._weights)
             return True
 
     def _all(self, processes: list[ServerProcess], method: str, arguments: dict[str, Any]) -> list[Any]:
@@ -315,16 +342,14 @@ class VLLMServerEngine:
                 processes.remove(process)
                 self._run(self._members.lose(process[0], f"{method}: {result}"))
         if not processes:
-            raise TrainingError(f"no vLLM server took {method}: {'; '.join(map(str, results))}")
+            reasons = "; ".join(map(str, results)) or self._members.troubles()
+            raise TrainingError(f"no vLLM server took {method}: {reasons}")
         return [result for result in results if not isinstance(result, Exception)]
 
     def _is_current(self, answer: Answer) -> bool:
         """Whether an answer's tokens are all of versions that were published, up to the one being published."""
         labels = [version for version, _, _ in answer.versions]
         return bool(labels) and all(label.isdigit() and int(label) <= self._newest for label in labels)
-
-    def _is_up(self, member: Member) -> bool:
-        return member.state == State.READY or (member.state == State.STALE and not member.returning)
 
     # the loop's thread
 
