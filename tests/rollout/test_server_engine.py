@@ -110,19 +110,20 @@ def test_a_response_that_ends_while_a_server_resumes_is_of_current_weights(engin
     [("continue", False, True), ("continue", True, False), ("finish", False, False), (None, False, False)],
 )
 def test_keys_and_values_are_kept_where_that_is_set(opened, in_flight, clear_cache, keeps):
-    """Nothing is cleared then, and requests after a publish are kept from what older weights computed by a salt of their own."""
+    """Nothing is cleared then, and requests after a publish are kept from what other weights computed by a salt of their own, also of the
+    same version: the run went back to a checkpoint."""
     engine = opened(in_flight, clear_cache=clear_cache)
     request = Request((1, 2, 3), Sampling(3), seed=0)
-    for version in (1, 2):
+    for version in (1, 2, 1):
         engine.release()
         engine.publish(version, lambda: ())
         asyncio.run(engine.generate(request))
     servers = [member.client for member in engine._members.all]
-    assert sorted(salt or "" for server in servers for salt in server.salts) == (["1", "2"] if keeps else ["", ""])
+    assert sorted(salt or "" for server in servers for salt in server.salts) == (["1", "2", "3"] if keeps else [""] * 3)
     for server in servers:
         pauses = [clears for method, clears in server.told if method == "pause"]
-        assert pauses == ([not keeps] * 2 if in_flight == "continue" else [])
-        assert [clears for method, clears in server.told if method == "commit"] == [not keeps] * 2
+        assert pauses == ([not keeps] * 3 if in_flight == "continue" else [])
+        assert [clears for method, clears in server.told if method == "commit"] == [not keeps] * 3
 
 
 @pytest.mark.parametrize("clear_cache", [True, False])

@@ -74,8 +74,10 @@ class VLLMServerEngine:
         """Whether requests may come while weights are sent, also where none is open when that begins."""
         self._clears = not self._pauses or options.clear_cache
         """Whether a publish has the keys and values of requests under way computed anew."""
+        self._publishes = 0
         self._salt: str | None = None
-        """Keeps requests from what older weights computed, where a publish leaves that in the cache."""
+        """Keeps requests from what the weights of other publishes computed, where a publish leaves that in the cache. Versions do not:
+        a run that goes back to a checkpoint has one of them twice."""
         self._adapter = AdapterFiles(policy, self._shared()) if launch.sends_adapter(policy, options) else None
         self._with_base: set[ServerProcess] = set()
         """Processes that were sent the weights under the adapter."""
@@ -124,6 +126,7 @@ class VLLMServerEngine:
             with self._weights_lock:
                 check_released(self._released, self.version, version)
                 self._weights = None
+                self._publishes += 1
                 sound = [member for member in members.all if member.is_up]
                 if not sound:
                     raise TrainingError(f"every vLLM server is lost: {members.troubles()}")
@@ -261,7 +264,7 @@ class VLLMServerEngine:
         if busy:  # they wait where they are, and go on with the new weights
             call("pause", mode="keep", clear_cache=self._clears)
         if not self._clears:  # from here on nothing is computed until `resume`, and then with the new weights
-            self._salt = str(version)
+            self._salt = str(self._publishes)
         if self._transfer is not None and self._offsets and set(self._offsets) != set(sound):
             # A group of NCCL can neither lose nor take in a process. Both ends abort it (vLLM's PyNcclCommunicator.destroy), which
             # waits for no other.
