@@ -8,15 +8,17 @@ import threading
 import time
 
 import pytest
+import torch
 from engine_helpers import PATIENCE, small
 from safetensors.torch import load_file
+from test_gpu_engine import gpus, on_gpu  # noqa: F401
 from vllm_helpers import needs_vllm, until
 from without_cuda import without_cuda
 
 from rlvr.distributed import PlainBackend
 from rlvr.errors import ConfigError, TrainingError
 from rlvr.rollout import Request, Sampling
-from rlvr.rollout.vllm import VLLMServerOptions, server_engine
+from rlvr.rollout.vllm import VLLMServerOptions, devices, server_engine
 from rlvr.rollout.vllm.client import ServerTrouble
 from rlvr.rollout.vllm.members import State
 from rlvr.rollout.vllm.requests import Answer
@@ -66,8 +68,8 @@ class Process:
 class Started:
     """A server of the run: each start is a new process."""
 
-    def __init__(self, name, *_):
-        self.name = name
+    def __init__(self, name, arguments, environment, *_):
+        self.name, self.arguments, self.environment = name, arguments, environment
 
     async def start(self, timeout):
         return Process()
@@ -82,8 +84,8 @@ def opened(monkeypatch):
     monkeypatch.setattr(server_engine, "StartedServer", Started)
     made = []
 
-    def opened(policy, transfer, servers=2, in_flight=None):
-        made.append(VLLMServerOptions(servers=servers, transfer=transfer).open(policy, in_flight))
+    def opened(policy, transfer, servers=2, in_flight=None, **options):
+        made.append(VLLMServerOptions(servers=servers, transfer=transfer, **options).open(policy, in_flight))
         return made[-1]
 
     yield opened
@@ -373,3 +375,26 @@ def test_a_server_whose_loss_was_not_seen_is_started_anew_at_the_publish(opened,
     engine.release()
     with pytest.raises(TrainingError, match=r"every vLLM server is lost: vLLM server 0: ConfigError: the GPU fell off"):
         engine.publish(2, weights)
+
+
+def test_servers_of_a_policy_on_a_gpu_are_placed_beside_it_and_sent_to_from_it(opened, gpus):  # noqa: F811
+    """Its weights may wait elsewhere (ZeRO-3 under offload): here they are on the CPU."""
+    without_cuda(gpus.setattr, "cpu")
+    current = []
+    gpus.setattr(torch.cuda, "device_count", lambda: 4)
+    gpus.setattr(torch.cuda, "set_device", current.append)
+    policy = on_gpu(small(dtype="bfloat16"), 1)
+    engine = opened(policy, "auto", silence=7.0)
+    members = engine._members.all
+    placed = {member.name: member.started.environment[devices.VISIBLE] for member in members}
+    assert placed == {"vLLM server 0": "0", "vLLM server 1": "2"}
+    for member in members:
+        assert member.started.arguments["weight_transfer_config"] == {"backend": "nccl"}
+    engine.publish(0, PlainBackend(policy).named_weights)
+    assert engine._transfer.silence == 7.0
+    for member in members:
+        engine._run(engine._members.lose(member, "it was killed"))
+    assert sampled(engine) == 0
+    assert set(current) == {
+        policy.home
+    }  # on the thread that gave them the weights again, which NCCL's communicator is made on
