@@ -39,7 +39,11 @@ def without_cuda(setattr, device):
     setattr(torch.cuda, "stream", streams.use)
     setattr(torch.cuda, "synchronize", lambda *_: None)
     setattr(torch.cuda, "ipc_collect", lambda: None)
-    setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="GPU-0"))
+    setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: SimpleNamespace(uuid=f"GPU-{getattr(device, 'index', None) or 0}"),
+    )
     setattr(torch.accelerator, "current_device_index", lambda: 0)
     setattr(torch.accelerator, "current_stream", lambda *_: streams.current)
     setattr(torch.accelerator, "synchronize", lambda *_: None)
