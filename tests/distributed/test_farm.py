@@ -1,14 +1,18 @@
 """How the ranks that sample join rank 0: on any host's addresses, and beside connections that are of no rank."""
 
+import asyncio
 import socket
 import threading
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from types import SimpleNamespace
 
 import pytest
 
 from rlvr.distributed import farm
 from rlvr.distributed.farm import Farm
 from rlvr.distributed.world import World
+from rlvr.errors import LostRankError
 
 
 class Pair(World):
@@ -88,3 +92,60 @@ def test_ranks_join_whatever_the_host_calls_itself_and_whoever_connects(monkeypa
     assert list(made[0]._links) == [1] and isinstance(made[1]._connection, Connection)
     for one in made.values():
         one.close()
+
+
+class Passes:
+    """An engine that answers with what was asked for in the same pass of its loop."""
+
+    def __init__(self):
+        self.asked, self.given_up = [], []
+
+    async def generate(self, request):
+        self.asked.append(request)
+        try:
+            await asyncio.sleep(0)
+            together, self.asked = self.asked, []
+            if request == "slow":
+                await asyncio.sleep(60)
+            return together
+        except asyncio.CancelledError:
+            self.given_up.append(request)
+            raise
+
+
+def test_what_is_asked_together_is_sampled_together_on_another_rank():
+    """Batches that depend on when messages arrive would change the last bits of log-probs from run to run."""
+    here, there = Pipe()
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    other = Farm.__new__(Farm)
+    other.own, other.collector = Passes(), SimpleNamespace(loop=loop)
+    other.world = SimpleNamespace(rank=1)
+    other._connection, other._sending = there, threading.Lock()
+    answering = threading.Thread(target=other._answer, daemon=True)
+    answering.start()
+
+    async def asked():
+        link = farm._Link(1, here)
+
+        async def later():
+            await asyncio.sleep(0)
+            return await link.ask("c")
+
+        found = await asyncio.gather(link.ask("a"), link.ask("b"), later())
+        assert sorted(found, key=len)[-1] == ["a", "b", "c"]
+        slow = asyncio.create_task(link.ask("slow"))
+        await asyncio.sleep(0.05)
+        slow.cancel()
+        assert await link.ask("d") == ["d"]
+        there.close()
+        with pytest.raises(LostRankError):
+            await asyncio.gather(link.ask("e"), link.ask("f"))
+        assert not link._waiting
+
+    asyncio.run(asked())
+    assert other.own.given_up == ["slow"]
+    here.close()
+    loop.call_soon_threadsafe(loop.stop)
+    answering.join(10)
+    assert not answering.is_alive()

@@ -21,7 +21,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
 from typing import Any
@@ -42,6 +41,8 @@ log = logging.getLogger(__name__)
 JOIN_SECONDS = 120.0
 """How long ranks may take to connect."""
 LOOPBACK = "127.0.0.1"
+Asked = list[tuple[int, Request | None]]
+"""Requests by number, made in one pass of rank 0's loop; None gives up the one of that number."""
 SETTLE = 0.2
 """Seconds after which rank 0 looks whether it still waits for connections."""
 
@@ -238,20 +239,28 @@ class Farm:
 
     def _answer(self) -> None:
         """Take requests from rank 0 until it closes the connection."""
-        running: dict[int, Future[Completion]] = {}
+        running: dict[int, asyncio.Task[Completion]] = {}
         with contextlib.suppress(EOFError, OSError):
             while True:
-                number, request = self._connection.recv()
-                if request is None:
-                    if (future := running.pop(number, None)) is not None:
-                        future.cancel()
-                    continue
-                future = running[number] = self.collector.submit(self.own.generate(request))
-                future.add_done_callback(functools.partial(self._reply, number, running))
-        for future in list(running.values()):
-            future.cancel()
+                self._submit(self._connection.recv(), running)
+        if running:
+            self._submit([(number, None) for number in list(running)], running)
 
-    def _reply(self, number: int, running: dict[int, Future[Completion]], done: Future[Completion]) -> None:
+    def _submit(self, asked: Asked, running: dict[int, asyncio.Task[Completion]]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop ended with the run
+            self.collector.loop.call_soon_threadsafe(self._begin, asked, running)
+
+    def _begin(self, asked: Asked, running: dict[int, asyncio.Task[Completion]]) -> None:
+        """Start what rank 0 asked for, in one pass of the loop, so that the engine batches it as it would on rank 0; None in the
+        place of a request gives it up."""
+        for number, request in asked:
+            if request is not None:
+                running[number] = asyncio.create_task(self.own.generate(request))
+                running[number].add_done_callback(functools.partial(self._reply, number, running))
+            elif number in running:
+                running.pop(number).cancel()
+
+    def _reply(self, number: int, running: dict[int, asyncio.Task[Completion]], done: asyncio.Task[Completion]) -> None:
         running.pop(number, None)
         if done.cancelled():
             return
@@ -272,6 +281,8 @@ class _Link:
         self._waiting: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Completion]]] = {}
         self._lock = threading.Lock()
         """Held for `_waiting` and `_gone`, which the reader's thread touches too."""
+        self._asked: Asked = []
+        """What is to be sent, on the loop alone."""
         self._gone = False
         threading.Thread(target=self._read, name=f"rlvr-farm-{rank}", daemon=True).start()
 
@@ -283,18 +294,37 @@ class _Link:
             if self._gone:
                 raise self._loss()
             self._waiting[number] = loop, future
+        self._send(number, request)
         try:
-            self.connection.send((number, request))
             return await future
-        except OSError as error:
-            raise self._loss() from error
         except asyncio.CancelledError:
-            with contextlib.suppress(OSError):
-                self.connection.send((number, None))
+            self._send(number, None)
             raise
         finally:
             with self._lock:
                 self._waiting.pop(number, None)
+
+    def _send(self, number: int, request: Request | None) -> None:
+        """Send it in one message with all that is asked in this pass of the loop: what the rank gets at once it samples in one
+        batch. One message for each would be batched by when it arrives, and the last bits of log-probs depend on the batch."""
+        if not self._asked:
+            asyncio.get_running_loop().call_soon(self._flush, 1)
+        self._asked.append((number, request))
+
+    def _flush(self, seen: int) -> None:
+        """Send what is asked, once a pass of the loop has added nothing to the `seen` requests."""
+        if seen != len(self._asked):
+            asyncio.get_running_loop().call_soon(self._flush, len(self._asked))
+            return
+        asked, self._asked = self._asked, []
+        try:
+            self.connection.send(asked)
+        except OSError:
+            for number, _ in asked:
+                with self._lock:
+                    waiting = self._waiting.get(number)
+                if waiting is not None:
+                    self._settle(*waiting, self._loss())
 
     def close(self) -> None:
         """End the connection."""
