@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -285,14 +285,15 @@ class RunFolder:
             )
         return found
 
-    def check(self, saved: dict[str, Any], recorded: dict[str, Any]) -> None:
-        """CheckpointError names each key of the configuration that differs from that of a checkpoint and may not.
+    def check(self, saved: dict[str, Any], recorded: dict[str, Any], free: Collection[str] = ()) -> None:
+        """CheckpointError names each key of the configuration that differs from that of a checkpoint and may not; those in `free`
+        may, beside those that always may.
 
         `saved` is the checkpoint's without, `recorded` with what was given as objects: a run that was begun in Python goes on in
         Python with its objects, and by the command with the configuration that names them.
         """
-        changes = list(differences(saved, self.config.dump()))
-        if changes and list(differences(recorded, self.given.tree)):
+        changes = list(differences(saved, self.config.dump(), free))
+        if changes and list(differences(recorded, self.given.tree, free)):
             lines = "\n".join(f"  {line}" for line in changes)
             raise CheckpointError(f"the checkpoint was made with another configuration:\n{lines}")
 
@@ -351,15 +352,15 @@ def _texts(tree: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
-def differences(saved: Any, now: Any, path: str = "") -> Iterator[str]:
-    """Each key that differs and may not, as `key: saved -> now`."""
-    if path and any(path == free or path.startswith(f"{free}.") for free in FREE_ON_RESUME):
+def differences(saved: Any, now: Any, free: Collection[str] = (), path: str = "") -> Iterator[str]:
+    """Each key that differs and may not, as `key: saved -> now`; those in `free` may, too."""
+    if path and any(path == key or path.startswith(f"{key}.") for key in (*FREE_ON_RESUME, *free)):
         return
     if isinstance(saved, dict) and isinstance(now, dict):
         for key in dict.fromkeys([*saved, *now]):
-            yield from differences(saved.get(key), now.get(key), f"{path}.{key}" if path else key)
+            yield from differences(saved.get(key), now.get(key), free, f"{path}.{key}" if path else key)
     elif isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
         for number, (before, after) in enumerate(zip(saved, now, strict=True)):
-            yield from differences(before, after, f"{path}.{number}")
+            yield from differences(before, after, free, f"{path}.{number}")
     elif saved != now:
         yield f"{path}: {saved!r} -> {now!r}"

@@ -31,7 +31,7 @@ from rlvr.distributed.shares import load_reference, saved_reference
 from rlvr.dry_run import recorded_bytes, size_text
 from rlvr.errors import CheckpointError, ConfigError, TrainingError
 from rlvr.monitor.metrics import record
-from rlvr.planner import STATE, keep_saved
+from rlvr.planner import STATE, automatic_keys, plan_resumed, put_values
 from rlvr.policy.adapters import is_adapter
 from rlvr.policy.loading import set_checkpointing
 from rlvr.rollout.weights import whole_size
@@ -300,9 +300,9 @@ class Saver:
 
     def _take(self, saved: Saved, keep_cut: bool) -> None:
         trainer, state = self.trainer, saved.state
-        if keep_saved(trainer.memory_plan, trainer.plans, state["config"]):
-            set_checkpointing(trainer.policy.model, trainer.config.model.gradient_checkpointing is True)
-        trainer.folder.check(state["config"], state.get("recorded", state["config"]))
+        self._plan_memory(state["config"])
+        free = automatic_keys(trainer.memory_plan.written)
+        trainer.folder.check(state["config"], state.get("recorded", state["config"]), free)
         self._check_data(state)
         for line in differing(saved.seal, trainer.world.size):
             log.warning("%s: %s", saved.path, line)
@@ -329,6 +329,18 @@ class Saver:
         trainer.metrics, trainer.evaluations, trainer.due_evaluations.pending = trainer.world.broadcast(
             (*rows, trainer.due_evaluations.pending), "the metrics so far"
         )
+
+    def _plan_memory(self, saved: dict[str, Any]) -> None:
+        """Take the values that `auto` has in a checkpoint's configuration, where these fit here."""
+        trainer = self.trainer
+        plan = plan_resumed(trainer.memory_plan, trainer.world, saved)
+        trainer.memory_plan = plan
+        before = trainer.config.model.gradient_checkpointing
+        put_values(plan.config, trainer.config, trainer.plans)
+        if trainer.config.model.gradient_checkpointing != before:
+            set_checkpointing(trainer.policy.model, trainer.config.model.gradient_checkpointing is True)
+        if plan.notice is not None:
+            trainer.console.message(plan.notice, "warning")
 
     def _keep_rollouts(self, state: dict[str, Any]) -> None:
         """Keep the rollouts that were recorded under a larger logging.rollouts_gb than now, or by a version without one."""

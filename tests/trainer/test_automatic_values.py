@@ -8,6 +8,7 @@ import yaml
 from rlvr import trainer as trainer_module
 from rlvr.errors import ConfigError
 from rlvr.planner import devices
+from rlvr.planner.planner import substituted
 from rlvr.policy import load_policy
 
 
@@ -56,7 +57,87 @@ def test_what_was_chosen_is_recorded_and_kept_on_resume(make_trainer, monkeypatc
     assert recorded(again) == (True, longest)
     assert again.stages[0].config.optim.micro_batch_tokens == longest
     assert recomputes(again)
+    # what is printed is the plan of the values that were kept
+    assert f"optim.micro_batch_tokens={longest}" in again.memory_plan.brief
+    assert any(f"micro-batches of at most {longest} tokens, with gradient" in line for line in again.memory_plan.lines)
     # written out, a value is the user's, and another one is refused as before
     other = make_trainer({**unchecked, "optim": {"micro_batch_tokens": 3}})
     with pytest.raises(Exception, match=r"optim.micro_batch_tokens"):
         other.train(resume="auto")
+
+
+def test_values_that_do_not_fit_any_more_are_chosen_again_and_said(make_trainer, monkeypatch, capsys):
+    monkeypatch.setattr(devices, "machine_memory", lambda: 2**36)
+    tree = {"run": {"steps": 3}, "logging": {"console": "plain"}}
+    first = make_trainer(tree)
+    first.train(1)
+    first.close()
+    assert recorded(first) == (False, None)
+    planner = first.memory_plan.planner
+    least = substituted(first.memory_plan.written, True, 1)
+    most = planner.plans(first.plans)[0].worst.total
+    # memory that is too small for the values of the checkpoint, and holds the smallest ones
+    between = (planner.plans(planner.stages(least))[0].worst.total + most) / 2
+    monkeypatch.setattr(devices, "machine_memory", lambda: between)
+    again = make_trainer(tree)
+    capsys.readouterr()
+    again.train(1, resume="auto")
+    said = [line for line in capsys.readouterr().out.splitlines() if "checkpoint's values" in line]
+    assert len(again.metrics) == 2
+    checkpointing, tokens = recorded(again)
+    assert checkpointing is True and tokens > 0 and recomputes(again)
+    assert again.stages[0].config.optim.micro_batch_tokens == tokens
+    assert len(said) == 1
+    assert "rounding alone" in said[0]
+    assert "model.gradient_checkpointing false -> true" in said[0]
+    assert f"optim.micro_batch_tokens null -> {tokens}" in said[0]
+    again.close()
+    # the next start finds a checkpoint with the new values
+    third = make_trainer(tree)
+    third.train(resume="auto")
+    assert recorded(third) == (True, tokens) and third.memory_plan.notice is None
+    assert f"kept from the checkpoint: model.gradient_checkpointing=true, optim.micro_batch_tokens={tokens}" in (
+        third.memory_plan.brief
+    )
+    # and on a machine where nothing fits, no model is loaded
+    monkeypatch.setattr(devices, "machine_memory", lambda: 2**20)
+    with monkeypatch.context() as context:
+        context.setattr(trainer_module, "load_policy", lambda *_: pytest.fail("a model was loaded"))
+        with pytest.raises(ConfigError, match="does not fit"):
+            make_trainer(tree)
+
+
+def test_each_stage_keeps_its_own_values(make_trainer, monkeypatch):
+    """On a machine of another size, where the plan chooses otherwise."""
+    stages = [
+        {"kind": "sft", "steps": 1, "optim": {"micro_batch_size": 2}},
+        {"kind": "grpo", "steps": 1, "optim": {"micro_batch_tokens": "auto", "lr": 1e-3}},
+        {"kind": "grpo", "steps": 1},
+    ]
+    tree = {"run": {"steps": None, "check_memory": False}, "stages": stages}
+    monkeypatch.setattr(devices, "machine_memory", lambda: 2**29)
+    first = make_trainer(tree)
+    first.train(1)
+    first.close()
+    longest = recorded(first)[1]
+    assert longest > 0
+    monkeypatch.setattr(devices, "machine_memory", lambda: 2**36)
+    again = make_trainer(tree)
+    assert [stage.config.optim.micro_batch_tokens for stage in again.stages] == [None, None, None]
+    again.train(resume="auto")
+    assert len(again.metrics) == 3
+    assert [stage.config.optim.micro_batch_tokens for stage in again.stages] == [None, longest, longest]
+    written = yaml.safe_load((again.folder.path / "config.yaml").read_text())
+    assert [stage.get("optim", {}).get("micro_batch_tokens") for stage in written["stages"]] == [None, longest, None]
+    assert recorded(again) == (True, longest)
+    again.close()
+    # a stage that was written with a number keeps it when it is left to the plan
+    stages[2]["optim"] = {"micro_batch_tokens": longest + 7}
+    other = make_trainer(tree, "other")
+    other.train(1)
+    other.close()
+    stages[2]["optim"] = {"micro_batch_tokens": "auto"}
+    automatic = make_trainer(tree, "other")
+    automatic.train(resume="auto")
+    assert automatic.stages[2].config.optim.micro_batch_tokens == longest + 7
+    assert automatic.stages[1].config.optim.micro_batch_tokens is None

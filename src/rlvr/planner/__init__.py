@@ -6,7 +6,8 @@ from rlvr.planner.meta_model import shape_of
 from rlvr.planner.micro_batch import micro_batch_bytes
 from rlvr.planner.plan import Phase, Plan, plan_stage, training_ranks
 from rlvr.planner.planner import Planner
-from rlvr.planner.run_plan import RunPlan, keep_saved, plan_for, plan_run
+from rlvr.planner.run_plan import RunPlan, plan_for, plan_resumed, plan_run
+from rlvr.planner.saved_values import automatic_keys, put_values
 from rlvr.planner.shape import Shape
 from rlvr.planner.trainer_memory import STATE
 
@@ -18,14 +19,16 @@ __all__ = [
     "Planner",
     "RunPlan",
     "Shape",
-    "keep_saved",
+    "automatic_keys",
     "lengths",
     "micro_batch_bytes",
     "own_devices",
     "parse_devices",
     "plan_for",
+    "plan_resumed",
     "plan_run",
     "plan_stage",
+    "put_values",
     "shape_of",
     "training_ranks",
 ]

@@ -154,11 +154,11 @@ def substituted(config: Config, checkpointing: bool, tokens: int | None) -> Conf
     optim = config.optim
     if optim.micro_batch_tokens == "auto":
         optim = optim.model_copy(update={"micro_batch_tokens": tokens})
-    stages = [_stage_with(stage, tokens) for stage in config.stages]
+    stages = [with_tokens(stage, tokens) for stage in config.stages]
     return config.model_copy(update={"model": model, "optim": optim, "stages": stages})
 
 
-def _stage_with(stage: dict[str, Any], tokens: int | None) -> dict[str, Any]:
+def with_tokens(stage: dict[str, Any], tokens: Any) -> dict[str, Any]:
     """A stage as written, with `tokens` for `auto`. One with a number of completions says that it has none of tokens."""
     optim = stage.get("optim")
     if not isinstance(optim, dict):

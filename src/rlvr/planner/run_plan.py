@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlvr.config import Config, OptimConfig
+from rlvr.config import Config
 from rlvr.distributed import World
 from rlvr.errors import ConfigError
 from rlvr.planner.devices import Devices, own_devices
+from rlvr.planner.plan import Phase
 from rlvr.planner.planner import UNDESCRIBED, Planner, substituted
 from rlvr.planner.report import gib, plan_lines, refusal
+from rlvr.planner.saved_values import automatic_keys, setting, with_saved
 from rlvr.rollout.automatic import with_engine
 from rlvr.stage_plan import StagePlan, stage_plans
 
@@ -33,6 +35,10 @@ class RunPlan:
     """The same in a line."""
     problem: str | None
     """The reason why it cannot fit, and what would."""
+    notice: str | None = None
+    """The values of a checkpoint that were replaced, and the reason, in a line."""
+    planner: Planner | None = None
+    """Made the plan, of the devices that the run has."""
 
 
 def plan_run(config: Config, world: World, model: Any = None) -> RunPlan:
@@ -48,7 +54,7 @@ def plan_run(config: Config, world: World, model: Any = None) -> RunPlan:
     assert found is not None
     if found.problem is not None and config.run.check_memory:
         raise ConfigError(f"the run {found.problem}. Or set run.check_memory=false, and it is only said")
-    return found
+    return replace(found, planner=planner)
 
 
 def plan_for(config: Config, devices: Devices, ranks: int | None = None) -> RunPlan:
@@ -60,26 +66,45 @@ def plan_for(config: Config, devices: Devices, ranks: int | None = None) -> RunP
     return _plan(config, Planner(devices, ranks))
 
 
-def keep_saved(plan: RunPlan, stages: Sequence[StagePlan], saved: Mapping[str, Any]) -> bool:
-    """Put what a checkpoint's configuration `saved` has in the place of the values that were chosen for this start, so that the run
-    goes on as it was. The result says whether gradient checkpointing changed."""
-    written = plan.written
-    before = plan.config.model.gradient_checkpointing
-    if written.model.gradient_checkpointing == "auto":
-        plan.config.model.gradient_checkpointing = saved["model"].get("gradient_checkpointing", before)
-    if written.optim.micro_batch_tokens == "auto":
-        _keep_tokens(plan.config.optim, saved["optim"])
-    for stage in stages:
-        stage.config.model.gradient_checkpointing = plan.config.model.gradient_checkpointing
-    for stage, asked in zip(stages, stage_plans(written), strict=True):
-        if asked.config.optim.micro_batch_tokens == "auto":
-            _keep_tokens(stage.config.optim, saved["optim"])
-    return before != plan.config.model.gradient_checkpointing
+def plan_resumed(plan: RunPlan, world: World, saved: Mapping[str, Any]) -> RunPlan:
+    """The plan of a run that goes on from a checkpoint with the configuration `saved`.
+
+    Each `auto` keeps the value that it has there where these fit on the present devices, so that the run goes on as it was. Where
+    they do not, it takes the one of `plan`, which changes results by rounding alone, and `notice` says so.
+    """
+    if not automatic_keys(plan.written):
+        return plan
+    found = world.broadcast(_plan_resumed(plan, saved) if world.leads else None, "the memory plan of the checkpoint")
+    assert found is not None
+    return replace(found, planner=plan.planner)
 
 
-def _keep_tokens(optim: OptimConfig, saved: Mapping[str, Any]) -> None:
-    if saved.get("micro_batch_size") is None:
-        optim.micro_batch_tokens = saved.get("micro_batch_tokens")
+def _plan_resumed(plan: RunPlan, saved: Mapping[str, Any]) -> RunPlan:
+    assert plan.planner is not None
+    kept = with_saved(plan.written, saved)
+    keys = automatic_keys(plan.written)
+    # a plan that does not fit itself is one that nobody checks
+    shortage = None if plan.problem is not None else _shortage(plan.planner, kept)
+    if shortage is None:
+        found = _plan(kept, plan.planner)
+        values = ", ".join(f"{key}={setting(found.config, key)}" for key in keys)
+        return replace(found, written=plan.written, brief=f"{found.brief}; kept from the checkpoint: {values}")
+    changes = ", ".join(f"{key} {setting(kept, key)} -> {setting(plan.config, key)}" for key in keys)
+    notice = (
+        f"with the checkpoint's values the run would need {gib(shortage.total)} of the {gib(shortage.available)} here, in: "
+        f"{shortage.name}. It goes on with those of the present plan, and results differ by rounding alone: {changes}"
+    )
+    return replace(plan, notice=notice, planner=None)
+
+
+def _shortage(planner: Planner, config: Config) -> Phase | None:
+    """The phase that lacks most memory; None where all fit, or where that is not known."""
+    try:
+        plans = planner.plans(planner.resolved(planner.stages(config)))
+    except UNDESCRIBED:
+        return None
+    worst = min((plan.worst for plan in plans), key=lambda phase: phase.left)
+    return worst if worst.left < 0 else None
 
 
 def _plan(config: Config, planner: Planner) -> RunPlan:
