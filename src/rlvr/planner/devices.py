@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import torch
 
@@ -14,8 +16,10 @@ from rlvr.errors import ConfigError
 from rlvr.policy.loading import device_of
 
 UNITS = {"GB": 10**9, "GIB": 1 << 30}
-CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
-"""The memory that a container may take, in cgroup v2: bytes, or `max`."""
+CGROUPS = Path("/sys/fs/cgroup")
+"""Where control groups are mounted, by which containers and batch systems limit memory."""
+OWN_CGROUPS = Path("/proc/self/cgroup")
+"""The control groups of this process: lines of `hierarchy:controllers:path`, with no controllers in version 2."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class Devices:
     memory: float
     """Bytes of each."""
     on_gpu: bool = True
+    sharing: int = 1
+    """Devices that are parts of one machine's memory, as the CPU's of several ranks on a machine are."""
 
     def __str__(self) -> str:
         kind = "GPU" if self.on_gpu else "CPU"
@@ -52,14 +58,35 @@ def own_devices(config: ModelConfig, ranks: int = 1, ranks_here: int = 1) -> Dev
     device = device_of(config)
     if device.type == "cuda":
         return Devices(ranks, torch.cuda.get_device_properties(device).total_memory)
-    return Devices(ranks, machine_memory() / ranks_here, on_gpu=False)
+    return Devices(ranks, machine_memory() / ranks_here, on_gpu=False, sharing=ranks_here)
 
 
 def machine_memory() -> int:
-    """Bytes of memory of this machine, or of the container that the process is in."""
+    """Bytes of memory of this machine, or the least that a control group of this process may take."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([physical, *_group_limits()])
+
+
+def _group_limits() -> Iterator[int]:
+    """Memory limits in bytes of the control groups, of both versions, that this process is in, and of the groups around them."""
     try:
-        limit = CONTAINER_LIMIT.read_text().strip()
-    except OSError:
-        return physical
-    return min(physical, int(limit)) if limit.isdigit() else physical
+        own = OWN_CGROUPS.read_text().splitlines()
+    except OSError:  # not Linux
+        own = []
+    # in a container the path may be that on the host, and the container's own group is at the root
+    for line in ["0::/", "0:memory:/", *own]:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            mounted, name = CGROUPS, "memory.max"
+        elif "memory" in controllers.split(","):
+            mounted, name = CGROUPS / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        group = PurePosixPath(path.lstrip("/"))
+        if ".." in group.parts:  # outside of the process's cgroup namespace
+            continue
+        for folder in (group, *group.parents):
+            with contextlib.suppress(OSError):  # no such group here
+                limit = (mounted / folder / name).read_text().strip()
+                if limit.isdigit():  # else `max`
+                    yield int(limit)

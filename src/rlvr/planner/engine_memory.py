@@ -95,7 +95,8 @@ def _in_vllm(options: Common, shape: Shape, config: Config) -> Parts:
     }
 
 
-def _on_cpu(options: Common, shape: Shape, config: Config, copies: int) -> EngineMemory:
+def _on_cpu(options: Common, shape: Shape, config: Config, copies: float) -> EngineMemory:
+    """`copies`: of the model, for each device."""
     cache = (CPU_CACHE if options.kv_cache_gib is None else options.kv_cache_gib) * GIB
     width = torch.finfo(dtype_of(config.model)).bits // 8
     each = PROGRAM + width * shape.parameters + cache
@@ -125,7 +126,8 @@ def _servers(options: VLLMServerOptions, shape: Shape, config: Config, devices: 
     if options.urls:
         return EngineMemory(has_weights=True)
     if not devices.on_gpu:
-        return _on_cpu(options, shape, config, options.servers * options.data_parallel_size)
+        # all of them on the machine of rank 0, whose memory its ranks share
+        return _on_cpu(options, shape, config, options.servers * options.data_parallel_size / devices.sharing)
     share = utilization(options) * devices.memory  # of GPUs of their own
     return EngineMemory(has_weights=True, inside=_in_vllm(options, shape, config), share=share)
 
