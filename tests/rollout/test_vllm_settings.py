@@ -200,6 +200,18 @@ def test_a_cache_that_cannot_be_written_costs_compiling_alone(monkeypatch, tmp_p
     assert "set RLVR_CACHE to a folder that can be written to" in caplog.text
 
 
+@pytest.mark.parametrize("cache", [None, "~/cache"])
+def test_a_user_without_a_home_has_no_cache_and_a_run_all_the_same(monkeypatch, tmp_path, caplog, cache):
+    """A container under a user id that its user database does not have."""
+    for name in ("HOME", "XDG_CACHE_HOME", "RLVR_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    if cache is not None:
+        monkeypatch.setenv("RLVR_CACHE", cache)
+    monkeypatch.setattr(os, "getuid", lambda: 987_654_321)
+    assert model_folder(tiny(), tmp_path) == tmp_path / "model"
+    assert "set RLVR_CACHE" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("variables", "folder"),
     [

@@ -39,26 +39,30 @@ def model_folder(policy: Policy, scratch: Path) -> Path:
     """
     written = scratch / "model"
     policy.describe(written)
-    models = cache_folder() / "models"
     try:
-        return stable_copy(written, models)
+        return stable_copy(written, cache_folder() / "models")
     except OSError as error:
         log.warning(
-            "the model's configuration cannot be kept in %s (%s), so vLLM compiles anew at each start: set RLVR_CACHE to a "
+            "the model's configuration cannot be kept between runs (%s), so vLLM compiles anew at each start: set RLVR_CACHE to a "
             "folder that can be written to",
-            models,
             error,
         )
         return written
 
 
 def cache_folder() -> Path:
-    """Where this library keeps files between runs: RLVR_CACHE, or `rlvr` in XDG_CACHE_HOME, by default ~/.cache."""
-    if given := os.environ.get("RLVR_CACHE"):
-        return Path(given).expanduser().absolute()
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # The XDG base directory specification has relative paths ignored.
-    return (base if base.is_absolute() else Path.home() / ".cache") / "rlvr"
+    """Where this library keeps files between runs: RLVR_CACHE, or `rlvr` in XDG_CACHE_HOME, by default ~/.cache.
+
+    FileNotFoundError for a user without a home directory, as containers that run under any user id have.
+    """
+    try:
+        if given := os.environ.get("RLVR_CACHE"):
+            return Path(given).expanduser().absolute()
+        base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        # The XDG base directory specification has relative paths ignored.
+        return (base if base.is_absolute() else Path.home() / ".cache") / "rlvr"
+    except RuntimeError as error:  # pathlib's, where neither HOME nor the user database has a home
+        raise FileNotFoundError(str(error)) from error
 
 
 def stable_copy(source: Path, folder: Path) -> Path:
