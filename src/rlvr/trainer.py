@@ -69,7 +69,7 @@ from rlvr.rollout import (
     evaluation_plan,
 )
 from rlvr.rollout.automatic import with_engine
-from rlvr.rollout.vllm.options import low_precision
+from rlvr.rollout.vllm.options import devices_apart, low_precision
 from rlvr.run_folder import RunFolder
 from rlvr.run_status import status
 from rlvr.saved_state import Saver
@@ -359,7 +359,7 @@ class GRPOTrainer:
 
     def _times(self, collected: Collected, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """The step's time, memory and use of the devices."""
-        apart = getattr(self.engine, "devices_apart", False)  # an engine of the user's need not say so
+        apart = devices_apart(self.config.rollout.engine)
         starting = self.step == self.saver.first_step  # most of whose time is that of starting, not of sampling
         sampled = metrics.get("tokens/sampled")
         return self.meters.finish(sampled, collected.verifying, self.learner.computed, apart, starting)

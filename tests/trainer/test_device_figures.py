@@ -17,6 +17,7 @@ from rlvr.monitor.phases import Phases
 from rlvr.policy import load_policy, micro_batches
 from rlvr.policy.flops import ModelFlops, _active_share, _windows, peak_flops
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
+from rlvr.rollout.vllm.options import devices_apart
 from small_run import TREE, overlaid, task_rows
 
 
@@ -99,6 +100,11 @@ def test_a_cpu_has_no_memory_figures(monkeypatch):
         ("NVIDIA GeForce RTX 4090", 165.2),
         ("NVIDIA B200", 2250),
         ("NVIDIA A10", 125),
+        ("NVIDIA A30", 165),
+        ("NVIDIA L4", 121),
+        ("NVIDIA H200 NVL", 835),
+        ("NVIDIA H800 PCIe", 756),
+        ("NVIDIA GeForce RTX 3090", 71),
         ("NVIDIA A10G", None),
         ("NVIDIA GeForce RTX 4090 D", None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
@@ -212,6 +218,9 @@ def test_idle_share_by_phases():
     assert idle_share(times, engine, engine_apart=False) == 4.5 / 16
     assert idle_share(times, engine, engine_apart=True) == 9 / 16
     assert idle_share(times, {"update": 6.0}, engine_apart=False) == 0
+    # every rank takes the same, though only rank 0 has the engine
+    servers = {"name": "vllm-server", "tensor_parallel_size": 2}
+    assert [devices_apart(spec) for spec in ("hf", "vllm", "vllm-server", servers)] == [False, False, True, True]
 
 
 def test_the_line_shows_memory_and_mfu_where_there_are_any():

@@ -48,7 +48,9 @@ PEAKS: tuple[tuple[tuple[str, ...], float], ...] = (
 )
 """Words of a device's name -> FLOP/s of dense bfloat16 matrix products with sums in float32. From the vendors' data sheets, where
 the numbers with sparsity are twice these; as in torchtitan's tools/utils.py, prime-rl's trainer/perf.py and verl's
-utils/flops_counter.py, and for the RTX cards NVIDIA's white papers of the Ada and Ampere (GA102) architectures."""
+utils/flops_counter.py, and for the RTX cards NVIDIA's white papers of the Ada and Ampere (GA102) architectures. H200 NVL: the H200 data
+sheet (1,671 with sparsity); L4 and A10: Lightning Fabric's utilities/throughput.py, after the Ada white paper and the A10 data sheet; A30:
+its product page (330 with sparsity); H800 PCIe: an H100 PCIe whose links between GPUs are slower."""
 OTHER_DEVICES = frozenset({"Laptop", "MIG", "D", "Ti", "Max-Q"})
 """Words of a name that make it a slower or smaller device than the one that the other words name."""
 WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}

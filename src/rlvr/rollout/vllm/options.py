@@ -209,6 +209,11 @@ def low_precision(spec: str | Mapping[str, Any]) -> tuple[str, ...]:
     return options.low_precision if isinstance(options, Common) else ()
 
 
+def devices_apart(spec: str | Mapping[str, Any]) -> bool:
+    """Return whether the engine that `spec`, a value of rollout.engine, writes samples on devices that no rank trains on."""
+    return isinstance(registry.build("engine", spec), VLLMServerOptions)
+
+
 def deviations(rollout: RolloutConfig) -> tuple[str, ...]:
     """The options by which an engine's log-probs differ from the trainer's by more than rounding, old weights apart."""
     options = registry.build("engine", rollout.engine)

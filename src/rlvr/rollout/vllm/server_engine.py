@@ -51,8 +51,6 @@ class VLLMServerEngine:
     """See rlvr.rollout.engine.Engine. Requests may come from any event loop."""
 
     shares_weights = False
-    devices_apart = True
-    """Whether it samples on devices that the trainer does not use."""
 
     def __init__(self, policy: Policy, options: VLLMServerOptions, in_flight: InFlight | None = None) -> None:
         self.policy, self.options = policy, options
