@@ -14,25 +14,45 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tensor_syntax import annotated_attributes, takes
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import rlvr.learner
 import rlvr.policy.attention
 import rlvr.policy.microbatch
 import rlvr.recipes.loss_presets
 from rlvr import registry
+from rlvr.config import ModelConfig, ScratchConfig
 from rlvr.config_loading import load_config
 from rlvr.distributed.plain import PlainBackend
 from rlvr.learner import Learner
 from rlvr.losses.step_metrics import StepMetrics
 from rlvr.monitor.averages import Averages
 from rlvr.policy import Snapshot
+from rlvr.policy import make_policy as policy_of
+from rlvr.policy.attention import Spans
+from rlvr.policy.loading import set_checkpointing
+from rlvr.policy.scratch import build_tokenizer
 from rlvr.policy.transfer import to_device
 from rlvr.stage_plan import stage_plans
 from rlvr.stages.objective import build_objective
 
-SIZED_BY_DATA = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2", "unique_consecutive", "equal")
+SIZED_BY_DATA = (
+    *(
+        "_local_scalar_dense",
+        "nonzero",
+        "masked_select",
+        "unique",
+        "_unique2",
+        "unique_consecutive",
+        "equal",
+        "bincount",
+    ),
+)
+INDEXED = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put")
+"""Operations with indices, whose number is not known where they are masks."""
 TAKEN = ("numpy", "tolist", "cpu", "cuda", "__array__")
 """Methods of a tensor whose result is in host memory; a single number shows as `_local_scalar_dense`."""
 MADE = ("tensor", "as_tensor", "from_numpy")
@@ -48,9 +68,7 @@ class Dispatched(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
-        masked = name in ("index", "index_put_") and any(
-            i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]
-        )
+        masked = name in INDEXED and any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
         repeated = name == "repeat_interleave" and not (kwargs or {}).get("output_size")
         if name in SIZED_BY_DATA or masked or repeated:
             self.counts[name] += 1
@@ -128,12 +146,70 @@ def counts(monkeypatch):
 
 @pytest.mark.parametrize("name", [*registry.names("preset"), *MORE])
 def test_no_loss_makes_the_host_wait_within_a_micro_batch(name, policy, make_batch, forwards, counts):
+    beside = waits_of(policy, MORE.get(name, {"preset": name}), CUTS[:3], make_batch, forwards, counts)
+    assert len(set(beside)) == 1, f"waits beside one of each forward pass: {beside}"
+
+
+def mixture_of_experts(checkpointing, experts="grouped_mm"):
+    """A policy of a tiny Qwen3-MoE; `experts`: how transformers computes them (its own choice where torch can is grouped_mm)."""
+    tokenizer = build_tokenizer(ScratchConfig())
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 96}
+    sizes |= {"num_experts": 4, "num_experts_per_tok": 2, "decoder_sparse_step": 1}
+    described = AutoConfig.for_model(
+        "qwen3_moe", **sizes, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(described, experts_implementation=experts)
+    return policy_of(model, tokenizer, ModelConfig(device="cpu", gradient_checkpointing=checkpointing))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("experts", [False, True])
+def test_no_layout_and_no_model_makes_the_host_wait(
+    checkpointing, experts, make_policy, make_batch, forwards, counts, monkeypatch
+):
+    """Padded, packed and shared rows, layers that are computed again in the backward pass, and the routing of experts."""
+    policy = mixture_of_experts(checkpointing) if experts else make_policy()
+    set_checkpointing(policy.model, checkpointing)
+    recomputed = []
+    for module in policy.model.modules():
+        if checkpointing and hasattr(module, "_gradient_checkpointing_func"):
+            plain = module._gradient_checkpointing_func
+            module._gradient_checkpointing_func = lambda *a, plain=plain, **k: recomputed.append(1) or plain(*a, **k)
+    shared = []
+    lay_out = Spans._block
+
+    def watched(spans, members):
+        shared.append(spans.context_length[members].any())
+        return lay_out(spans, members)
+
+    monkeypatch.setattr(Spans, "_block", watched)
+    beside = waits_of(policy, {"preset": "grpo"}, CUTS, make_batch, forwards, counts)
+    assert len(set(beside)) == 1, f"waits beside one of each forward pass: {beside}"
+    assert any(shared) and bool(recomputed) == checkpointing
+
+
+def test_waits_of_experts_that_are_computed_one_by_one_are_counted(make_batch, forwards, counts):
+    """transformers' loop over experts looks for the tokens of each: its waits, which the count does not miss. On a GPU transformers
+    takes grouped_mm by itself."""
+    with pytest.raises(AssertionError, match="nonzero"):
+        waits_of(mixture_of_experts(False, "eager"), {"preset": "grpo"}, CUTS[:1], make_batch, forwards, counts)
+    assert mixture_of_experts(False, None).causal_lm.config._experts_implementation == "grouped_mm"
+
+
+CUTS = ((1, False, False), (3, False, False), (2, True, False), (4, True, True))
+"""Rollouts of a micro-batch, `packing` and `share_prefix`."""
+
+
+def waits_of(policy, algorithm, cuts, make_batch, forwards, counts):
+    """The waits of an update beside one of each forward pass, for each way to cut it. AssertionError where a micro-batch has more."""
     each, whole, copies = counts
     assert policy.head_is_enough and policy.packing.packs  # both are tried on a few tokens, once
     beside = []
-    for size, packing in ((1, False), (3, False), (2, True)):
-        optim = {"updates_per_batch": 2, "micro_batch_size": size, "packing": packing, "share_prefix": False}
-        config = load_config({"run": {"steps": 1}, "algorithm": MORE.get(name, {"preset": name}), "optim": optim})
+    for size, packing, share in cuts:
+        optim = {"updates_per_batch": 2, "micro_batch_size": size, "packing": packing, "share_prefix": share}
+        config = load_config({"run": {"steps": 1}, "algorithm": algorithm, "optim": optim})
         objective = build_objective(stage_plans(config)[0], False).at(0, 1)
         batch = make_batch(policy)
         for component in objective.components:
@@ -148,7 +224,7 @@ def test_no_loss_makes_the_host_wait_within_a_micro_batch(name, policy, make_bat
         assert all(of_one <= Counter(_local_scalar_dense=1) for of_one in each), each
         assert len(copies) <= (2 + 4 * packing) * len(forwards)  # packed: of each block of attention, too
         beside.append(whole.total() - len(forwards))
-    assert len(set(beside)) == 1, f"waits beside one of each forward pass: {beside}"
+    return beside
 
 
 def test_metrics_fetched_together_are_those_fetched_one_by_one():
@@ -229,7 +305,7 @@ REDUCES = {"sum", "max", "min", "any", "all", "mean", "norm", "amax", "amin", "a
 
 
 def fetches(node: ast.AST, of_losses: bool) -> bool:
-    """Whether a call takes a value out of a tensor: a method that does, or, in losses, a number made of a reduction."""
+    """True for a call that takes a value out of a tensor: a method that does, or, in losses, a number made of a reduction."""
     if not isinstance(node, ast.Call):
         return False
     if isinstance(node.func, ast.Attribute):
@@ -242,6 +318,7 @@ def fetches(node: ast.AST, of_losses: bool) -> bool:
 def test_nothing_takes_values_out_of_tensors_but_what_says_why():
     """In the files of losses, the policy, rewards and the learner that use torch; elsewhere there are arrays only."""
     source, found = Path(rlvr.__file__).parent, set()
+    attributes = annotated_attributes(ast.parse(path.read_text()) for path in source.rglob("*.py"))
     for path in [
         source / "learner.py",
         *(p for d in ("losses", "policy", "rewards") for p in (source / d).rglob("*.py")),
@@ -253,5 +330,52 @@ def test_nothing_takes_values_out_of_tensors_but_what_says_why():
         for function in ast.walk(ast.parse(text)):
             if isinstance(function, ast.FunctionDef):
                 calls = (node for node in ast.walk(function) if fetches(node, name.startswith("losses/")))
-                found |= {(name, function.name) for _ in calls}
+                found |= {(name, function.name) for _ in [*calls, *takes(function, attributes)]}
     assert found == set(ALLOWED)
+
+
+TAKING = """
+def f(x: torch.Tensor, y: torch.Tensor | None, array: np.ndarray, batch: TokenBatch, n: int):
+    mask = (x > 0) & ~torch.isfinite(x)
+    total = (x * n).sum()
+    chosen = batch.logprobs
+    {line}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "taken"),
+    [
+        ("z = x[mask]", "x[mask]"),
+        ("z = x[:, x > 1]", "x[:, x > 1]"),
+        ("x[mask] = 0", "x[mask]"),
+        ("z = chosen[chosen.isnan()]", "chosen[chosen.isnan()]"),
+        ("z = float(total)", "float(total)"),
+        ("z = int(n + x.sum())", "int(n + x.sum())"),
+        ("z = bool(batch.logprobs.any())", "bool(batch.logprobs.any())"),
+        ("if n and not total > 3: pass", "total > 3"),
+        ("z = 1 if mask.any() else 2", "mask.any()"),
+        ("assert x.max() < 1", "x.max() < 1"),
+        *[(line, None) for line in ("z = array[array > 0]", "z = float(array.sum())", "z = x[n]", "z = x[array]")],
+        *[
+            (line, None)
+            for line in ("z = float(n)", "z = int(x.shape[0])", "z = y is None or n", "z = bool(x.requires_grad)")
+        ],
+        *[
+            (line, None)
+            for line in ("if y is not None and len(x): pass", "z = float(batch.moment)", "z = x.where(mask, y)")
+        ],
+        *[
+            (line, None)
+            for line in ("for x in array: z = float(x)", "x, z = 1, 2; int(x)", "values, places = x.max(1)")
+        ],
+    ],
+)
+def test_the_text_shows_values_that_are_taken_out_of_tensors(line, taken):
+    (function,) = ast.parse(TAKING.format(line=line)).body
+    assert list(takes(function, {"logprobs"})) == ([] if taken is None else [taken])
+
+
+def test_an_attribute_is_a_tensor_where_every_class_says_so():
+    text = "class A:\n a: torch.Tensor\n b: torch.Tensor | None\n c: torch.Tensor\nclass B:\n c: int\n d: str"
+    assert annotated_attributes([ast.parse(text)]) == {"a", "b"}
