@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 import torch
 from gpu_kit_paths import KIT
 
+from rlvr.distributed import PlainBackend
+from rlvr.monitor.metrics import METRICS
 from rlvr.policy.packing import Cost
 
 
@@ -75,7 +78,7 @@ def test_the_constants_are_those_that_made_the_times(attention):
 def test_flops_and_vocabulary_are_those_of_the_shape(stages):
     from stages.context import Context
     from stages.models import SHAPES, VOCABULARY, characters, load, made_up, model_section, parameters
-    from stages.update import model_flops
+    from stages.update import step
 
     alphabet = characters(VOCABULARY - 6)
     assert len(set(alphabet)) == len(alphabet) == VOCABULARY - 6
@@ -88,10 +91,13 @@ def test_flops_and_vocabulary_are_those_of_the_shape(stages):
     batch = made_up(policy, rollouts=4, prompt=8, response=24, group=2)
     assert [r.group for r in batch.rollouts] == ["0", "0", "1", "1"]
     assert (batch.rollouts[0].token_ids[:8] == batch.rollouts[1].token_ids[:8]).all()
-    tokens, trained = 4 * 32, 4 * 24
-    pairs = 4 * 32**2 / 2
-    expected = 6 * (layers * tokens + 300 * 64 * trained) + 12 * 2 * 64 * pairs
-    assert model_flops(policy, batch) == pytest.approx(expected)
+    _, computed = step(PlainBackend(policy), batch)
+    trained = 4 * 24
+    # as `mfu/update` counts: a prompt that is shared once, attention without the saving of causal masks
+    shared = computed.tokens == 2 * (8 + 2 * 24)
+    tokens, pairs = (2 * 56, 2 * (8**2 + 2 * 24 * 32)) if shared else (4 * 32, 4 * 32**2)
+    assert computed.tokens == tokens
+    assert computed.flops == pytest.approx(6 * (layers * tokens + 300 * 64 * trained) + 12 * 2 * 64 * pairs)
     heads = {name: shape["hidden_size"] // shape["heads"] for name, shape in SHAPES.items()}
     assert heads == {"0.5B": 64, "1.5B": 128, "7B": 128}
 
@@ -110,3 +116,89 @@ def test_shapes_have_the_parameters_of_the_models_cards(stages):
     for name, parameters in cards.items():
         shape = shape_of(ModelConfig(**model_section(context, name)))
         assert shape.weights / 4 == pytest.approx(parameters, rel=2e-3)  # all of them in float32
+
+
+def test_a_shared_prompt_is_planned_as_one_that_is_shared(stages, monkeypatch):
+    """Tokens that are computed and the prefix go to the planner, for groups as for single rollouts."""
+    from stages import update
+    from stages.context import Context
+    from stages.models import load, made_up, model_section
+
+    policy = load(model_section(Context("cpu", 0.0, None), "0.5B"))
+    asked = []
+    monkeypatch.setattr(update, "planned_parts", lambda section, *sizes: asked.append(sizes) or {"all": 100.0})
+    for group in (1, 8):
+        batch = made_up(policy, rollouts=8, prompt=8, response=24, group=group)
+        found = update.compared({}, batch, group, {"held_mib": 30.0, "peak_mib": 40.0})
+        assert (found["total_mib"], found["measured_share"]) == (100.0, 0.7)
+    assert asked == [(8 * 32, 8 * 24, 32, 0), (8 + 8 * 24, 8 * 24, 32, 8)]
+
+
+def test_metrics_that_runs_keep_are_those_of_the_library(stages):
+    from stages.runs import FAMILIES, KEPT
+
+    assert set(KEPT) <= set(METRICS)
+    assert [family for family in FAMILIES if not any(name.startswith(family) for name in METRICS)] == []
+
+
+@pytest.fixture
+def learning(stages, tmp_path):
+    """`(stages.learning, make)`: `make(seconds, *chunks)` is a context with a clock of its own, and a trainer whose chunks of steps
+    take so many seconds."""
+    from stages import learning
+    from stages.context import Context
+
+    class Clocked(Context):
+        clock = 0.0
+
+        def seconds_left(self):
+            return self.until - self.clock
+
+    class Trainer:
+        def __init__(self, context, chunks):
+            self.context, self.chunks, self.rows = context, list(chunks), []
+
+        def train(self, steps):
+            self.context.clock += self.chunks.pop(0)
+            self.rows += [{"reward/mean": 0.0}] * steps
+            return self.rows
+
+    def make(seconds, *chunks):
+        context = Clocked("cuda", seconds, tmp_path / "results.jsonl")
+        return context, Trainer(context, chunks)
+
+    return learning, make
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chunks", "steps"),
+    [
+        (240, [10, 10, 70, 70, 70], 30),  # 150 are left, less than twice the last 70 and 20 to close
+        (240, [1] * 9, 40),  # the whole run
+        (19, [], 0),
+        (65, [25, 1], 10),  # 40 are left, less than 2 * 25 + 20
+    ],
+)
+def test_a_run_is_cut_off_by_the_time_of_its_last_chunk(learning, seconds, chunks, steps):
+    stage, make = learning
+    context, trainer = make(seconds, *chunks)
+    assert len(stage.trained(context, trainer, 40)) == steps
+    kept = context.results.read_text().splitlines() if context.results.exists() else []
+    assert [json.loads(line)["name"] for line in kept] == [f"after {n} steps" for n in range(10, steps + 1, 10)]
+    assert context.seconds_left() >= 19
+
+
+def test_a_run_that_was_cut_off_proves_nothing_and_fails_nothing(learning):
+    from stages.context import Skip
+
+    stage, _ = learning
+    rising, flat = [0.1] * 10 + [0.4] * 10, [0.1] * 20
+    for complete in (True, False):
+        assert stage.gain(rising, complete) == {"first": 0.1, "last": 0.4, "gain": 0.3}
+        for few in ([], [0.1], rising[:-1]):
+            with pytest.raises(Skip, match=f"^{len(few)} steps of reinforcement"):
+                stage.gain(few, complete)
+    with pytest.raises(Skip, match="the time was over"):
+        stage.gain(flat, False)
+    with pytest.raises(AssertionError, match=r"from 0\.100 to 0\.100 in 20 steps"):
+        stage.gain(flat, True)

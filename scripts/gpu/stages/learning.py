@@ -10,12 +10,16 @@ from typing import Any
 import yaml
 
 from rlvr import GRPOTrainer
-from stages.context import ROOT, Context
+from stages.context import ROOT, Context, Skip
 from stages.rollouts import EAGER
 from stages.runs import summary
 
-CHUNK = 30
+CHUNK = 10
 """Steps between two results that are kept, so that a run that is cut off says how far it came."""
+SLOWER = 2.0
+"""Times the last chunk that the next one may take: steps of reinforcement come after faster ones, and evaluations between them."""
+CLOSING_SECONDS = 20.0
+"""That are kept for the end of engines and workers."""
 CONSIDERED = 10
 """Steps at the beginning and at the end of reinforcement whose rewards are compared."""
 GAIN = 0.05
@@ -25,30 +29,46 @@ GAIN = 0.05
 def run(context: Context) -> None:
     """Train, and compare the rewards."""
     with_vllm = not context.toy and importlib.util.find_spec("vllm") is not None
-    context.measure("engine vllm" if with_vllm else "engine hf", learned, context, with_vllm)
+    found = context.measure("engine vllm" if with_vllm else "engine hf", learned, context, with_vllm)
+    if found is not None and not context.toy:
+        context.measure("gain", gain, found["rewards"], found["steps"] == found["of_steps"], expected=0.0)
 
 
 def learned(context: Context, with_vllm: bool) -> dict[str, Any]:
-    """Evaluations and the rewards of reinforcement. AssertionError where they did not rise; not asked of a toy."""
+    """Evaluations and the rewards of reinforcement, as far as the time allows."""
     with (
         tempfile.TemporaryDirectory() as folder,
         GRPOTrainer(config=configuration(context, folder, with_vllm)) as trainer,
     ):
-        rows: list[dict[str, Any]] = []
-        while context.seconds_left() > 20:
-            rows = trainer.train(CHUNK)
-            context.record(f"after {len(rows)} steps", summary(rows[-1:]))
-            if len(rows) >= sum(plan.allowed for plan in trainer.plans):
-                break
+        of_steps = sum(plan.allowed for plan in trainer.plans)
+        rows = trained(context, trainer, of_steps)
         evaluations = trainer.evaluations
     rewards = [row["reward/mean"] for row in rows if row["run/stage"] == trainer.plans[-1].name]
-    found: dict[str, Any] = {"steps": len(rows), "evaluations": evaluations, "rewards": rewards}
-    if not context.toy:
-        first, last = (statistics.mean(part) for part in (rewards[:CONSIDERED], rewards[-CONSIDERED:]))
-        if last < first + GAIN:
-            raise AssertionError(f"the reward went from {first:.3f} to {last:.3f} in {len(rewards)} steps: {found}")
-        found["gain"] = round(last - first, 4)
-    return found
+    return {"steps": len(rows), "of_steps": of_steps, "evaluations": evaluations, "rewards": rewards}
+
+
+def trained(context: Context, trainer: GRPOTrainer, of_steps: int) -> list[dict[str, Any]]:
+    """The metrics of as many steps as the time allows, by what the last chunk of them took."""
+    rows: list[dict[str, Any]] = []
+    last = 0.0  # seconds
+    while len(rows) < of_steps and context.seconds_left() > SLOWER * last + CLOSING_SECONDS:
+        before = context.seconds_left()
+        rows = trainer.train(CHUNK)
+        last = before - context.seconds_left()
+        context.record(f"after {len(rows)} steps", summary(rows[-1:]))
+    return rows
+
+
+def gain(rewards: list[float], complete: bool) -> dict[str, float]:
+    """The rise of the reward over the steps of reinforcement. AssertionError where a complete run has none; Skip where one that
+    was cut off has too few steps, or has not risen yet."""
+    if len(rewards) < 2 * CONSIDERED:
+        raise Skip(f"{len(rewards)} steps of reinforcement were taken in the time, and {2 * CONSIDERED} are compared")
+    first, last = (statistics.mean(part) for part in (rewards[:CONSIDERED], rewards[-CONSIDERED:]))
+    if last < first + GAIN:
+        text = f"the reward went from {first:.3f} to {last:.3f} in {len(rewards)} steps of reinforcement"
+        raise AssertionError(text) if complete else Skip(f"{text}, after which the time was over")
+    return {"first": round(first, 4), "last": round(last, 4), "gain": round(last - first, 4)}
 
 
 def configuration(context: Context, folder: str, with_vllm: bool) -> dict[str, Any]:

@@ -26,10 +26,12 @@ KEPT = (
     "time/publish",
     "time/step",
     "time/tokens_per_second",
+    "time/sampling_tokens_per_second",
+    "time/update_tokens_per_second_per_device",
 )
 """Metrics of a step that are kept."""
-FAMILIES = ("memory/", "mfu", "throughput/", "gpu/")
-"""Metrics that begin so are kept too, where the library reports them."""
+FAMILIES = ("memory/", "mfu/", "gpu/")
+"""Metrics that begin so are kept too."""
 
 
 def even_characters(completion: str) -> float:

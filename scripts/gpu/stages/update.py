@@ -11,7 +11,7 @@ from rlvr.config_loading import load_config
 from rlvr.distributed import PlainBackend
 from rlvr.learner import Learner
 from rlvr.losses import ClippedPolicyLoss, Component, Objective
-from rlvr.policy import Policy
+from rlvr.policy.flops import PassCounter, peak_flops
 from rlvr.records import Batch
 from stages.context import Context, free_memory
 from stages.measuring import matrix_rate, milliseconds, peak_memory
@@ -34,7 +34,7 @@ class Case:
     checkpointing: bool
     adapter: bool = False
     group: int = 1
-    """Rollouts that share a prompt. With 1 every token is computed, as the planner takes it."""
+    """Rollouts that share a prompt, which is computed once for them."""
     profiled: bool = False
 
     @property
@@ -71,65 +71,53 @@ def measure_case(context: Context, case: Case, rate: float) -> dict[str, Any]:
     for tokens in case.tokens:
         rollouts = tokens // (PROMPT + RESPONSE)
         batch = made_up(policy, rollouts, prompt, response, case.group)
-        arguments = (context, policy, backend, batch, rate)
+        arguments = (context, backend, batch, rate)
         found = context.measure(f"{case.name}/{tokens}", updated, *arguments, expected=1.0 if context.toy else 10.0)
-        if case.group == 1:
-            context.measure(f"{case.name}/{tokens} plan", compared, section, rollouts, prompt, response, found)
+        context.measure(f"{case.name}/{tokens} plan", compared, section, batch, case.group, found)
         if case.profiled and tokens == case.tokens[0]:
             context.measure(f"{case.name}/{tokens} profile", profile, context, backend, batch)
     return parameters(policy)
 
 
-def step(backend: PlainBackend, batch: Batch) -> dict[str, float | None]:
-    """One optimizer step of the learner, in one micro-batch."""
+def step(backend: PlainBackend, batch: Batch) -> tuple[dict[str, float | None], PassCounter]:
+    """One optimizer step of the learner, in one micro-batch: its metrics, and what it computed."""
     loss = Component("policy", ClippedPolicyLoss(0.2, 0.2, "tokens"), "policy", zero_without_advantage=True)
     config = load_config({}).optim
-    return Learner(backend).update(batch, Objective((loss,), 1.0), config, 1e-6)
+    learner = Learner(backend)
+    return learner.update(batch, Objective((loss,), 1.0), config, 1e-6), learner.computed
 
 
-def updated(
-    context: Context, policy: Policy, backend: PlainBackend, batch: Batch, rate: float
-) -> dict[str, float | None]:
-    """Seconds, peak memory and FLOP/s of a step."""
-    metrics = step(backend, batch)
+def updated(context: Context, backend: PlainBackend, batch: Batch, rate: float) -> dict[str, float | None]:
+    """Seconds, peak memory and FLOP/s of a step; FLOPs as the metric `mfu/update` counts them."""
+    metrics, computed = step(backend, batch)
     with peak_memory(context.device) as peak:
         step(backend, batch)
     held = torch.cuda.memory_allocated() / 2**20 if context.device == "cuda" else None
     ms = milliseconds(lambda: step(backend, batch), context.device, repeats=1 if context.toy else 3)
-    flops = model_flops(policy, batch)
-    tokens = sum(len(rollout) for rollout in batch.rollouts)
+    peak_rate = peak_flops(torch.cuda.get_device_name()) if context.device == "cuda" else None
+    rollout_tokens = sum(len(rollout) for rollout in batch.rollouts)
     return {
         "ms": ms,
-        "tokens_per_second": round(1000 * tokens / ms, 1),
+        "computed_tokens": computed.tokens,
+        "tokens_per_second": round(1000 * rollout_tokens / ms, 1),
         "peak_mib": peak.mib,
         "held_mib": held,
-        "tflops": round(flops / ms / 1e9, 3),
-        "share_of_matrix_product": round(1000 * flops / ms / rate, 4),
+        "tflops": round(computed.flops / ms / 1e9, 3),
+        "mfu": None if peak_rate is None else round(1000 * computed.flops / ms / peak_rate, 4),
+        "share_of_matrix_product": round(1000 * computed.flops / ms / rate, 4),
         "loss": metrics["loss/total"],
         "grad_norm": metrics["grad_norm"],
     }
 
 
-def model_flops(policy: Policy, batch: Batch) -> float:
-    """FLOPs that a step needs, without recomputation: 2 for each weight and token forward and 4 backward, 2 where weights are
-    frozen; 4 for each pair of positions and channel of attention forward and 8 backward, half of the pairs masked."""
-    weights = parameters(policy)
-    frozen = policy.causal_lm.get_input_embeddings().weight.requires_grad is False
-    per_weight = 4 if frozen else 6
-    tokens = sum(len(rollout) for rollout in batch.rollouts)
-    trained = sum(int(rollout.sampled.sum()) for rollout in batch.rollouts)
-    config = policy.causal_lm.config.get_text_config()
-    channels = config.num_hidden_layers * config.num_attention_heads * config.head_dim
-    pairs = sum(len(rollout) ** 2 for rollout in batch.rollouts) / 2
-    return per_weight * (weights["layers"] * tokens + weights["head"] * trained) + 12 * channels * pairs
-
-
-def compared(
-    section: dict[str, Any], rollouts: int, prompt: int, response: int, found: dict[str, Any] | None
-) -> dict[str, Any]:
+def compared(section: dict[str, Any], batch: Batch, group: int, found: dict[str, Any] | None) -> dict[str, Any]:
     """The plan's parts for such a step, their sum, and the measured peak as a share of it."""
-    length = prompt + response
-    planned = planned_parts(section, rollouts * length, rollouts * response, length)
+    first = batch.rollouts[0]
+    trained = int(first.sampled.sum())
+    prompt = len(first) - trained
+    count = len(batch.rollouts)
+    tokens = count * trained + -(-count // group) * prompt
+    planned = planned_parts(section, tokens, count * trained, len(first), prompt if group > 1 else 0)
     total = sum(planned.values())
     share = None
     if found is not None and found["held_mib"] is not None:
