@@ -36,6 +36,8 @@ RESERVE = 0.05
 """Share of a stage's limit that is left for it to end by itself."""
 KEPT_OUTPUT = 1 << 20
 """Bytes of a stage's output that are kept, the last ones."""
+LEAST_SECONDS = 5.0
+"""Of what is left of the minutes for all stages: a stage with less would be killed while it imports torch."""
 LAST_LINES = 6
 """Lines of the output that go with a stage that died."""
 
@@ -137,7 +139,9 @@ def run_stages(stages: Sequence[Stage], given: float | Mapping[int, float] | Non
         else:  # what earlier stages did not use goes to later ones
             left = max(0.0, 60 * budget - (time.monotonic() - start))
             limit = left * stage.minutes / sum(later.minutes for later in stages[number:])
-        line = run_stage(stage, device, limit, out, stop)
+        used_up = budget is not None and limit < LEAST_SECONDS
+        reason = f"the {budget:g} minutes were used up before it began" if used_up else None
+        line = run_stage(stage, device, limit, out, stop, reason)
         failed = failed or line["status"] in ("failed", "timeout")
         text = json.dumps(line)
         with (out / EVIDENCE).open("a", encoding="utf-8") as file:
@@ -148,13 +152,17 @@ def run_stages(stages: Sequence[Stage], given: float | Mapping[int, float] | Non
     return 1 if failed else 0
 
 
-def run_stage(stage: Stage, device: str, limit: float, out: Path, stop: Stop) -> dict[str, Any]:
-    """The JSON line of a stage."""
+def run_stage(
+    stage: Stage, device: str, limit: float, out: Path, stop: Stop, skipped: str | None = None
+) -> dict[str, Any]:
+    """The JSON line of a stage. It is not run where there is a reason to skip it."""
     begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     line = {"stage": stage.number, "name": stage.name, "asked_device": device, "begun": begun}
     line |= {"limit_seconds": round(limit, 1)}
     if stop:
-        return line | {"status": "skipped", "reason": f"stopped by {_name(stop)} before it began", "seconds": 0.0}
+        skipped = f"stopped by {_name(stop)} before it began"
+    if skipped is not None:
+        return line | {"status": "skipped", "reason": skipped, "seconds": 0.0}
     # in the folder of the evidence, so that what a stage had is there even where this process is killed
     with tempfile.TemporaryDirectory(prefix=f"stage-{stage.number}-", dir=out) as folder:
         results, output = Path(folder) / "results.jsonl", Path(folder) / OUTPUT
@@ -175,7 +183,9 @@ def run_stage(stage: Stage, device: str, limit: float, out: Path, stop: Stop) ->
 
 def environment() -> dict[str, str]:
     """The stage's: this checkout is importable, whether or not it is installed; models are never looked for on a hub."""
-    path = [str(HERE), str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # absolute, because tests and engines are started in other folders
+    given = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    path = [str(HERE), str(ROOT / "src"), *given]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
 
 

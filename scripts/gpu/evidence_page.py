@@ -1,4 +1,4 @@
-"""The tables of docs/gpu.md, from the JSON lines that evidence.py wrote: a block of the page between two marks."""
+"""The tables of docs/gpu.md, from the JSON lines that evidence.py wrote, and the sentence at its top: blocks between two marks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 from stages import STAGES
 
 BEGIN, END = "<!-- evidence: begin -->", "<!-- evidence: end -->"
+TOP_BEGIN, TOP_END = "<!-- seen: begin -->", "<!-- seen: end -->"
+NOTHING_SEEN = "**No part of this library has run on a GPU yet.**"
 NOTHING = """**Not yet run on a GPU.** No stage of the kit has been run on one; the tables that `evidence.py --write-docs` makes from its
 JSON go here. Each stage runs on a CPU in the tests, at toy size."""
 SHORTEST, LONGEST = 1e-3, 1e6
@@ -17,14 +19,18 @@ SHORTEST, LONGEST = 1e-3, 1e6
 
 
 def write_page(page: Path, evidence: Path) -> None:
-    """Replace the block of `page` by the tables of `evidence`. ValueError where the page has no block."""
+    """Replace the blocks of `page` by those of `evidence`. ValueError where the page lacks one."""
     text = page.read_text(encoding="utf-8")
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"{page} needs one line {BEGIN} and after it one line {END}: the tables go between them")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    block = block_of(read_lines(evidence))
-    page.write_text(f"{before}{BEGIN}\n{block}\n{END}{after}", encoding="utf-8")
+    lines = read_lines(evidence)
+    for begin, end, block in ((TOP_BEGIN, TOP_END, seen(lines)), (BEGIN, END, block_of(lines))):
+        if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+            raise ValueError(
+                f"{page} needs one line {begin} and after it one line {end}: what was measured goes between them"
+            )
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        text = f"{before}{begin}\n{block}\n{end}{after}"
+    page.write_text(text, encoding="utf-8")
 
 
 def read_lines(evidence: Path) -> list[dict[str, Any]]:
@@ -45,19 +51,56 @@ def read_lines(evidence: Path) -> list[dict[str, Any]]:
     return found
 
 
+def seen(lines: Sequence[dict[str, Any]]) -> str:
+    """The sentence at the top of the page: the stages that have run on a GPU, and on which."""
+    shown = _shown(lines)
+    with_results = {number: [line for line in of_one if line["results"]] for number, of_one in shown.items()}
+    numbers = [str(number) for number, of_one in with_results.items() if of_one]
+    if not numbers:
+        return NOTHING_SEEN
+    devices = sorted({line["device"] for of_one in with_results.values() for line in of_one})
+    stages = f"Stages {', '.join(numbers)}" if len(numbers) > 1 else f"Stage {numbers[0]}"
+    return f"**{stages} of the kit below measured the library on a GPU ({'; '.join(devices)}): the tables say what came of it.**"
+
+
 def block_of(lines: Sequence[dict[str, Any]]) -> str:
-    """The block: for each stage the newest line that comes from a GPU."""
-    newest = {line["stage"]: line for line in lines if line.get("asked_device") == "cuda" and line.get("device")}
-    if not newest:
+    """The block of tables: of each stage the newest line that comes from a GPU and, where that is no success, an older one."""
+    shown = _shown(lines)
+    if not shown:
         return NOTHING
+    questions = {stage.number: stage for stage in STAGES}
     rows = [
-        [str(stage.number), stage.name, *_overview(newest[stage.number])] for stage in STAGES if stage.number in newest
+        [str(number), questions[number].name, *_overview(line)] for number, of_one in shown.items() for line in of_one
     ]
     parts = [_table(["stage", "", "result", "seconds", "GPU", "torch", "begun"], rows)]
-    for stage in STAGES:
-        if stage.number in newest:
-            parts += [f"### {stage.number}. {stage.question}", *_tables(newest[stage.number])]
+    for number, of_one in shown.items():
+        parts.append(f"### {number}. {questions[number].question}")
+        for line in of_one:
+            if len(of_one) > 1:
+                parts.append(f"Begun {line['begun']}, {line['status']}:")
+            parts += _tables(line)
     return "\n\n".join(parts)
+
+
+def _shown(lines: Sequence[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    """The lines of each stage that the page shows, the newest first, in the order of the stages.
+
+    Beside a newest one that is no success an older one: the newest success, or else the newest with results. So an attempt that
+    fails hides nothing that was measured before.
+    """
+    found = {}
+    for stage in STAGES:
+        of_one = [
+            line
+            for line in reversed(lines)
+            if line["stage"] == stage.number and line.get("asked_device") == "cuda" and line.get("device")
+        ]
+        if not of_one:
+            continue
+        newest, *older = of_one
+        good = [line for line in older if line["status"] == "ok"] or [line for line in older if line["results"]]
+        found[stage.number] = [newest, *([] if newest["status"] == "ok" else good[:1])]
+    return found
 
 
 def _overview(line: dict[str, Any]) -> list[str]:
