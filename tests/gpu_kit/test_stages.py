@@ -22,13 +22,11 @@ EXPECTED = {
     2: ["linear", "sdpa causal/256", "sdpa mask/256", "library packed/256", "library shared/256", "flex/128"],
     3: ["fused/H16 T1024", "whole logits/H16 T1024"],
     4: [
-        *(
-            "0.5B/16384",
-            "0.5B/16384 plan",
-            "0.5B/16384 profile",
-            "1.5B checkpointed/32768",
-            "7B LoRA checkpointed/4096",
-        ),
+        "0.5B/16384",
+        "0.5B/16384 plan",
+        "0.5B/16384 profile",
+        "1.5B checkpointed/32768",
+        "7B LoRA checkpointed/4096",
         "0.5B checkpointed groups of 8/16384 plan",
     ],
     5: ["plain float32", "ZeRO-3 float32", "ZeRO-1 bfloat16", "a run under ZeRO-3"],

@@ -39,18 +39,8 @@ from rlvr.policy.transfer import to_device
 from rlvr.stage_plan import stage_plans
 from rlvr.stages.objective import build_objective
 
-SIZED_BY_DATA = (
-    *(
-        "_local_scalar_dense",
-        "nonzero",
-        "masked_select",
-        "unique",
-        "_unique2",
-        "unique_consecutive",
-        "equal",
-        "bincount",
-    ),
-)
+SIZED_BY_DATA = ("_local_scalar_dense", "nonzero", "masked_select", "bincount", "equal")
+SIZED_BY_DATA += ("unique", "_unique2", "unique_consecutive")
 INDEXED = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put")
 """Operations with indices, whose number is not known where they are masks."""
 TAKEN = ("numpy", "tolist", "cpu", "cuda", "__array__")
