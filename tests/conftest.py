@@ -79,16 +79,16 @@ def policy(make_policy):
 @pytest.fixture
 def forwards(monkeypatch):
     """(rollouts, whether with gradient) of every forward pass of the learner, in order."""
-    import rlvr.learner
+    import rlvr.learner.learner
 
     counted = []
-    plain = rlvr.learner.forward
+    plain = rlvr.learner.learner.forward
 
     def forward(policy, rows, needs):
         counted.append((len(rows.index), torch.is_grad_enabled()))
         return plain(policy, rows, needs)
 
-    monkeypatch.setattr(rlvr.learner, "forward", forward)
+    monkeypatch.setattr(rlvr.learner.learner, "forward", forward)
     return counted
 
 

@@ -19,7 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-import rlvr.learner
+import rlvr.learner.inputs
+import rlvr.learner.learner
 import rlvr.policy.attention
 import rlvr.policy.microbatch
 import rlvr.recipes.loss_presets
@@ -127,9 +128,9 @@ def counts(monkeypatch):
 
     monkeypatch.setattr(Learner, "update", in_update)
     monkeypatch.setattr(Learner, "_backward", in_backward)
-    monkeypatch.setattr(rlvr.learner, "look_ahead", unseen(rlvr.learner.look_ahead))
+    monkeypatch.setattr(rlvr.learner.learner, "look_ahead", unseen(rlvr.learner.learner.look_ahead))
     monkeypatch.setattr(Learner, "_gaps_without_gradient", unseen(Learner._gaps_without_gradient))
-    for module in (rlvr.learner, rlvr.policy.attention, rlvr.policy.microbatch):
+    for module in (rlvr.learner.inputs, rlvr.policy.attention, rlvr.policy.microbatch):
         monkeypatch.setattr(module, "to_device", copied)
     return each, whole, copies
 
@@ -310,7 +311,7 @@ def test_nothing_takes_values_out_of_tensors_but_what_says_why():
     source, found = Path(rlvr.__file__).parent, set()
     attributes = annotated_attributes(ast.parse(path.read_text()) for path in source.rglob("*.py"))
     for path in [
-        source / "learner.py",
+        *(source / "learner").rglob("*.py"),
         *(p for d in ("losses", "policy", "rewards") for p in (source / d).rglob("*.py")),
     ]:
         text = path.read_text()

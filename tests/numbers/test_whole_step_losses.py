@@ -449,7 +449,7 @@ def test_top_entropy_in_the_learner(steps):
 
 
 def test_only_who_asks_pays_for_the_extra_pass(steps, monkeypatch):
-    from rlvr import learner
+    from rlvr.learner import learner
 
     seen = []
     forward = learner.forward

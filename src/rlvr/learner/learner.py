@@ -22,8 +22,7 @@ The batch is cut by whole groups into optimizer steps, and each of those into mi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -31,6 +30,7 @@ import torch
 from rlvr.config import OptimConfig
 from rlvr.distributed import Backend, World
 from rlvr.errors import TrainingError
+from rlvr.learner.inputs import WITHOUT_DROPOUT, LossInputs, Work
 from rlvr.losses import Component, Denominators, LossTerm, Objective, SequenceLoss, TokenBatch
 from rlvr.losses.ahead import Ahead, look_ahead, needs_ahead
 from rlvr.losses.correction import LARGEST_GAP
@@ -41,13 +41,10 @@ from rlvr.policy import MicroBatch, Snapshot, forward, micro_batches
 from rlvr.policy.flops import PassCounter
 from rlvr.policy.microbatch import DeferredColumns, deal
 from rlvr.policy.packing import Cost
-from rlvr.policy.transfer import to_device
-from rlvr.records import UPDATED, Batch
+from rlvr.records import Batch
 
 WITHOUT_GRADIENT = 8
 """Rollouts without a gradient whose mismatch is measured in a step: a wrong engine shows in any of them, and eight cost little."""
-WITHOUT_DROPOUT = "without_dropout"
-"""Marks statistics of the current policy that come from a pass without dropout."""
 GROUPS_PER_RANK = 2
 """With fewer groups in an optimizer step than this for each rank, groups are cut, or ranks would wait for each other."""
 
@@ -68,7 +65,7 @@ class Learner:
 
         The batch needs the token columns `weight/<name>` of every component, and `advantage` where a component reads it.
         """
-        averages, work, first = Averages(), _Work.of(batch, objective, config), True
+        averages, work, first = Averages(), Work.of(batch, objective, config), True
         parts = _by_whole_groups(batch, config.updates_per_batch) * config.epochs_per_batch
         self.computed.start()
         with self.policy.training():
@@ -91,7 +88,7 @@ class Learner:
         taken = {"update/steps": int(asked - skipped), "tokens/trained": tokens, "lr": lr}
         return with_effective_size(averages.means()) | taken
 
-    def _optimizer_step(self, work: _Work, part: np.ndarray, lr: float, first: bool) -> dict[str, tuple[float, float]]:
+    def _optimizer_step(self, work: Work, part: np.ndarray, lr: float, first: bool) -> dict[str, tuple[float, float]]:
         """Gradients of the rollouts in `part` and one step; metrics as (sum, weight) pairs, the same on every rank."""
         components, index = work.objective.components, part[work.trains[part]]
         over = work.objective.denominators(work.batch.select(part))
@@ -127,7 +124,7 @@ class Learner:
 
     def _backward(
         self,
-        work: _Work,
+        work: Work,
         rows: MicroBatch,
         over: dict[str, Denominators],
         ahead: dict[str, Ahead],
@@ -141,7 +138,7 @@ class Learner:
         which is skipped then.
         """
         objective = work.objective
-        inputs = _Inputs.of(work, rows, ahead, first)
+        inputs = LossInputs.of(work, rows, ahead, first)
         columns = inputs.device
         statistics = forward(self.policy, rows, [*objective.needs, Need("logprobs"), Need("entropy")])
         if objective.needs_reference:
@@ -200,7 +197,7 @@ class Learner:
             self.backend.backward(sum(0.0 * s.sum() for s in statistics.values() if s.requires_grad))  # type: ignore[arg-type]
 
     def _passes(
-        self, work: _Work, share: np.ndarray, where: list[np.ndarray] | None = None
+        self, work: Work, share: np.ndarray, where: list[np.ndarray] | None = None
     ) -> Iterator[MicroBatch | None]:
         """The micro-batches of this rank's share; None, where ranks go in lockstep, until all have had as many.
 
@@ -228,13 +225,13 @@ class Learner:
         own = deal(np.bincount(units, weights=costs), self.world.size)[self.world.rank]
         return index[np.isin(units, own)]
 
-    def _nothing(self, work: _Work, index: np.ndarray, where: list[np.ndarray] | None = None) -> torch.Tensor:
+    def _nothing(self, work: Work, index: np.ndarray, where: list[np.ndarray] | None = None) -> torch.Tensor:
         """A loss of 0 over the shortest of these rollouts, for a rank that has no more micro-batches than others have."""
         shortest = index[[int(np.argmin([len(work.batch.rollouts[i]) for i in index]))]]
         (rows,) = micro_batches(self.policy, work.batch, shortest, where or work.trained, work.config)
         return 0.0 * forward(self.policy, rows, [Need("logprobs", grad=True)])["logprobs", CURRENT].sum()
 
-    def _look_ahead(self, work: _Work, part: np.ndarray, first: bool) -> dict[str, Ahead]:
+    def _look_ahead(self, work: Work, part: np.ndarray, first: bool) -> dict[str, Ahead]:
         """What components that have to see the whole optimizer step make of it; one pass without gradient if any does."""
         asking = {c: needs for c in work.objective.components if (needs := needs_ahead(c))}
         if not asking:
@@ -250,20 +247,20 @@ class Learner:
             columns["logprobs", REFERENCE] = work.reference
         return {c.name: look_ahead(c, work.batch, index, columns, work.weights[c.weights]) for c in asking}
 
-    def _add_reference_logprobs(self, work: _Work) -> None:
+    def _add_reference_logprobs(self, work: Work) -> None:
         """The token column `logprobs/reference`, NaN where nothing is trained; one pass for all optimizer steps."""
         assert self.reference is not None, "a component asks for the reference and the stage keeps none"
         with self.reference.in_place():
             work.reference = self._statistics(work, np.flatnonzero(work.trains), [Need("logprobs")])["logprobs"]
         work.batch.token_columns[f"logprobs/{REFERENCE}"] = work.reference
 
-    def _add_proximal_statistics(self, work: _Work, index: np.ndarray) -> None:
+    def _add_proximal_statistics(self, work: Work, index: np.ndarray) -> None:
         """The token columns `STATISTIC/proximal` of these rollouts, log-probs among them, under the weights as they are now."""
         needs = [Need("logprobs"), *(Need(name) for name in work.objective.proximal_statistics)]
         work.proximal = self._statistics(work, index[work.trains[index]], needs)
         work.batch.token_columns |= {f"{name}/{PROXIMAL}": values for name, values in work.proximal.items()}
 
-    def _gaps_without_gradient(self, work: _Work) -> torch.Tensor:
+    def _gaps_without_gradient(self, work: Work) -> torch.Tensor:
         """Proximal minus behaviour log-probs [N] at sampled tokens of some rollouts that have no gradient; one micro-batch.
 
         Without them the mismatch would be of groups with an advantage alone, and unknown where there is none (N3).
@@ -275,7 +272,7 @@ class Learner:
         gaps = [(proximal[i] - work.behaviour[i])[work.known[i]] for i in index]
         return torch.from_numpy(np.concatenate(gaps)).clamp(-LARGEST_GAP, LARGEST_GAP)
 
-    def _weight_without_gradient(self, work: _Work, averages: Averages, measured: int) -> float:
+    def _weight_without_gradient(self, work: Work, averages: Averages, measured: int) -> float:
         """The weight of a token measured without gradient, so that both kinds count in `mismatch/*` by their tokens.
 
         Tokens with a gradient count once for each optimizer step in which their mismatch is known (their number is in
@@ -288,7 +285,7 @@ class Learner:
         return times * flat / measured if measured else 0.0
 
     def _statistics(
-        self, work: _Work, index: np.ndarray, needs: Sequence[Need], where: list[np.ndarray] | None = None
+        self, work: Work, index: np.ndarray, needs: Sequence[Need], where: list[np.ndarray] | None = None
     ) -> dict[str, list[np.ndarray]]:
         """Statistics of tokens of these rollouts under the weights in place, NaN elsewhere, without gradient.
 
@@ -317,57 +314,6 @@ class Learner:
         return found
 
 
-@dataclass
-class _Work:
-    """A batch with what all its optimizer steps read of it, made once; one array [T_b] per rollout in each list."""
-
-    batch: Batch
-    objective: Objective
-    config: OptimConfig
-    trains: np.ndarray
-    """bool [B]: the rollouts that can have a gradient."""
-    weights: dict[str, list[np.ndarray]]
-    """The token weights of each name that a component uses."""
-    trained: list[np.ndarray]
-    """bool: the tokens that any component gives a weight."""
-    behaviour: list[np.ndarray]
-    known: list[np.ndarray]
-    """bool: the sampled tokens whose behaviour log-prob is known."""
-    advantage: list[np.ndarray] | None
-    reference: list[np.ndarray] = field(default_factory=list)
-    proximal: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    """By statistic; empty where the ratio is taken to the behaviour policy."""
-    without_dropout: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    """By statistic, of the optimizer step that is taken; empty where the pass that has gradients is not random."""
-    group_weights: dict[str, np.ndarray] = field(default_factory=dict)
-    """float64 [B]: the weight of each rollout's whole group, by the name of each component that averages over groups."""
-    updated: list[np.ndarray] = field(default_factory=list)
-    """Log-probs at the last optimizer step that a token was in (of this rank's share); NaN elsewhere."""
-
-    @classmethod
-    def of(cls, batch: Batch, objective: Objective, config: OptimConfig) -> _Work:
-        """The work on `batch`."""
-        weights = {c.weights: batch.tokens(f"weight/{c.weights}") for c in objective.components}
-        groups = batch.group_index()
-        over_groups = [c for c in objective.components if c.loss.average == "groups"]
-        sums = {c.weights: [w.sum(dtype=np.float64) for w in weights[c.weights]] for c in over_groups}
-        return cls(
-            batch,
-            objective,
-            config,
-            trains=objective.trains(batch),
-            weights=weights,
-            trained=[np.any([w != 0 for w in of_one], axis=0) for of_one in zip(*weights.values(), strict=True)],
-            behaviour=[r.behaviour_logprobs for r in batch.rollouts],
-            known=[r.sampled & np.isfinite(r.behaviour_logprobs) for r in batch.rollouts],
-            advantage=batch.tokens("advantage") if batch.has("advantage") else None,
-            group_weights={c.name: np.bincount(groups, sums[c.weights])[groups] for c in over_groups},
-            updated=batch.token_columns.setdefault(
-                UPDATED, [np.full(len(r), np.nan, dtype=np.float32) for r in batch.rollouts]
-            ),
-        )
-
-
 def _comparable(objective: Objective) -> list[Need]:
     """The statistics of the policy as it is that losses and metrics read, of one number per token."""
     read: set[Statistic] = {need.statistic for need in objective.needs if need.model == CURRENT}
@@ -375,91 +321,7 @@ def _comparable(objective: Objective) -> list[Need]:
     return [Need(name) for name in sorted(read - SEVERAL_PER_TOKEN)]
 
 
-@dataclass(frozen=True)
-class _Trained:
-    """The tokens of a micro-batch that a component trains."""
-
-    places: np.ndarray
-    """int64 [N], among the micro-batch's T trained tokens"""
-    index: torch.Tensor | None
-    """The same on the device; None: all T."""
-
-    def of(self, values: torch.Tensor) -> torch.Tensor:
-        """[T, ...] -> [N, ...]. By places, not by a mask, whose count the host would have to wait for."""
-        return values if self.index is None else values.index_select(0, self.index)
-
-    def of_any(self, values: torch.Tensor | None) -> torch.Tensor | None:
-        """The same of what a component may lack."""
-        return None if values is None else self.of(values)
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """What a micro-batch's losses read beside its forward pass, by (what, of which): in host memory, and on the device.
-
-    float32 [T] at the trained tokens; of rollouts float64 [S]; places of tokens int64.
-    """
-
-    host: dict[tuple[str, str], np.ndarray]
-    device: dict[tuple[str, str], torch.Tensor]
-
-    @classmethod
-    def of(cls, work: _Work, rows: MicroBatch, ahead: Mapping[str, Ahead], first: bool) -> _Inputs:
-        """Collect them and copy them to the device at once."""
-        columns: dict[tuple[str, str], Sequence[np.ndarray]] = {("logprobs", BEHAVIOUR): work.behaviour}
-        if work.advantage is not None:
-            columns["advantage", "batch"] = work.advantage
-        if work.objective.needs_reference:
-            columns["logprobs", REFERENCE] = work.reference
-        if not first:
-            columns["logprobs", PROXIMAL] = work.behaviour
-            columns |= {(name, PROXIMAL): values for name, values in work.proximal.items()}
-        columns |= {(name, WITHOUT_DROPOUT): values for name, values in work.without_dropout.items()}
-        of_rollouts: dict[tuple[str, str], np.ndarray] = {}
-        for component in work.objective.components:
-            name, told = component.name, ahead.get(component.name, Ahead())
-            columns["weight", component.weights] = work.weights[component.weights]
-            if component.by_token:
-                columns["factor", name] = work.batch.tokens(f"factor/{name}")
-            if told.kept is not None:
-                columns["kept", name] = told.kept
-            if told.chosen is not None:
-                columns["chosen", name] = told.chosen
-            if told.shares is not None and told.slopes is not None:
-                of_rollouts |= {("share", name): told.shares, ("slope", name): told.slopes}
-            if name in work.group_weights:
-                of_rollouts["group_weight", name] = work.group_weights[name]
-        host = {key: rows.at_trained(values) for key, values in columns.items()}
-        host |= {key: values[rows.index] for key, values in of_rollouts.items()}
-        for (what, weights), values in list(host.items()):
-            if what == "weight":
-                host |= _places(weights, values, host["logprobs", BEHAVIOUR])
-        return cls(host, dict(zip(host, to_device([*host.values()], rows.targets.device), strict=True)))
-
-    def trained_by(self, component: Component) -> _Trained:
-        """The tokens that the component gives a weight."""
-        weight = self.host["weight", component.weights]
-        return _Trained(np.flatnonzero(weight), self.device.get(("places", component.weights)))
-
-    def of_rollouts(self, what: str, component: Component, like: torch.Tensor) -> torch.Tensor | None:
-        """[S] in the type of `like`; None where the component has none."""
-        values = self.device.get((what, component.name))
-        return None if values is None else values.to(like.dtype)
-
-
-def _places(weights: str, weight: np.ndarray, behaviour: np.ndarray) -> dict[tuple[str, str], np.ndarray]:
-    """Where the weight [T] is not 0, and which of these tokens have a known behaviour log-prob; each left out where it is all."""
-    places = np.flatnonzero(weight)
-    known = np.flatnonzero(~np.isnan(behaviour[places]))
-    found = {}
-    if len(places) < len(weight):
-        found["places", weights] = places
-    if len(known) < len(places):
-        found["known", weights] = known
-    return found
-
-
-def _term(component: Component, tokens: TokenBatch, over: Denominators, inputs: _Inputs) -> LossTerm:
+def _term(component: Component, tokens: TokenBatch, over: Denominators, inputs: LossInputs) -> LossTerm:
     """The component's share of the loss for the tokens of a micro-batch, with what it knows of the whole step."""
     shares = inputs.of_rollouts("share", component, like=tokens.logprobs)
     slopes = inputs.of_rollouts("slope", component, like=tokens.logprobs)
@@ -488,7 +350,7 @@ def _refuse_unknown(*needed: np.ndarray | None) -> None:
         )
 
 
-def _measured_without_gradient(work: _Work) -> np.ndarray:
+def _measured_without_gradient(work: Work) -> np.ndarray:
     """Positions of the rollouts without a gradient that are measured: one of every group, then another, to a micro-batch."""
     able = [int(i) for i in np.flatnonzero(~work.trains) if work.known[i].any()]
     able.sort(key=lambda i: work.batch.rollouts[i].token_ids.tobytes())  # whatever the order in the batch (N4)

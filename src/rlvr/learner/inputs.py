@@ -1,0 +1,157 @@
+"""What the learner reads of a batch: made once for all its optimizer steps, and for each micro-batch what its losses read beside the
+forward pass, found in host memory and copied to the device at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from rlvr.config import OptimConfig
+from rlvr.losses import Component, Objective
+from rlvr.losses.ahead import Ahead
+from rlvr.needs import BEHAVIOUR, PROXIMAL, REFERENCE
+from rlvr.policy import MicroBatch
+from rlvr.policy.transfer import to_device
+from rlvr.records import UPDATED, Batch
+
+WITHOUT_DROPOUT = "without_dropout"
+"""Marks statistics of the current policy that come from a pass without dropout."""
+
+
+@dataclass
+class Work:
+    """A batch with what all its optimizer steps read of it, made once; one array [T_b] per rollout in each list."""
+
+    batch: Batch
+    objective: Objective
+    config: OptimConfig
+    trains: np.ndarray
+    """bool [B]: the rollouts that can have a gradient."""
+    weights: dict[str, list[np.ndarray]]
+    """The token weights of each name that a component uses."""
+    trained: list[np.ndarray]
+    """bool: the tokens that any component gives a weight."""
+    behaviour: list[np.ndarray]
+    known: list[np.ndarray]
+    """bool: the sampled tokens whose behaviour log-prob is known."""
+    advantage: list[np.ndarray] | None
+    reference: list[np.ndarray] = field(default_factory=list)
+    proximal: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    """By statistic; empty where the ratio is taken to the behaviour policy."""
+    without_dropout: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    """By statistic, of the optimizer step that is taken; empty where the pass that has gradients is not random."""
+    group_weights: dict[str, np.ndarray] = field(default_factory=dict)
+    """float64 [B]: the weight of each rollout's whole group, by the name of each component that averages over groups."""
+    updated: list[np.ndarray] = field(default_factory=list)
+    """Log-probs at the last optimizer step that a token was in (of this rank's share); NaN elsewhere."""
+
+    @classmethod
+    def of(cls, batch: Batch, objective: Objective, config: OptimConfig) -> Work:
+        """The work on `batch`."""
+        weights = {c.weights: batch.tokens(f"weight/{c.weights}") for c in objective.components}
+        groups = batch.group_index()
+        over_groups = [c for c in objective.components if c.loss.average == "groups"]
+        sums = {c.weights: [w.sum(dtype=np.float64) for w in weights[c.weights]] for c in over_groups}
+        return cls(
+            batch,
+            objective,
+            config,
+            trains=objective.trains(batch),
+            weights=weights,
+            trained=[np.any([w != 0 for w in of_one], axis=0) for of_one in zip(*weights.values(), strict=True)],
+            behaviour=[r.behaviour_logprobs for r in batch.rollouts],
+            known=[r.sampled & np.isfinite(r.behaviour_logprobs) for r in batch.rollouts],
+            advantage=batch.tokens("advantage") if batch.has("advantage") else None,
+            group_weights={c.name: np.bincount(groups, sums[c.weights])[groups] for c in over_groups},
+            updated=batch.token_columns.setdefault(
+                UPDATED, [np.full(len(r), np.nan, dtype=np.float32) for r in batch.rollouts]
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class TrainedTokens:
+    """The tokens of a micro-batch that a component trains."""
+
+    places: np.ndarray
+    """int64 [N], among the micro-batch's T trained tokens"""
+    index: torch.Tensor | None
+    """The same on the device; None: all T."""
+
+    def of(self, values: torch.Tensor) -> torch.Tensor:
+        """[T, ...] -> [N, ...]. By places, not by a mask, whose count the host would have to wait for."""
+        return values if self.index is None else values.index_select(0, self.index)
+
+    def of_any(self, values: torch.Tensor | None) -> torch.Tensor | None:
+        """The same of what a component may lack."""
+        return None if values is None else self.of(values)
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """What a micro-batch's losses read beside its forward pass, by (what, of which): in host memory, and on the device.
+
+    float32 [T] at the trained tokens; of rollouts float64 [S]; places of tokens int64.
+    """
+
+    host: dict[tuple[str, str], np.ndarray]
+    device: dict[tuple[str, str], torch.Tensor]
+
+    @classmethod
+    def of(cls, work: Work, rows: MicroBatch, ahead: Mapping[str, Ahead], first: bool) -> LossInputs:
+        """Collect them and copy them to the device at once."""
+        columns: dict[tuple[str, str], Sequence[np.ndarray]] = {("logprobs", BEHAVIOUR): work.behaviour}
+        if work.advantage is not None:
+            columns["advantage", "batch"] = work.advantage
+        if work.objective.needs_reference:
+            columns["logprobs", REFERENCE] = work.reference
+        if not first:
+            columns["logprobs", PROXIMAL] = work.behaviour
+            columns |= {(name, PROXIMAL): values for name, values in work.proximal.items()}
+        columns |= {(name, WITHOUT_DROPOUT): values for name, values in work.without_dropout.items()}
+        of_rollouts: dict[tuple[str, str], np.ndarray] = {}
+        for component in work.objective.components:
+            name, told = component.name, ahead.get(component.name, Ahead())
+            columns["weight", component.weights] = work.weights[component.weights]
+            if component.by_token:
+                columns["factor", name] = work.batch.tokens(f"factor/{name}")
+            if told.kept is not None:
+                columns["kept", name] = told.kept
+            if told.chosen is not None:
+                columns["chosen", name] = told.chosen
+            if told.shares is not None and told.slopes is not None:
+                of_rollouts |= {("share", name): told.shares, ("slope", name): told.slopes}
+            if name in work.group_weights:
+                of_rollouts["group_weight", name] = work.group_weights[name]
+        host = {key: rows.at_trained(values) for key, values in columns.items()}
+        host |= {key: values[rows.index] for key, values in of_rollouts.items()}
+        for (what, weights), values in list(host.items()):
+            if what == "weight":
+                host |= _places(weights, values, host["logprobs", BEHAVIOUR])
+        return cls(host, dict(zip(host, to_device([*host.values()], rows.targets.device), strict=True)))
+
+    def trained_by(self, component: Component) -> TrainedTokens:
+        """The tokens that the component gives a weight."""
+        weight = self.host["weight", component.weights]
+        return TrainedTokens(np.flatnonzero(weight), self.device.get(("places", component.weights)))
+
+    def of_rollouts(self, what: str, component: Component, like: torch.Tensor) -> torch.Tensor | None:
+        """[S] in the type of `like`; None where the component has none."""
+        values = self.device.get((what, component.name))
+        return None if values is None else values.to(like.dtype)
+
+
+def _places(weights: str, weight: np.ndarray, behaviour: np.ndarray) -> dict[tuple[str, str], np.ndarray]:
+    """Where the weight [T] is not 0, and which of these tokens have a known behaviour log-prob; each left out where it is all."""
+    places = np.flatnonzero(weight)
+    known = np.flatnonzero(~np.isnan(behaviour[places]))
+    found = {}
+    if len(places) < len(weight):
+        found["places", weights] = places
+    if len(known) < len(places):
+        found["known", weights] = known
+    return found
