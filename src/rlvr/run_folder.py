@@ -285,6 +285,21 @@ class RunFolder:
             )
         return found
 
+    def saved_engine(self, resume: str) -> Any:
+        """The engine of the newest checkpoint that `resume` may mean, by its configuration alone; None where none can be read."""
+        path = Path(resume)
+        if resume == "auto":
+            found = checkpoint.checkpoints(self.checkpoints)
+        elif (path / checkpoint.SEAL).exists():
+            found = [path]
+        else:
+            found = checkpoint.checkpoints(path / "checkpoints")
+        for one in reversed(found):
+            if checkpoint.is_sealed(one):
+                with contextlib.suppress(CheckpointError):  # `find` says what is wrong with it
+                    return checkpoint.read(one).state["config"]["rollout"]["engine"]
+        return None
+
     def check(self, saved: dict[str, Any], recorded: dict[str, Any], free: Collection[str] = ()) -> None:
         """CheckpointError names each key of the configuration that differs from that of a checkpoint and may not; those in `free`
         may, beside those that always may.

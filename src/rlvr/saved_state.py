@@ -300,6 +300,7 @@ class Saver:
 
     def _take(self, saved: Saved, keep_cut: bool) -> None:
         trainer, state = self.trainer, saved.state
+        self._check_engine(state["config"]["rollout"]["engine"])
         self._plan_memory(state["config"])
         free = automatic_keys(trainer.memory_plan.written)
         trainer.folder.check(state["config"], state.get("recorded", state["config"]), free)
@@ -329,6 +330,15 @@ class Saver:
         trainer.metrics, trainer.evaluations, trainer.due_evaluations.pending = trainer.world.broadcast(
             (*rows, trainer.due_evaluations.pending), "the metrics so far"
         )
+
+    def _check_engine(self, saved: Any) -> None:
+        """CheckpointError where `rollout.engine: auto` took another engine than that of the checkpoint."""
+        trainer = self.trainer
+        if trainer.engine_reason is not None and saved != trainer.config.rollout.engine:
+            raise CheckpointError(
+                f"the checkpoint was made with rollout.engine {saved!r}, and here {trainer.engine_reason}. Set rollout.engine, or give "
+                "`resume` to GRPOTrainer itself, which then takes the checkpoint's engine"
+            )
 
     def _plan_memory(self, saved: dict[str, Any]) -> None:
         """Take the values that `auto` has in a checkpoint's configuration, where these fit here."""

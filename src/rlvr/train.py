@@ -113,8 +113,8 @@ def _train(config: Config, resume: str | None) -> int:
     with reporting(lambda: f"run {config.folder}, process {os.getpid()}\nphase: {phase}"):
         from rlvr.trainer import GRPOTrainer
 
-        with GRPOTrainer(config=config) as trainer:
-            trainer.train(resume=resume)
+        with GRPOTrainer(config=config, resume=resume) as trainer:
+            trainer.train()
             phase = "closing"
             if trainer.world.leads:
                 _report(trainer)

@@ -53,10 +53,9 @@ from rlvr.monitor.metrics import record
 from rlvr.monitor.profile import StepProfiler
 from rlvr.monitor.rollout_log import RolloutLog
 from rlvr.monitor.trackers import Tracker
-from rlvr.planner import plan_run
+from rlvr.planner import engine_of_run, plan_run
 from rlvr.policy import Snapshot, given_policy, learning_rate, load_policy
 from rlvr.policy.adapters import is_adapter
-from rlvr.policy.loading import device_of
 from rlvr.records import Batch, Rollout, Task, cut
 from rlvr.rollout import (
     Activity,
@@ -68,7 +67,6 @@ from rlvr.rollout import (
     Sampling,
     evaluation_plan,
 )
-from rlvr.rollout.automatic import with_engine
 from rlvr.rollout.vllm.options import devices_apart, low_precision
 from rlvr.run_folder import RunFolder
 from rlvr.run_status import status
@@ -94,7 +92,8 @@ class GRPOTrainer:
     `model` is a loaded model (with `tokenizer`; it is moved to the config's `model.device`), a path or hub name, or None to
     build what the config says. `tasks` and `eval_tasks` are anything that `rlvr.data.load_tasks` takes, or None for the
     config's. `verifier` is a Verifier, a plain reward function, a registered name, or None for the config's. `config` is a
-    Config, a mapping or a YAML file.
+    Config, a mapping or a YAML file. `resume` is what `train` goes on from, as there; given here, the engine of `rollout.engine: auto`
+    is the checkpoint's.
 
     After `train()`: `metrics` (one record per step), `evaluations`, `batch` (the last one scored), `policy`. Raises
     RlvrError for bad input before any training.
@@ -110,17 +109,20 @@ class GRPOTrainer:
         eval_tasks: Any = None,
         tokenizer: Any = None,
         trackers: Sequence[Tracker] = (),
+        resume: str | None = None,
     ) -> None:
         registry.leave_loaded_script()
         self.config = config if isinstance(config, Config) else load_config(config)
         if isinstance(model, (str, Path)):
             named = self.config.model.model_copy(update={"path": str(model), "scratch": None})
             self.config, model = self.config.model_copy(update={"model": named}), None
-        self.config, self.engine_reason = with_engine(self.config, device_of(self.config.model).type == "cuda")
-        self.plans = stage_plans(self.config)
+        stage_plans(self.config)  # a wrong configuration is refused before ranks wait for each other
         self.world = World.from_environment(self.config.distributed.silence)
         self.seed = self.config.run.seed
-        check_gpus(self.config, self.world)
+        self._resume = resume
+        saved = RunFolder(self.config).saved_engine(resume) if resume is not None and self.world.leads else None
+        self.config, self.engine_reason = engine_of_run(self.config, self.world, saved)
+        check_gpus(self.config, self.world, self.engine_reason)
         self.memory_plan = plan_run(self.config, self.world, model)
         self.config = self.memory_plan.config
         self.plans = stage_plans(self.config)
@@ -196,11 +198,12 @@ class GRPOTrainer:
     def train(self, steps: int | None = None, *, resume: str | None = None) -> list[dict[str, Any]]:
         """Run the stages from where they are, at most `steps` steps more; the metrics of all steps so far.
 
-        `resume` is `auto`, a run or a checkpoint. Ctrl-C stops after a checkpoint; calling `train` again goes on.
+        `resume` is `auto`, a run or a checkpoint; where it is not given, that which the trainer was made with. Ctrl-C stops after a
+        checkpoint; calling `train` again goes on.
         """
         with self.stop, reporting(lambda: status(self)):
             try:
-                self._begin(resume)
+                self._begin(self._resume if resume is None else resume)
                 until = sum(plan.allowed for plan in self.plans)
                 until = until if steps is None else min(until, self.step + steps)
                 self.due_evaluations.make_up()

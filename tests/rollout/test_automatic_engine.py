@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from rlvr.config import Config
+from rlvr.errors import ConfigError
+from rlvr.planner import engine_of_run
 from rlvr.rollout.automatic import with_engine
 from rlvr.rollout.vllm import installed
 
@@ -37,3 +40,38 @@ def test_an_engine_that_is_written_stays():
     for written in ("hf", {"name": "vllm", "sleep": False}):
         config = Config(rollout={"engine": written})
         assert with_engine(config, True) == (config, None)
+
+
+def test_the_engine_of_a_checkpoint_stays():
+    for saved in ("hf", {"name": "vllm", "sleep": False}):
+        config, said = with_engine(AUTO, True, saved=saved)
+        assert config.rollout.engine == saved
+        assert "the checkpoint was made with it" in said
+
+
+def test_all_ranks_take_the_engine_of_rank_0(monkeypatch):
+    """Whatever is installed beside the others."""
+
+    class Rank:
+        def __init__(self, leads, box):
+            self.leads = leads
+            self.box = box
+
+        def broadcast(self, value, what):
+            self.box.setdefault(what, value)
+            return self.box[what]
+
+    def missing():
+        raise ConfigError("vLLM is missing")
+
+    monkeypatch.setattr("rlvr.planner.run_plan.device_of", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(installed, "for_cpu", lambda: False)
+    versions = {True: lambda: "0.32.0", False: missing}
+    for rank_0_has_it, engine in ((True, "vllm"), (False, "hf")):
+        box = {}
+        found = []
+        for leads in (True, False):
+            monkeypatch.setattr(installed, "version", versions[leads is rank_0_has_it])
+            found.append(engine_of_run(AUTO, Rank(leads, box)))
+        assert found[0] == found[1]
+        assert found[0][0].rollout.engine == engine

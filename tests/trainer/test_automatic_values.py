@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import yaml
 
 from rlvr import trainer as trainer_module
-from rlvr.errors import ConfigError
+from rlvr.errors import CheckpointError, ConfigError
 from rlvr.planner import devices
 from rlvr.planner.planner import substituted
 from rlvr.policy import load_policy
+from rlvr.rollout.vllm import installed
 
 
 def recorded(trainer) -> tuple:
@@ -141,3 +144,32 @@ def test_each_stage_keeps_its_own_values(make_trainer, monkeypatch):
     automatic.train(resume="auto")
     assert automatic.stages[2].config.optim.micro_batch_tokens == longest + 7
     assert automatic.stages[1].config.optim.micro_batch_tokens is None
+
+
+def test_a_resumed_run_keeps_the_engine_of_its_checkpoint(make_trainer, monkeypatch):
+    engine = {"name": "hf", "max_rows": 4}
+    written = make_trainer({"run": {"steps": 2}, "rollout": {"engine": engine}})
+    written.train(1)
+    written.close()
+    tree = {"run": {"steps": 2}, "rollout": {"engine": "auto"}}
+    unaware = make_trainer(tree)
+    assert unaware.config.rollout.engine == "hf"
+    with pytest.raises(CheckpointError, match=r"made with rollout.engine .*max_rows.* auto takes hf: .* give `resume`"):
+        unaware.train(resume="auto")
+    unaware.close()
+    again = make_trainer(tree, resume="auto")
+    assert again.config.rollout.engine == engine
+    again.train()
+    assert len(again.metrics) == 2
+    again.close()
+    # one that is not possible here is refused before a model is loaded
+
+    def missing():
+        raise ConfigError("vLLM is not installed")
+
+    state = again.folder.checkpoints / "step-2" / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"config": {"rollout": {"engine": "vllm"}}}))
+    monkeypatch.setattr(installed, "version", missing)
+    monkeypatch.setattr(trainer_module, "load_policy", lambda *_: pytest.fail("a model was loaded"))
+    with pytest.raises(ConfigError, match=r"not installed .*auto takes vllm: the checkpoint was made with it"):
+        make_trainer(tree, resume="auto")

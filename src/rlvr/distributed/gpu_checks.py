@@ -34,9 +34,9 @@ class RankGPU:
         return self.uuid == other.uuid and (not parts or (self.name, self.machine) == (other.name, other.machine))
 
 
-def check_gpus(config: Config, world: World) -> None:
+def check_gpus(config: Config, world: World, engine_reason: str | None = None) -> None:
     """ConfigError, the same on every rank, where a rank has no GPU of its own, or where the engine does not fit the GPUs: too few, too
-    little free memory, or a vLLM that was built for another device."""
+    little free memory, or a vLLM that was built for another device. `engine_reason` says why it is this engine."""
     home = device_of(config.model)
     gpu: RankGPU | None = None
     problem: str | None = None
@@ -50,7 +50,10 @@ def check_gpus(config: Config, world: World) -> None:
             gpu = RankGPU(name, str(found.uuid), is_part, machine())
         options = registry.build("engine", config.rollout.engine)
         if isinstance(options, VLLMOptions | VLLMServerOptions) and (options.per_rank or world.leads):
-            options.check(home)
+            try:
+                options.check(home)
+            except ConfigError as error:
+                raise ConfigError(f"{error} ({engine_reason})" if engine_reason is not None else str(error)) from error
     except ConfigError as error:
         problem = str(error)
     answers = world.gather((gpu, problem), "the GPUs of the ranks")

@@ -6,7 +6,7 @@ from rlvr.planner.meta_model import shape_of
 from rlvr.planner.micro_batch import micro_batch_bytes
 from rlvr.planner.plan import Phase, Plan, plan_stage, training_ranks
 from rlvr.planner.planner import Planner
-from rlvr.planner.run_plan import RunPlan, plan_for, plan_resumed, plan_run
+from rlvr.planner.run_plan import RunPlan, engine_of_run, plan_for, plan_resumed, plan_run
 from rlvr.planner.saved_values import automatic_keys, put_values
 from rlvr.planner.shape import Shape
 from rlvr.planner.trainer_memory import STATE
@@ -20,6 +20,7 @@ __all__ = [
     "RunPlan",
     "Shape",
     "automatic_keys",
+    "engine_of_run",
     "lengths",
     "micro_batch_bytes",
     "own_devices",

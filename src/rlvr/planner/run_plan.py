@@ -15,6 +15,7 @@ from rlvr.planner.plan import Phase
 from rlvr.planner.planner import UNDESCRIBED, Planner, substituted
 from rlvr.planner.report import gib, plan_lines, refusal
 from rlvr.planner.saved_values import automatic_keys, setting, with_saved
+from rlvr.policy.loading import device_of
 from rlvr.rollout.automatic import with_engine
 from rlvr.stage_plan import StagePlan, stage_plans
 
@@ -39,6 +40,25 @@ class RunPlan:
     """The values of a checkpoint that were replaced, and the reason, in a line."""
     planner: Planner | None = None
     """Made the plan, of the devices that the run has."""
+
+
+def engine_of_run(config: Config, world: World, saved: Any = None) -> tuple[Config, str | None]:
+    """The configuration with the engine that `auto` takes for a run that starts here, and the reason: rank 0's, on every rank.
+
+    `saved` is the engine of the checkpoint that rank 0 goes on from.
+    """
+    if config.rollout.engine != "auto":
+        return config, None
+    found = None
+    if world.leads:
+        try:
+            on_gpu = device_of(config.model).type == "cuda"
+        except ConfigError:  # every rank is asked for its GPU later, and named (rlvr.distributed.gpu_checks)
+            on_gpu = False
+        found = with_engine(config, on_gpu, saved=saved)
+    found = world.broadcast(found, "the engine")
+    assert found is not None
+    return found
 
 
 def plan_run(config: Config, world: World, model: Any = None) -> RunPlan:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from rlvr import registry
 from rlvr.config import Config
 from rlvr.errors import ConfigError
 from rlvr.rollout.vllm import installed
 
 
-def with_engine(config: Config, on_gpu: bool, here: bool = True) -> tuple[Config, str | None]:
+def with_engine(config: Config, on_gpu: bool, here: bool = True, saved: Any = None) -> tuple[Config, str | None]:
     """The configuration with an engine in place of `auto`, and the reason in words; the latter None where an engine was written.
 
-    `vllm` on a GPU where a vLLM for GPUs is installed in a version that this library takes, else `hf`. With `here` false the GPU is
-    elsewhere, and so is what is installed beside it: vLLM is assumed.
+    It is `saved`, the engine of a checkpoint, where there is one. Else `vllm` on a GPU where a vLLM for GPUs is installed in a version
+    that this library takes, else `hf`. With `here` false the GPU is elsewhere, and so is what is installed beside it: vLLM is assumed.
     """
     if config.rollout.engine != "auto":
         return config, None
-    name, reason = _chosen(on_gpu, here)
-    rollout = config.rollout.model_copy(update={"engine": name})
+    engine, reason = _chosen(on_gpu, here) if saved is None else (saved, "the checkpoint was made with it")
+    rollout = config.rollout.model_copy(update={"engine": engine})
+    name = registry.split(engine)[0]
     return config.model_copy(update={"rollout": rollout}), f"rollout.engine: auto takes {name}: {reason}"
 
 
