@@ -194,6 +194,19 @@ def troubles(setting, world):
     return found
 
 
+def nonfinite(setting, world):
+    """Updates of two optimizer steps each, of which the second and third have one whose loss is not finite, by one rollout alone."""
+    policy, backend, config = start(setting, world)
+    learner = Learner(backend, Snapshot(policy), world)
+    found = {"metrics": [], "tensors": [whole(backend.saved_tensors(), world)]}
+    for step, (row, advantage) in enumerate([(0, 1.0), (0, math.inf), (-1, math.nan), (0, 1.0)]):
+        batch = recorded(policy, seed=step)
+        batch.columns["advantage"][row] = advantage
+        found["metrics"].append(learner.update(batch, objective(), config, setting["lr"]))
+        found["tensors"].append(whole(backend.saved_tensors(), world))
+    return found
+
+
 def save(setting, world):
     """Two steps, a checkpoint's tensors in `folder`, and two steps more."""
     policy, backend, config = start(setting, world)
