@@ -1,5 +1,9 @@
 """QLoRA: the frozen weights in 4 bits, on the CPU. What is trained, sampled with, published and written is one function."""
 
+import importlib.util
+import logging
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -12,6 +16,7 @@ from rlvr.errors import ConfigError
 from rlvr.learner import Learner
 from rlvr.planner import shape_of
 from rlvr.policy import Snapshot, load_policy
+from rlvr.policy.adapters import UNUSED_KERNEL
 from rlvr.rollout import Collector, HFEngine, HFEngineOptions
 from rlvr.rollout.probe import probe
 
@@ -125,3 +130,14 @@ def test_what_cannot_be_quantized_is_refused():
         load_policy(ModelConfig(path="x", quantization="nf4", adapter=LoraConfig(), device="cpu"), shared_out=True)
     with pytest.raises(ConfigError, match="cannot be loaded"):
         load_policy(ModelConfig(path="nobody/nothing", quantization="nf4", adapter=LoraConfig(), device="cpu"))
+
+
+def test_a_kernel_that_is_not_used_is_not_missed_aloud(caplog):
+    """bitsandbytes logs it when peft imports it; its other warnings are shown."""
+    (package,) = importlib.util.find_spec("bitsandbytes").submodule_search_locations
+    source = (Path(package) / "backends" / "cpu" / "ops.py").read_text()
+    assert f'"{UNUSED_KERNEL}' in source and "logging.getLogger(__name__)" in source
+    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    logger.warning(f"{UNUSED_KERNEL} from kernels-community: %s.", "No module named 'kernels'")
+    logger.warning("another")
+    assert [record.getMessage() for record in caplog.records] == ["another"]

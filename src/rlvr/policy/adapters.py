@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,13 @@ from safetensors import SafetensorError
 
 from rlvr.config import LoraConfig
 from rlvr.errors import ConfigError
+
+UNUSED_KERNEL = "Failed to load CPU gemm_4bit_forward"
+"""Beginning of a warning of bitsandbytes, which peft imports: it misses a kernel for a CPU, which nothing here calls."""
+# shown at every start with an adapter otherwise
+logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
+    lambda record: not record.getMessage().startswith(UNUSED_KERNEL)
+)
 
 
 def add_adapter(model: Any, config: LoraConfig, seed: int) -> Any:
