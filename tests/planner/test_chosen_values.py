@@ -76,6 +76,26 @@ def test_a_gpu_is_kept_busy():
     assert chosen(small, 200e9, on_gpu=True) == (False, None)
 
 
+def test_a_phase_without_micro_batches_does_not_make_them_small():
+    """vLLM's share and the weights leave less than the margin in the publish, whatever the micro-batches are."""
+    tree = {
+        "model": {"path": "Qwen/Qwen2.5-1.5B", "adapter": LoraConfig()},
+        "rollout": {
+            **RUN["rollout"],
+            "prompts_per_step": 64,
+            "engine": {"name": "vllm", "gpu_memory_utilization": 0.65},
+        },
+    }
+    devices = Devices(1, 24e9)
+    planner = Planner(devices)
+    found = plan_for(config_of(**tree), devices)
+    (plan,) = planner.plans(planner.stages(found.config))
+    publish, update = (next(phase for phase in plan.phases if phase.name == name) for name in ("publish", "update"))
+    assert 0 < publish.left < planner.margin * devices.memory <= update.left
+    assert found.problem is None
+    assert plan.tokens > 8192
+
+
 def test_what_is_chosen_is_written_in_every_stage_and_what_was_set_stays():
     stages = [
         {"kind": "sft", "steps": 1, "optim": {"micro_batch_size": 4}},

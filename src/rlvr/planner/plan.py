@@ -38,6 +38,8 @@ from rlvr.stage_plan import StagePlan
 GIB = 1 << 30
 CONTEXT = GIB
 """A GPU context of the trainer with NCCL's buffers and loaded kernels."""
+PASSES = (UPDATE, SCORING)
+"""Phases that take as much as their micro-batches do. What others take is known: smaller micro-batches would not free any of it."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,8 @@ class Plan:
         return max(phase.total for phase in self.phases if phase.name != ENGINE)
 
     def fits(self, margin: float = 0.0) -> bool:
-        """Whether every phase leaves that share of its memory."""
-        return all(phase.left >= margin * phase.available for phase in self.phases)
+        """Whether every phase fits, and those that micro-batches decide leave that share of the memory."""
+        return all(phase.left >= (margin if phase.name in PASSES else 0.0) * phase.available for phase in self.phases)
 
 
 def training_ranks(config: Config, devices: Devices) -> int:

@@ -18,7 +18,7 @@ from rlvr.planner.shape import Shape
 from rlvr.stage_plan import StagePlan, stage_plans
 
 MARGIN = {True: 0.1, False: 0.15}
-"""Share of a GPU, and of a CPU's memory, that `auto` leaves free: for fragmentation and for what the plan does not count. The plan of
+"""Share of a GPU, and of a CPU's memory, that `auto` leaves free in the phases with micro-batches: for fragmentation and for what the plan does not count. The plan of
 a micro-batch is within a tenth of what is measured, and that of a run on a CPU within 15 % (docs/memory.md)."""
 MOST_TOKENS = 65536
 """The largest micro-batch that `auto` takes on a GPU. Its matrix products are large enough long before, and the masks of shared
@@ -50,7 +50,7 @@ class Planner:
 
     @property
     def margin(self) -> float:
-        """Share of the memory that `auto` leaves free."""
+        """Share of the memory that `auto` leaves free in the phases with micro-batches."""
         return MARGIN[self.devices.on_gpu]
 
     def shape(self, model: ModelConfig) -> Shape:
@@ -81,7 +81,7 @@ class Planner:
         return [plan_stage(shape, stage, devices, ranks) for stage in stages]
 
     def fits(self, stages: Sequence[StagePlan], margin: float, devices: Devices | None = None) -> bool:
-        """Whether all stages leave that share of the memory."""
+        """Whether all stages fit, and leave that share of the memory in the phases with micro-batches."""
         return all(plan.fits(margin) for plan in self.plans(stages, devices))
 
     def resolved(self, stages: Sequence[StagePlan], devices: Devices | None = None) -> list[StagePlan]:
