@@ -8,6 +8,7 @@ import pytest
 import torch
 from fake_peak import fake_policy, like_a_gpu, measure, micro_batch, rollouts_of
 from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlvr.config import ModelConfig, OptimConfig
 from rlvr.planner import micro_batch_bytes, shape_of
@@ -61,6 +62,40 @@ def test_forward_head_loss_and_backward_read_no_value_from_the_device(way, check
     parameters = 2 * 64 * 5000 + 64 + 2 * (64 * (64 + 2 * 32) + 128 + 64 * 64 + 3 * 64 * 128 + 2 * 64)
     assert peak.weights == peak.gradients == 4 * parameters
     assert peak.rest > 4 * 64 * 5000  # a gradient of the head, beside much else
+
+
+EXPERTS = SMALL | {
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 96,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "head_dim": 16,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_experts_take_on_fake_tensors_what_they_take_on_real_ones(dtype):
+    """Under autocast, as the plain backend computes: float32 weights of experts stay what they are."""
+
+    def peaks():
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**EXPERTS), dtype=dtype)
+        layer = model.base_model.layers[0].mlp
+        hidden = torch.ones(1, 512, 64, requires_grad=True)
+        gradients = []
+        for tensor in (hidden, *layer.parameters()):
+            tensor.grad = torch.zeros_like(tensor)
+            gradients.append(tensor.grad)
+        with LiveBytes([*layer.parameters(), *gradients, hidden]) as live, torch.autocast("cpu", torch.bfloat16):
+            out = layer(hidden).sum()
+            kept = live.now
+            live.in_backward = True
+            out.backward()
+        return kept, live.peak
+
+    real = peaks()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert peaks() == pytest.approx(real, rel=0.02)
+    assert real[0] > 512 * 2 * (64 + 3 * 96 + 2 * 64) * dtype.itemsize  # two experts for each token
 
 
 QWEN = {"model_type": "qwen2", "vocab_size": 152064, "tie_word_embeddings": False, "max_position_embeddings": 131072}
@@ -182,6 +217,8 @@ OF_FOUR_LAYERS = [
     ("Qwen2.5-32B", 4096, {"deepspeed": True}),
     ("Qwen2.5-32B", 16384, {"gradient_checkpointing": True, **LORA}),
     ("Qwen3-30B-A3B", 4096, {"deepspeed": True}),
+    ("Qwen3-30B-A3B", 4096, {}),
+    ("Qwen3-30B-A3B", 16384, {"gradient_checkpointing": True}),
     ("Qwen3-30B-A3B", 32768, {"deepspeed": True, "way": "shared"}),
 ]
 QUICK = ("Qwen2.5-0.5B", "Llama-3.2-1B")

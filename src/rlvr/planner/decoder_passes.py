@@ -8,15 +8,17 @@ rlvr.planner.micro_batch.) The token embedding and the LM head are not run.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import logging
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
@@ -52,7 +54,8 @@ class LiveBytes(TorchDispatchMode):
         self._seen = weakref.WeakSet(tensor.untyped_storage() for tensor in before)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = function(*args, **(kwargs or {}))
+        product = _grouped_product if function is torch.ops.aten._grouped_mm.default else function
+        output = product(*args, **(kwargs or {}))
         for tensor in tree_leaves(output):
             if isinstance(tensor, torch.Tensor):
                 self._count(tensor.untyped_storage())
@@ -160,7 +163,7 @@ class Decoder:
 
     def _at(self, way: Way, layers: int, tokens: int) -> tuple[int, int, int, int]:
         """The bytes of DecoderPasses, of so many layers and tokens."""
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with _without_log(), FakeTensorMode(allow_non_fake_inputs=True):
             model = self._fake_model(way, layers)
             decoder = (model.base_model.model if is_adapter(model) else model).base_model
             spans = Spans(np.full(tokens // RUN, RUN), np.full(tokens // RUN, -1), torch.device("cpu"))
@@ -237,3 +240,37 @@ def to_cpu(model: torch.nn.Module) -> None:
 
 def _take_away(parameter: torch.Tensor) -> None:
     parameter.grad = None
+
+
+@contextlib.contextmanager
+def _without_log() -> Iterator[None]:
+    """torch logs each operation that fake tensors cannot do with a traceback; the plan says in a line that there is none."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled
+
+
+def _grouped_product(
+    one: torch.Tensor,
+    other: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The product of tokens and their experts' weights as far as its bytes go: a result and nothing else.
+
+    torch's own function for tensors without contents takes bfloat16 alone (torch/_meta_registrations.py), but autocast leaves the float32
+    weights of experts as they are, and the kernels multiply those too, one expert after the other into the result.
+    """
+    if not isinstance(one, FakeTensor):
+        return torch.ops.aten._grouped_mm.default(one, other, offsets, bias, out_dtype)
+    if one.dim() == 2 and other.dim() == 2:  # the gradient of the weights: [experts, rows, columns]
+        assert offsets is not None
+        size = [offsets.shape[0], one.shape[0], other.shape[1]]
+    else:
+        size = [*one.shape[:-1], other.shape[-1]]
+    return torch.empty(size, dtype=out_dtype or one.dtype, device=one.device)
