@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlvr.config import Config, ModelConfig, ScratchConfig
 from rlvr.planner import Devices, Plan, Planner, Shape, own_devices, plan_stage, shape_of
@@ -140,6 +141,7 @@ EIGHT = Shape(
     trained=8 * BILLION,
     frozen=0,
     largest=600_000_000,
+    largest_module=600_000_000,
     layers=32,
     hidden=4096,
     vocabulary=128_000,
@@ -223,6 +225,29 @@ def test_weights_that_a_pass_makes_for_itself():
     # the largest is larger than what DeepSpeed may keep whole; the head is whole through a backward pass
     assert three.pass_weights("publish") == {"gathered weights": 2 * 600_000_000}
     assert three.pass_weights("update") == {"gathered weights": 2 * (600_000_000 + head)}
+
+
+def test_zero_3_gathers_all_weights_of_a_module_at_once():
+    """The experts of a layer are two tensors of one module."""
+    experts = dataclasses.replace(EIGHT, largest_module=900_000_000)
+    three = dataclasses.replace(PLAIN, shape=experts, stage=3)
+    assert three.pass_weights("publish") == {"gathered weights": 2 * 900_000_000}
+    small = {
+        "model_type": "qwen3_moe",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "moe_intermediate_size": 96,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 500,
+    }
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**small))
+    shape = shape_of(ModelConfig(path="experts", device="cpu"), model)
+    assert (shape.largest, shape.largest_module) == (32 * 2 * 96 * 64, 32 * 3 * 96 * 64)
 
 
 def test_an_adapter_trains_little_and_its_base_is_frozen():

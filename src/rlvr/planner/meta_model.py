@@ -51,6 +51,10 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
         frozen=sum(p.nbytes if model is not None else p.numel() * packed.get(p, width) for p in frozen),
         largest=max(p.numel() for p in parameters),
         layers=layers,
+        largest_module=max(
+            sum(p.numel() for p in module.parameters(recurse=False))
+            for module in (empty if model is None else model).modules()
+        ),
         hidden=int(text.hidden_size),
         vocabulary=int(text.vocab_size),
         context=int(getattr(text, "max_position_embeddings", 0) or 1 << 30),

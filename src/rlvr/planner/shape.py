@@ -19,6 +19,8 @@ class Shape:
     """The weights that do not train, in the type computed in, or in 4 bits."""
     largest: int
     """Weights of the largest parameter (a number)."""
+    largest_module: int
+    """Weights of all parameters of the module that has most itself: of experts two tensors (a number)."""
     layers: int
     """Decoder layers (a number)."""
     hidden: int

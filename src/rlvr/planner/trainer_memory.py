@@ -9,7 +9,7 @@ else; P: weights that train; N: ranks; s: bytes of optimizer state for each):
 - ZeRO 1 and 2 otherwise (runtime/zero/stage_1_and_2.py): weights wP, float32 weights 4P/N (in float32 too), gradients 4P under
   ZeRO 1 and 4P/N under ZeRO 2, where float32 passes after the first add theirs beside them.
 - ZeRO 3 (runtime/zero/stage3.py): weights wP/N, float32 weights 4P/N in bfloat16 (in float32 they are the same tensors), gradients
-  4P/N, a bucket, and of whole weights at most stage3_max_live_parameters or the largest.
+  4P/N, a bucket, and of whole weights at most stage3_max_live_parameters or those of the largest module.
 """
 
 from __future__ import annotations
@@ -157,7 +157,8 @@ class TrainerMemory:
             return {"weights in bfloat16": 2 * self.shape.trained}
         if self.stage < 3:
             return {}
-        largest = max(self._zero()["stage3_max_live_parameters"], self.shape.largest)
+        # all weights that a module has itself are gathered before it runs, however many (fetch_sub_module)
+        largest = max(self._zero()["stage3_max_live_parameters"], self.shape.largest_module)
         whole = min(largest, self.shape.parameters)
         # the LM head is whole from the start of a backward pass to its end, beside what the layers have
         head = self.shape.vocabulary * self.shape.hidden if phase == UPDATE else 0
