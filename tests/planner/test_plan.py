@@ -250,6 +250,24 @@ def test_zero_3_gathers_all_weights_of_a_module_at_once():
     assert (shape.largest, shape.largest_module) == (32 * 2 * 96 * 64, 32 * 3 * 96 * 64)
 
 
+def test_a_checkpoint_copies_what_it_writes_to_memory_that_on_a_cpu_is_the_same():
+    on_cpu = dataclasses.replace(PLAIN, on_gpu=False, ranks=1)
+    copies = "checkpoint's copies"
+    # float32 weights and two moments, which stay for the next one; on 8 ranks an eighth on each
+    for phase in ("publish", "evaluation", "sampling", "scoring", "update", "optimizer step"):
+        assert on_cpu.at(phase)[copies] == 12 * 8 * BILLION
+        assert copies not in PLAIN.at(phase)
+    assert dataclasses.replace(on_cpu, ranks=8).at("update")[copies] == 12 * BILLION
+    assert dataclasses.replace(on_cpu, reference=True).at("update")[copies] == 16 * 8 * BILLION
+    merged = dataclasses.replace(on_cpu, merges=True).at("update")[copies]
+    assert merged == (12 + 4) * 8 * BILLION
+    # the base under an adapter that is made from nothing is written at the start
+    frozen = dataclasses.replace(EIGHT, trained=0, frozen=16 * BILLION)
+    base = dataclasses.replace(on_cpu, shape=frozen, writes_base=True)
+    assert sum(base.at("start").values()) == 2 * 16 * BILLION
+    assert sum(dataclasses.replace(base, on_gpu=True).at("start").values()) == 16 * BILLION
+
+
 def test_an_adapter_trains_little_and_its_base_is_frozen():
     frozen = Shape(**{**vars(EIGHT), "trained": 40_000_000, "frozen": 16 * BILLION})
     memory = dataclasses.replace(PLAIN, shape=frozen, reference=True)
@@ -325,6 +343,7 @@ def test_the_bytes_are_those_of_deepspeed():
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert len(found) == 6
+    apart = ("buffers", "checkpoint's copies")
     for name, measured in found.items():
         zero_stage, dtype = name.split()
         shape = shape_of(model_of(dtype=dtype))
@@ -338,7 +357,7 @@ def test_the_bytes_are_those_of_deepspeed():
             frees_gradients=False,
         )
         for phase, held in zip(("sampling", "update"), measured, strict=True):
-            planned = sum(size for part, size in memory.at(phase).items() if part != "buffers")
+            planned = sum(size for part, size in memory.at(phase).items() if part not in apart)
             if phase == "update" and name == "2 float32":
                 planned -= 4 * shape.trained  # the gradients of a pass, which are gone after it
             assert held == pytest.approx(planned, rel=0.02), (name, phase)

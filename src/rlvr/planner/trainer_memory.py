@@ -58,6 +58,10 @@ class TrainerMemory:
     """Whether the reference follows the policy, for which it is kept in float32."""
     deepspeed: str | None = None
     """The user's file of DeepSpeed's configuration."""
+    merges: bool = False
+    """Whether checkpoints hold the model with its adapter merged."""
+    writes_base: bool = False
+    """Whether the base under an adapter, which was made from nothing, is written at the start."""
 
     @property
     def width(self) -> int:
@@ -77,7 +81,10 @@ class TrainerMemory:
     def at(self, phase: str) -> Parts:
         """Bytes by part in a phase."""
         if phase == START:
-            return {"weights as loaded": 0.0 if self.stage == 3 and self.on_gpu else self.shape.weights}
+            return {
+                "weights as loaded": 0.0 if self.stage == 3 and self.on_gpu else self.shape.weights,
+                "copy of the base": self.shape.frozen if self.writes_base and not self.on_gpu else 0.0,
+            }
         parts = {
             "weights": self._weights(),
             "float32 weights": self._masters(phase),
@@ -85,6 +92,7 @@ class TrainerMemory:
             "optimizer": self._optimizer(phase),
             "reference": self._reference(),
             "buffers": self._buffers(phase),
+            "checkpoint's copies": self._checkpoint(),
         }
         return {name: size for name, size in parts.items() if size}
 
@@ -140,6 +148,16 @@ class TrainerMemory:
             return here
         return 0.0 if self.offload == "parameters" and self.on_gpu else here / self.ranks
 
+    def _checkpoint(self) -> float:
+        """What a checkpoint copies to host memory, which is a CPU's own: float32 weights and optimizer state, of which each rank
+        writes a part and keeps the copies for the next one, and the reference and a merged model while they are written. Any phase
+        may come after the first checkpoint, or during one."""
+        if self.on_gpu:
+            return 0.0
+        reference = (4 if self.follows else self.width) * self.shape.trained if self.reference else 0
+        merged = 4 * self.shape.parameters if self.merges else 0
+        return ((4 + self.state) * self.shape.trained + reference) / self.ranks + merged
+
     def _buffers(self, phase: str) -> float:
         """Of communication between ranks, and of weights on their way to host memory."""
         largest = min(self.shape.largest, self.shape.trained)
@@ -190,6 +208,8 @@ def trainer_memory(
         reference=reference,
         follows=follows,
         deepspeed=None if zero is None else zero.deepspeed,
+        merges=config.checkpoint.merged and config.model.adapter is not None,
+        writes_base=config.model.scratch is not None and config.model.adapter is not None,
     )
 
 
