@@ -334,6 +334,16 @@ def test_servers_take_devices_of_their_own():
     assert split.ranks == 5  # beside rank 0's
 
 
+def test_vllm_in_fp8_has_a_byte_for_each_weight_of_a_linear_layer_and_each_cached_number():
+    fp8 = {"name": "vllm", "quantization": "fp8_per_channel", "kv_cache_dtype": "fp8"}
+    plan = planned(Devices(8, 80 * GIB), rollout={**ON_GPU["rollout"], "engine": fp8})
+    (inside,) = [phase for phase in plan.phases if phase.name == "vLLM's share"]
+    # Qwen2.5-7B: 28 layers of queries and output, keys and values, three matrices of the MLP
+    linear = 28 * (2 * 3584 * 3584 + 2 * 3584 * 512 + 3 * 3584 * 18944)
+    assert inside.parts["weights"] == 2 * 7_615_616_512 - linear
+    assert inside.parts["keys and values of one sequence"] == 4000 * 28 * 2 * 4 * 128
+
+
 @pytest.mark.alone
 def test_the_bytes_are_those_of_deepspeed():
     """One rank on a CPU, between two optimizer steps and before the second."""

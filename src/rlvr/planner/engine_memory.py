@@ -88,9 +88,13 @@ def _in_vllm(options: Common, shape: Shape, config: Config) -> Parts:
     split = options.tensor_parallel_size
     width = torch.finfo(dtype_of(config.model)).bits // 8
     _, length = lengths(shape, config)
+    # vLLM 0.32 quantises linear layers and experts one by one as their weights arrive, not the embeddings and the LM head
+    # (model_executor/layers/quantization/online); scales are less than a hundredth
+    saved = 0 if options.quantization is None else (width - 1) * shape.linear
+    cached = 1 / width if options.kv_cache_dtype.startswith("fp8") else 1.0
     return {
-        "weights": width * shape.parameters / split,
-        "keys and values of one sequence": length * shape.keys_and_values / split,
+        "weights": (width * shape.parameters - saved) / split,
+        "keys and values of one sequence": length * shape.keys_and_values * cached / split,
         "work": WORK,
     }
 

@@ -45,6 +45,8 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
         others = [m for m in bare.modules() if isinstance(m, torch.nn.Linear) and m is not bare.get_output_embeddings()]
         packed = {m.weight: FOUR_BITS for m in others}
     frozen = [p for p in parameters if not p.requires_grad]
+    outside = {id(bare.get_input_embeddings().weight), id(head_weight)}
+    decoder_weights = [p for p in bare.parameters() if id(p) not in outside]
     return Shape(
         parameters=sum(p.numel() for p in parameters),
         trained=sum(p.numel() for p in parameters if p.requires_grad),
@@ -65,6 +67,8 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
         queries=int(text.num_attention_heads) * head,
         keys=heads * head,
         keys_and_values=2 * layers * heads * head * width,
+        # matrices of the decoder: layers' norms and biases are vectors
+        linear=sum(p.numel() for p in decoder_weights if p.dim() > 1),
     )
 
 

@@ -41,6 +41,8 @@ class Shape:
     """Width of the keys of a layer (a number)."""
     keys_and_values: int
     """For each token in the cache."""
+    linear: int = 0
+    """Weights of linear layers and experts without the LM head (a number): those that vLLM quantises."""
 
     @property
     def weights(self) -> int:
