@@ -166,8 +166,9 @@ MODELS = {
     },
 }
 """The models' own config.json on the Hugging Face hub, as far as it decides the sizes."""
+MODELS["window"] = MODELS["Qwen2.5-0.5B"] | {"use_sliding_window": True, "sliding_window": 300, "max_window_layers": 0}
 LORA = {"adapter": {"r": 16}}
-SIZES = {4096: (1, 2, 512, 1536), 16384: (2, 4, 512, 1536), 32768: (2, 4, 1024, 3072)}
+SIZES = {4096: (1, 2, 512, 1536), 16384: (2, 4, 512, 1536), 17000: (1, 2, 500, 8000), 32768: (2, 4, 1024, 3072)}
 """Tokens of rows without shared prefixes: (groups, rollouts of a group, tokens of the longest prompt, tokens of a completion)."""
 
 
@@ -216,6 +217,7 @@ OF_FOUR_LAYERS = [
     ("Qwen2.5-7B", 16384, LORA),
     ("Qwen2.5-32B", 4096, {"deepspeed": True}),
     ("Qwen2.5-32B", 16384, {"gradient_checkpointing": True, **LORA}),
+    ("window", 17000, {}),
     ("Qwen3-30B-A3B", 4096, {"deepspeed": True}),
     ("Qwen3-30B-A3B", 4096, {}),
     ("Qwen3-30B-A3B", 16384, {"gradient_checkpointing": True}),

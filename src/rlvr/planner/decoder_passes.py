@@ -30,7 +30,8 @@ from rlvr.policy.attention import Spans, attending, hook
 from rlvr.policy.dropout import training_modules
 
 RUN = 512
-"""Tokens of each run of the packed row that is measured; attention without a mask keeps nothing that depends on it."""
+"""Tokens of each run of the packed row that is measured, or as many as a sliding window has; attention without a mask keeps nothing
+that depends on it, and masks are counted elsewhere (rlvr.planner.micro_batch)."""
 TOKENS = (8192, 32768)
 """Where the passes are measured: many enough that a layer's activations, not its weights' gradients, decide where its peak is."""
 DEPTHS = (2, 3)
@@ -166,8 +167,9 @@ class Decoder:
         with _without_log(), FakeTensorMode(allow_non_fake_inputs=True):
             model = self._fake_model(way, layers)
             decoder = (model.base_model.model if is_adapter(model) else model).base_model
-            spans = Spans(np.full(tokens // RUN, RUN), np.full(tokens // RUN, -1), torch.device("cpu"))
-            positions = torch.arange(RUN).repeat(tokens // RUN)[None]
+            run = _run(self.described.get_text_config())
+            spans = Spans(np.full(tokens // run, run), np.full(tokens // run, -1), torch.device("cpu"))
+            positions = torch.arange(run).repeat(tokens // run)[None]
             weights = list(model.parameters())
             trained = [p for p in weights if p.requires_grad]
             for parameter in trained:
@@ -178,7 +180,7 @@ class Decoder:
             gradients = [p.grad for p in trained if p.grad is not None]
             before = [*weights, *gradients, *model.buffers(), positions]
 
-            def run() -> torch.Tensor:
+            def hidden_states() -> torch.Tensor:
                 embedded = torch.zeros(
                     1, tokens, self.described.get_text_config().hidden_size, dtype=next(iter(weights)).dtype
                 )
@@ -188,13 +190,13 @@ class Decoder:
                     return decoder(inputs_embeds=embedded, position_ids=positions, use_cache=False).last_hidden_state
 
             with torch.no_grad(), LiveBytes(before) as live:
-                run()
+                hidden_states()
                 inference = live.peak
             for module in training_modules(model, adapter_dropout=False):
                 module.training = True
             with LiveBytes(before) as live:
                 # of one token, as the LM head takes those of trained tokens: what is not kept is gone before the backward pass
-                chosen = run().flatten(0, 1).index_select(0, positions[0, :1]).sum()
+                chosen = hidden_states().flatten(0, 1).index_select(0, positions[0, :1]).sum()
                 forward = live.peak
                 kept = live.peak = live.now
                 live.in_backward = True
@@ -221,6 +223,12 @@ class Decoder:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         hook(model.base_model.model if is_adapter(model) else model)
         return model.eval()
+
+
+def _run(text: Any) -> int:
+    """A power of two, so that `TOKENS` are a multiple of it."""
+    window = getattr(text, "sliding_window", None) or RUN
+    return 1 << (min(RUN, int(window)).bit_length() - 1)
 
 
 def to_cpu(model: torch.nn.Module) -> None:

@@ -47,16 +47,17 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
     frozen = [p for p in parameters if not p.requires_grad]
     outside = {id(bare.get_input_embeddings().weight), id(head_weight)}
     decoder_weights = [p for p in bare.parameters() if id(p) not in outside]
+    window, windowed = _windows(text)
     return Shape(
         parameters=sum(p.numel() for p in parameters),
         trained=sum(p.numel() for p in parameters if p.requires_grad),
         frozen=sum(p.nbytes if model is not None else p.numel() * packed.get(p, width) for p in frozen),
         largest=max(p.numel() for p in parameters),
-        layers=layers,
         largest_module=max(
             sum(p.numel() for p in module.parameters(recurse=False))
             for module in (empty if model is None else model).modules()
         ),
+        layers=layers,
         hidden=int(text.hidden_size),
         vocabulary=int(text.vocab_size),
         context=int(getattr(text, "max_position_embeddings", 0) or 1 << 30),
@@ -69,7 +70,19 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
         keys_and_values=2 * layers * heads * head * width,
         # matrices of the decoder: layers' norms and biases are vectors
         linear=sum(p.numel() for p in decoder_weights if p.dim() > 1),
+        window=window,
+        windowed=windowed,
     )
+
+
+def _windows(text: Any) -> tuple[int, int]:
+    """Tokens that a layer with a sliding window sees, and the number of such layers; zeros where there are none."""
+    window = getattr(text, "sliding_window", None)
+    if not window:
+        return 0, 0
+    kinds = getattr(text, "layer_types", None)
+    windowed = int(text.num_hidden_layers) if kinds is None else kinds.count("sliding_attention")
+    return (int(window), windowed) if windowed else (0, 0)
 
 
 def _without_storage(config: ModelConfig, model: Any) -> Any:

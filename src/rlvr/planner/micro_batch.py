@@ -42,14 +42,14 @@ def micro_batch_bytes(
     """Bytes by part of one micro-batch's forward and backward pass, at their peak.
 
     `tokens`: of the micro-batch; `trained`: those of them that the loss is computed on; `length`: of its longest rollout;
-    `prefix`: its first tokens, where they are computed once for a group; `deepspeed`: whether weights that train are in the type
-    computed in, and each gradient is taken away as soon as it is computed.
+    `prefix`: its first tokens, where they are computed once for a group and the others are trained; `deepspeed`: whether
+    weights that train are in the type computed in, and each gradient is taken away as soon as it is computed.
     """
     way = way_of(model, deepspeed)
     # where inputs of layers wait in host memory, the device has one layer at a time
     layers = 1 if model.activation_offload else shape.layers
     passes = shape.decoder.passes(way, layers)
-    work = _Work(shape, way, passes, tokens, trained, _beside(shape, way, tokens, length, prefix))
+    work = _Work(shape, way, passes, tokens, trained, _beside(shape, way, tokens, trained, length, prefix))
     # autocast's copies of the weights of all layers live until the forward pass ends
     copies = shape.decoder.passes(way).forward.fixed
     points = [work.forward(copies), work.head(), work.backward(), work.embedding()]
@@ -67,19 +67,25 @@ def way_of(model: ModelConfig, deepspeed: bool = False) -> Way:
     )
 
 
-def _beside(shape: Shape, way: Way, tokens: float, length: int, prefix: int) -> float:
-    """Bytes that attention keeps of pairs of tokens, and of keys and values of prefixes, beside what is linear in tokens."""
-    each = tokens * length * shape.scores / shape.layers
-    rows = (tokens - prefix) // (length - prefix)
-    if prefix and rows > 1:
-        # sdpa makes of a boolean mask what it adds to the scores, for every row where prefixes are not equally long, and of keys
-        # and values a copy for each query head
-        width = way.compute.itemsize
+def _beside(shape: Shape, way: Way, tokens: float, trained: float, length: int, prefix: int) -> float:
+    """Bytes that attention keeps of pairs of tokens, and of keys and values where there is a mask, beside what is linear in tokens."""
+    width = way.compute.itemsize
+    # sdpa makes of a boolean mask what it adds to the scores, in each layer, and of keys and values a copy for each query head
+    every = tokens * length * shape.scores / shape.layers
+    windowed = masks = 0.0
+    if prefix and trained > length - prefix:
+        # a mask for every row, where prefixes are not equally long, in layers with a window or without
+        rows = trained / (length - prefix)
         pairs = rows * (length - prefix) * length
-        copies = 2 * (rows * length * shape.queries - tokens * shape.keys)
-        each += width * (pairs + copies)
-    # of the layer that is computed again, and as much for gradients
-    return each * (2 if way.checkpointing else shape.layers)
+        every += width * (pairs + 2 * (rows * length * shape.queries - tokens * shape.keys))
+    elif shape.windowed and length > shape.window:
+        # rows of one length have one mask, which is there for all layers
+        masks = length**2
+        windowed = width * (length**2 + 2 * tokens * (shape.queries - shape.keys))
+    if way.checkpointing:
+        # of the layer that is computed again, and as much for gradients
+        return masks + 2 * (every + windowed)
+    return masks + shape.layers * every + shape.windowed * windowed
 
 
 @dataclass(frozen=True)

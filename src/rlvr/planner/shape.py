@@ -40,9 +40,13 @@ class Shape:
     keys: int
     """Width of the keys of a layer (a number)."""
     keys_and_values: int
-    """For each token in the cache."""
+    """For each token in the cache, if every layer keeps all tokens."""
     linear: int = 0
     """Weights of linear layers and experts without the LM head (a number): those that vLLM quantises."""
+    window: int = 0
+    """Tokens that a layer with a sliding window sees; 0: no layer has one."""
+    windowed: int = 0
+    """Layers with a sliding window (a number)."""
 
     @property
     def weights(self) -> int:
