@@ -323,6 +323,7 @@ def planned_at_publish(run):
         policy.model = add_adapter(policy.model.to(torch.bfloat16), LoraConfig(r=32), 0)
     weights = list(policy.model.parameters())
     sizes = (
+        "largest_module",
         "layers",
         "hidden",
         "vocabulary",
