@@ -123,7 +123,7 @@ class GRPOTrainer:
         saved = RunFolder(self.config).saved_engine(resume) if resume is not None and self.world.leads else None
         self.config, self.engine_reason = engine_of_run(self.config, self.world, saved)
         check_gpus(self.config, self.world, self.engine_reason)
-        self.memory_plan = plan_run(self.config, self.world, model)
+        self.memory_plan = plan_run(self.config, self.world, model, eval_tasks)
         self.config = self.memory_plan.config
         self.plans = stage_plans(self.config)
         self._backends = registry.build("backend", self.config.distributed.piece)

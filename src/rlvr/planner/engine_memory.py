@@ -11,10 +11,12 @@ import torch
 from rlvr.config import Config
 from rlvr.planner.devices import Devices
 from rlvr.planner.micro_batch import LOGITS_COPIES, layer_bytes
+from rlvr.planner.sampled import Sampled, in_training
 from rlvr.planner.shape import Shape
 from rlvr.planner.trainer_memory import Parts
 from rlvr.policy.loading import dtype_of
 from rlvr.rollout.hf import HFEngineOptions
+from rlvr.rollout.kv_cache import GROWTH
 from rlvr.rollout.recorded import RecordedOptions
 from rlvr.rollout.vllm.options import Common, VLLMOptions, VLLMServerOptions
 
@@ -23,12 +25,20 @@ PROGRAM = 550 << 20
 """Python, torch and transformers themselves, as measured on a CPU."""
 CONTEXT = 2 * GIB
 """vLLM's GPU context and CUDA graphs, which stay while it sleeps."""
-WORK = 2 * GIB
-"""What vLLM takes of its share beside weights, keys and values: the activations of a batch of prompts, by its own profile run."""
+WORKSPACE = GIB // 2
+"""Buffers of vLLM's attention kernels (FlashInfer: 394 MiB) and of matrix products."""
+LOGIT = 18
+"""Bytes for each logit while vLLM samples: the logits in bfloat16 and in float32, and in float32 their log-probs, probabilities and
+noise (vllm/v1/sample, logprobs_mode processed_logprobs)."""
+IN_FLIGHT = 2
+"""Batches of vLLM's scheduler that are under way at once (its asynchronous scheduling)."""
+BLOCK = 16
+"""Tokens of a block of vLLM's cache."""
+LARGE_GPU = 70 * GIB
+"""From so much memory on vLLM's own server takes larger batches, but on an A100, which a plan does not tell apart."""
+HUGE_GPU = 160 * GIB
 CPU_CACHE = 1.0
 """GiB of keys and values that vLLM takes on a CPU where nothing else is set."""
-PROMPT = 512
-"""Tokens that a prompt is taken to have where no setting bounds it."""
 ENGINE = "vLLM's share"
 
 
@@ -47,16 +57,10 @@ class EngineMemory:
     demanded: Parts = field(default_factory=dict)
     """At its start, when the trainer's weights are loaded."""
     sampling: Parts = field(default_factory=dict)
+    evaluating: Parts = field(default_factory=dict)
     inside: Parts = field(default_factory=dict)
     """What has to fit into vLLM's `share` of a GPU."""
     share: float = 0.0
-
-
-def lengths(shape: Shape, config: Config) -> tuple[int, int]:
-    """Tokens of the longest prompt and of the longest sequence, as far as the settings bound them."""
-    new = min(config.rollout.max_new_tokens, shape.context - 1)
-    prompt = config.data.max_prompt_tokens or PROMPT
-    return min(prompt, shape.context - new), min(prompt + new, shape.context)
 
 
 def shares_weights(options: Any, config: Config) -> bool:
@@ -71,31 +75,80 @@ def utilization(options: Common) -> float:
 
 
 def engine_memory(
-    options: Any, shape: Shape, config: Config, devices: Devices, ranks: int, sampled: bool
+    options: Any,
+    shape: Shape,
+    config: Config,
+    devices: Devices,
+    ranks: int,
+    sampled: bool,
+    evaluated: Sampled | None,
 ) -> EngineMemory:
-    """What the engine with these options takes for a stage; `sampled`: whether the stage samples."""
+    """What the engine with these options takes for a stage; `sampled`: whether the stage samples, `evaluated`: what its evaluations
+    do."""
+    trained = in_training(shape, config)
+    longest = max(trained.length, evaluated.length if evaluated else 0)
     if isinstance(options, VLLMOptions):
-        return _vllm(options, shape, config, devices)
+        return _vllm(options, shape, config, devices, longest)
     if isinstance(options, VLLMServerOptions):
-        return _servers(options, shape, config, devices)
-    if not sampled or not isinstance(options, HFEngineOptions):
+        return _servers(options, shape, config, devices, longest)
+    if not isinstance(options, HFEngineOptions) or not (sampled or evaluated):
         return EngineMemory()  # an engine of the user's own is not known
-    return _embedded(options, shape, config, ranks)
+    own = not shares_weights(options, config)
+    return EngineMemory(
+        has_weights=own,
+        always={"engine's weights": shape.weights if own else 0},
+        sampling=_embedded(options, shape, config, ranks, trained) if sampled else {},
+        evaluating=_embedded(options, shape, config, ranks, evaluated) if evaluated else {},
+    )
 
 
-def _in_vllm(options: Common, shape: Shape, config: Config) -> Parts:
+def batch_limits(options: Common, devices: Devices) -> tuple[int, int]:
+    """Tokens and sequences that vLLM computes in one step at most: as set, or as its own server chooses for the device (vLLM 0.32,
+    EngineArgs.get_batch_defaults)."""
+    if devices.on_gpu:
+        large = devices.memory >= LARGE_GPU
+        tokens = 16384 if devices.memory >= HUGE_GPU else 8192 if large else 2048
+        sequences = 1024 if large else 256
+    else:
+        tokens, sequences = 2048, 128
+    tokens = int(options.engine_args.get("max_num_batched_tokens", options.max_num_batched_tokens) or tokens)
+    sequences = int(options.engine_args.get("max_num_seqs", options.max_num_seqs) or sequences)
+    return tokens, min(sequences, tokens)
+
+
+def work_bytes(options: Common, shape: Shape, config: Config, devices: Devices) -> float:
+    """What vLLM takes beside weights, keys and values. Its profile run at the start has a batch of the most tokens go through the
+    layers, then as many sequences as there may be sample, and what that takes is not given to the cache. A split model's activations
+    are counted whole."""
+    tokens, sequences = batch_limits(options, devices)
+    drafted = int((options.speculative_config or {}).get("num_speculative_tokens", 0))
+    width = torch.finfo(dtype_of(config.model)).bits // 8
+    sampled = min(sequences * (1 + drafted), tokens) * shape.vocabulary * LOGIT + tokens * shape.hidden * width
+    return WORKSPACE + max(layer_bytes(shape, config.model, tokens), sampled)
+
+
+def cached_bytes(shape: Shape, length: int, in_flight: int) -> float:
+    """Keys and values of a sequence of `length` tokens in vLLM's cache. A layer with a sliding window keeps those in the window and
+    of `in_flight` tokens that are under way (vLLM 0.32, SlidingWindowSpec)."""
+    each = shape.keys_and_values / shape.layers
+    kept = min(length, shape.window - 1 + in_flight + BLOCK) if shape.windowed else length
+    return each * ((shape.layers - shape.windowed) * length + shape.windowed * kept)
+
+
+def _in_vllm(options: Common, shape: Shape, config: Config, devices: Devices, longest: int) -> Parts:
     """What one copy of the model has to have on each of its devices: weights, and the cache of one longest sequence."""
     split = options.tensor_parallel_size
     width = torch.finfo(dtype_of(config.model)).bits // 8
-    _, length = lengths(shape, config)
+    length = options.max_model_len or longest
+    tokens, _ = batch_limits(options, devices)
     # vLLM 0.32 quantises linear layers and experts one by one as their weights arrive, not the embeddings and the LM head
     # (model_executor/layers/quantization/online); scales are less than a hundredth
     saved = 0 if options.quantization is None else (width - 1) * shape.linear
     cached = 1 / width if options.kv_cache_dtype.startswith("fp8") else 1.0
     return {
         "weights": (width * shape.parameters - saved) / split,
-        "keys and values of one sequence": length * shape.keys_and_values * cached / split,
-        "work": WORK,
+        "keys and values of one sequence": cached * cached_bytes(shape, length, IN_FLIGHT * tokens) / split,
+        "work": work_bytes(options, shape, config, devices),
     }
 
 
@@ -107,14 +160,14 @@ def _on_cpu(options: Common, shape: Shape, config: Config, copies: float) -> Eng
     return EngineMemory(has_weights=True, always={"engine": copies * each})
 
 
-def _vllm(options: VLLMOptions, shape: Shape, config: Config, devices: Devices) -> EngineMemory:
+def _vllm(options: VLLMOptions, shape: Shape, config: Config, devices: Devices, longest: int) -> EngineMemory:
     if not devices.on_gpu:
         return _on_cpu(options, shape, config, 1)
-    inside = _in_vllm(options, shape, config)
+    inside = _in_vllm(options, shape, config, devices, longest)
     demanded = utilization(options) * devices.memory
     share = demanded
     if options.kv_cache_gib is not None:
-        share = inside["weights"] + WORK + options.kv_cache_gib * GIB
+        share = inside["weights"] + inside["work"] + options.kv_cache_gib * GIB
     return EngineMemory(
         program=CONTEXT,
         has_weights=True,
@@ -126,29 +179,32 @@ def _vllm(options: VLLMOptions, shape: Shape, config: Config, devices: Devices) 
     )
 
 
-def _servers(options: VLLMServerOptions, shape: Shape, config: Config, devices: Devices) -> EngineMemory:
+def _servers(options: VLLMServerOptions, shape: Shape, config: Config, devices: Devices, longest: int) -> EngineMemory:
     if options.urls:
         return EngineMemory(has_weights=True)
     if not devices.on_gpu:
         # all of them on the machine of rank 0, whose memory its ranks share
         return _on_cpu(options, shape, config, options.servers * options.data_parallel_size / devices.sharing)
     share = utilization(options) * devices.memory  # of GPUs of their own
-    return EngineMemory(has_weights=True, inside=_in_vllm(options, shape, config), share=share)
+    return EngineMemory(has_weights=True, inside=_in_vllm(options, shape, config, devices, longest), share=share)
 
 
-def _embedded(options: HFEngineOptions, shape: Shape, config: Config, ranks: int) -> EngineMemory:
-    prompt, length = lengths(shape, config)
-    rollout = config.rollout
-    rows = math.ceil(rollout.prompts_per_step * rollout.group_size * (1 + rollout.staleness) / ranks)
-    rows = min(rows, options.max_rows)
-    prefill = min(options.prefill_tokens, rollout.prompts_per_step * prompt)
+def rows_at_once(options: HFEngineOptions, ranks: int, sampled: Sampled) -> int:
+    """Responses that the embedded engine of a rank decodes at once."""
+    return min(math.ceil(sampled.responses / ranks), options.max_rows)
+
+
+def _embedded(options: HFEngineOptions, shape: Shape, config: Config, ranks: int, sampled: Sampled) -> Parts:
+    """What the embedded engine takes while it samples."""
+    rows = rows_at_once(options, ranks, sampled)
+    # one prompt is read whole, however long
+    prefill = max(sampled.prompt, min(options.prefill_tokens, math.ceil(sampled.prompts / ranks) * sampled.prompt))
     half = dtype_of(config.model) == torch.bfloat16
-    sampling = {
-        "keys and values": rows * length * shape.keys_and_values,
+    return {
+        # every layer keeps all tokens, those with a sliding window too (rlvr.rollout.kv_cache)
+        "keys and values": rows * (sampled.length + GROWTH) * shape.keys_and_values,
         "logits": rows * shape.vocabulary * 4 * LOGITS_COPIES,
         "activations": layer_bytes(shape, config.model, prefill),
         # autocast copies the float32 weights in every pass
         "weights in bfloat16": 2 * shape.trained if half else 0,
     }
-    own = not shares_weights(options, config)
-    return EngineMemory(has_weights=own, always={"engine's weights": shape.weights if own else 0}, sampling=sampling)

@@ -221,7 +221,8 @@ def _engine_changes(planner: Planner, stages: Stages) -> Iterator[Change]:
     options = registry.build("engine", stages[0].config.rollout.engine)
     if isinstance(options, HFEngineOptions):
         rollout = stages[0].config.rollout
-        rows = min(options.max_rows, rollout.prompts_per_step * rollout.group_size)
+        evaluated = [plan.evaluated.responses for plan in planner.plans(stages) if plan.evaluated is not None]
+        rows = min(options.max_rows, max(rollout.prompts_per_step * rollout.group_size, *evaluated, 0))
         fewer = tuple(rows >> power for power in range(1, 8) if rows >> power >= 8)
         if fewer:
             yield Change(

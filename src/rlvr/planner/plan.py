@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -16,10 +17,12 @@ from rlvr.config import Config
 from rlvr.errors import ConfigError
 from rlvr.losses.reference import compares_with_reference, reads_reference
 from rlvr.planner.devices import Devices
-from rlvr.planner.engine_memory import ENGINE, PROGRAM, EngineMemory, engine_memory, lengths, shares_weights
+from rlvr.planner.engine_memory import ENGINE, PROGRAM, EngineMemory, engine_memory, shares_weights
 from rlvr.planner.micro_batch import layer_bytes, micro_batch_bytes
+from rlvr.planner.sampled import Sampled, in_evaluation, lengths
 from rlvr.planner.shape import Shape
 from rlvr.planner.trainer_memory import (
+    EVALUATION,
     PHASES,
     PUBLISH,
     SAMPLING,
@@ -75,6 +78,8 @@ class Plan:
     """Tokens of the longest prompt and of the longest sequence, as far as the settings bound them."""
     tokens: int
     """Tokens of the largest micro-batch."""
+    evaluated: Sampled | None = None
+    """What evaluations sample at once."""
 
     @property
     def worst(self) -> Phase:
@@ -136,8 +141,8 @@ def keeps_reference(stage: StagePlan) -> bool:
     return loss != "likelihood" and reads_reference("auxiliary", loss)
 
 
-def plan_stage(shape: Shape, stage: StagePlan, devices: Devices, ranks: int) -> Plan:
-    """The plan of a stage that trains on `ranks` of the devices."""
+def plan_stage(shape: Shape, stage: StagePlan, devices: Devices, ranks: int, eval_tasks: Any = None) -> Plan:
+    """The plan of a stage that trains on `ranks` of the devices; `eval_tasks` are given in Python, in the place of `data.eval`."""
     config = stage.config
     sampled = stage.kind != "sft"
     options = registry.build("engine", config.rollout.engine)
@@ -151,18 +156,20 @@ def plan_stage(shape: Shape, stage: StagePlan, devices: Devices, ranks: int) -> 
         keeps_reference(stage),
         frees_gradients=not shares_weights(options, config),
     )
-    work = _Work(shape, config, devices, ranks, sampled, trainer)
-    engine = engine_memory(options, shape, config, devices, ranks, sampled)
+    work = Passes(shape, config, devices, ranks, sampled, trainer)
+    evaluated = in_evaluation(shape, config, eval_tasks)
+    engine = engine_memory(options, shape, config, devices, ranks, sampled, evaluated)
     return Plan(
         devices,
         ranks,
         tuple(phase for phase in _phases(work, engine) if phase.parts),
         *lengths(shape, config),
         tokens=micro_batch_tokens(shape, config, ranks, sampled),
+        evaluated=evaluated,
     )
 
 
-def _phases(work: _Work, engine: EngineMemory) -> list[Phase]:
+def _phases(work: Passes, engine: EngineMemory) -> list[Phase]:
     """All phases, with what the engine has in each."""
     trainer = work.trainer
     program = {"programs": (CONTEXT if work.devices.on_gpu else PROGRAM) + engine.program}
@@ -178,6 +185,8 @@ def _phases(work: _Work, engine: EngineMemory) -> list[Phase]:
         if engine.has_weights:
             found[PUBLISH] = program | trainer.at(PUBLISH) | engine.awake | engine.always | sent
         found[SAMPLING] = program | trainer.at(SAMPLING) | engine.awake | engine.always | engine.sampling
+    if engine.evaluating:
+        found[EVALUATION] = program | trainer.at(EVALUATION) | engine.awake | engine.always | engine.evaluating
     if trainer.reference:
         found[SCORING] = program | trainer.at(SCORING) | beside | _added(work.scoring(), overlapping)
     phases = [
@@ -194,7 +203,7 @@ def _added(one: Parts, other: Parts) -> Parts:
 
 
 @dataclass(frozen=True)
-class _Work:
+class Passes:
     """The passes of a stage."""
 
     shape: Shape
@@ -205,24 +214,44 @@ class _Work:
     trainer: TrainerMemory
 
     def update(self) -> Parts:
-        """Of one micro-batch with gradients."""
-        prompt, length = lengths(self.shape, self.config)
-        tokens = micro_batch_tokens(self.shape, self.config, self.ranks, self.sampled)
-        trained = tokens * (length - prompt) / length
+        """Of one micro-batch with gradients, laid out as takes most of what `optim.packing` and `optim.share_prefix` leave open."""
         optim = self.config.optim
-        shares = (
-            self.sampled and self.config.rollout.group_size > 1 and False not in (optim.packing, optim.share_prefix)
-        )
-        parts = micro_batch_bytes(
+        layouts = [] if optim.share_prefix is True else [self.apart()]
+        if self.sampled and self.config.rollout.group_size > 1 and False not in (optim.packing, optim.share_prefix):
+            layouts.append(self.shared())
+        tried = (self._micro_batch(*layout) for layout in layouts or [self.apart()])
+        parts = max(tried, key=lambda parts: sum(parts.values()))
+        return parts if self.trainer.casts else parts | self.trainer.pass_weights(UPDATE)
+
+    def _micro_batch(self, tokens: float, trained: float, prefix: int) -> Parts:
+        _, length = lengths(self.shape, self.config)
+        return micro_batch_bytes(
             self.shape,
             self.config.model,
             tokens,
             trained,
             length,
-            prefix=prompt if shares else 0,
+            prefix=prefix,
             deepspeed=self.trainer.stage > 0,
         )
-        return parts if self.trainer.casts else parts | self.trainer.pass_weights(UPDATE)
+
+    def apart(self) -> tuple[float, float, int]:
+        """Tokens of the largest micro-batch of whole rows, those of them that are trained, and 0 for a prefix."""
+        prompt, length = lengths(self.shape, self.config)
+        tokens = micro_batch_tokens(self.shape, self.config, self.ranks, self.sampled)
+        return tokens, tokens * (length - prompt) / length, 0
+
+    def shared(self) -> tuple[float, float, int]:
+        """The same, and the tokens of a prompt, where each prompt is computed once for its group: more of the tokens are trained."""
+        prompt, length = lengths(self.shape, self.config)
+        optim, group, own = self.config.optim, self.config.rollout.group_size, length - prompt
+        rows = step_rows(self.config, self.ranks, self.sampled)
+        if optim.token_limit is None:
+            rows = min(rows, optim.micro_batch_size or rows)
+        else:
+            whole, left = divmod(optim.token_limit, prompt + group * own)
+            rows = min(rows, max(1, whole * group + max(0, left - prompt) // own))
+        return math.ceil(rows / group) * prompt + rows * own, rows * own, prompt
 
     def scoring(self) -> Parts:
         """Of one micro-batch without gradients."""

@@ -33,15 +33,16 @@ UNDESCRIBED = (RlvrError, OSError, ValueError, ImportError, RuntimeError, Attrib
 
 
 class Planner:
-    """Plans of runs on `devices`; `model` is one that is loaded already.
+    """Plans of runs on `devices`; `model` is one that is loaded already, `eval_tasks` are tasks given in Python.
 
     `ranks`: processes that train, one for each device; None: as many as engines leave of the devices.
     """
 
-    def __init__(self, devices: Devices, ranks: int | None = None, model: Any = None) -> None:
+    def __init__(self, devices: Devices, ranks: int | None = None, model: Any = None, eval_tasks: Any = None) -> None:
         self.devices = devices
         self.ranks = ranks
         self.model = model
+        self.eval_tasks = eval_tasks
         self._shapes: dict[str, Shape] = {}
 
     def share_shapes(self, shapes: dict[str, Shape]) -> None:
@@ -78,7 +79,7 @@ class Planner:
         devices = devices or self.devices
         ranks = self.ranks if self.ranks is not None else training_ranks(stages[0].config, devices)
         shape = self.shape(stages[0].config.model)
-        return [plan_stage(shape, stage, devices, ranks) for stage in stages]
+        return [plan_stage(shape, stage, devices, ranks, self.eval_tasks) for stage in stages]
 
     def fits(self, stages: Sequence[StagePlan], margin: float, devices: Devices | None = None) -> bool:
         """Whether all stages fit, and leave that share of the memory in the phases with micro-batches."""

@@ -30,9 +30,18 @@ def plan_lines(stages: Sequence[StagePlan], plans: Sequence[Plan]) -> list[str]:
             f"{gib(worst.available)}, in: {worst.name}",
             f"  for prompts of {plan.prompt} tokens ({bound}) and {plan.length} tokens in all, micro-batches of at most {plan.tokens} "
             f"tokens, {recomputed} gradient checkpointing",
+            *_evaluation(plan),
             *(f"  {_phase(phase)}" for phase in plan.phases),
         ]
     return lines
+
+
+def _evaluation(plan: Plan) -> list[str]:
+    if plan.evaluated is None:
+        return []
+    return [
+        f"  for evaluations of {plan.evaluated.length} tokens in all, up to {plan.evaluated.responses} responses at a time"
+    ]
 
 
 def _phase(phase: Phase) -> str:

@@ -61,15 +61,15 @@ def engine_of_run(config: Config, world: World, saved: Any = None) -> tuple[Conf
     return found
 
 
-def plan_run(config: Config, world: World, model: Any = None) -> RunPlan:
-    """The plan of a run on the devices of its ranks; `model` is one that is loaded already.
+def plan_run(config: Config, world: World, model: Any = None, eval_tasks: Any = None) -> RunPlan:
+    """The plan of a run on the devices of its ranks; `model` is one that is loaded already, `eval_tasks` are tasks given in Python.
 
     ConfigError, the same on every rank, where it cannot fit and `run.check_memory` is set.
     """
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     own = own_devices(config.model, world.size, ranks_here)
     smallest = min(world.gather(own.memory, "the memory of the devices"))
-    planner = Planner(replace(own, memory=smallest), world.size, model)
+    planner = Planner(replace(own, memory=smallest), world.size, model, eval_tasks)
     found = world.broadcast(_plan(config, planner) if world.leads else None, "the memory plan")
     assert found is not None
     if found.problem is not None and config.run.check_memory:

@@ -29,9 +29,9 @@ STATE = {"adamw": 8.0, "adamw_8bit": 2.1, "sgd": 4.0}
 SUB_GROUP = 10**9
 """Weights of a rank whose gradients ZeRO 3 copies at once in a step (DeepSpeed's `sub_group_size`)."""
 
-PHASES = ("start", "publish", "sampling", "scoring", "update", "optimizer step")
+PHASES = ("start", "publish", "evaluation", "sampling", "scoring", "update", "optimizer step")
 """In the order in which a step goes through them."""
-START, PUBLISH, SAMPLING, SCORING, UPDATE, STEP = PHASES
+START, PUBLISH, EVALUATION, SAMPLING, SCORING, UPDATE, STEP = PHASES
 GRADIENTS_LIVE = (UPDATE, STEP)
 Parts = dict[str, float]
 

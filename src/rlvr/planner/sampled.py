@@ -1,0 +1,82 @@
+"""The longest sequences that a stage and its evaluations sample, and how many at once, as far as the settings bound them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlvr.config import Config
+from rlvr.evaluation.evaluate import BLOCK
+from rlvr.planner.shape import Shape
+
+PROMPT = 512
+"""Tokens that a prompt is taken to have where no setting bounds it."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What is asked of an engine at once."""
+
+    prompt: int
+    """Tokens of the longest prompt."""
+    length: int
+    """Tokens of the longest sequence, prompt and response together."""
+    prompts: int
+    """Different prompts (a number)."""
+    responses: int
+    """Responses to all prompts together (a number)."""
+
+
+def lengths(shape: Shape, config: Config) -> tuple[int, int]:
+    """Tokens of the longest prompt and of the longest sequence in training, as far as the settings bound them."""
+    return _lengths(shape, config, config.rollout.max_new_tokens)
+
+
+def in_training(shape: Shape, config: Config) -> Sampled:
+    """What the steps of a stage sample."""
+    rollout = config.rollout
+    more = 1.0 if rollout.refill is None else rollout.refill.oversample
+    prompts = math.ceil(rollout.prompts_per_step * more) * (1 + rollout.staleness)
+    return Sampled(*lengths(shape, config), prompts, prompts * rollout.group_size)
+
+
+def in_evaluation(shape: Shape, config: Config, given: Any = None) -> Sampled | None:
+    """What the evaluations of a stage sample, whose prompts are taken to be no longer than those of training; None where it has none.
+
+    `given`: tasks that were given in Python, in the place of `data.eval`.
+    """
+    asked = config.evaluation
+    spec = asked.data if asked.data is not None else config.data.eval if given is None else given
+    if spec is None or not (asked.every or asked.at_start or asked.at_end):
+        return None
+    tasks = min(_count(spec), asked.limit or BLOCK)
+    # blocks of tasks, as rlvr.evaluation.evaluate makes them: first with greedy responses, then with samples
+    blocks = [(tasks, tasks)] if asked.greedy else []
+    if asked.samples:
+        prompts = min(tasks, max(1, BLOCK // asked.samples))
+        blocks.append((prompts, prompts * asked.samples))
+    if not blocks:
+        return None
+    prompt, length = _lengths(shape, config, asked.max_new_tokens or config.rollout.max_new_tokens)
+    return Sampled(prompt, length, *max(blocks, key=lambda block: block[1]))
+
+
+def _lengths(shape: Shape, config: Config, new: int) -> tuple[int, int]:
+    new = min(new, shape.context - 1)
+    prompt = config.data.max_prompt_tokens or PROMPT
+    return min(prompt, shape.context - new), min(prompt + new, shape.context)
+
+
+def _count(spec: Any) -> int:
+    """Tasks that `spec` writes, at most a block of an evaluation; a file's are not counted, and taken to be more."""
+    if isinstance(spec, Mapping) and "name" in spec:
+        return min(BLOCK, int(spec.get("count", BLOCK)))
+    if isinstance(spec, Sequence) and not isinstance(spec, str):
+        return min(BLOCK, sum(_count(one) if isinstance(one, str) or _is_source(one) else 1 for one in spec))
+    return BLOCK
+
+
+def _is_source(spec: Any) -> bool:
+    return isinstance(spec, Mapping) and "name" in spec
