@@ -1,6 +1,8 @@
 """Options of vLLM that change what is sampled, in the real engine on a CPU."""
 
 import asyncio
+import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -89,10 +91,13 @@ def test_responses_under_way_keep_their_keys_and_values(monkeypatch):
         engine.close()
 
 
-def test_weights_and_cache_in_fp8_are_those_of_the_newest_publish(collector):
-    """Quantised again at each publish: the log-probs are far closer to the new weights' than to the old ones'."""
-    policy = tiny(dtype="bfloat16")
-    options = VLLMOptions(**FAST, quantization="fp8_per_channel", kv_cache_dtype="fp8")
+@pytest.mark.parametrize("adapter", [None, {"r": 4}])
+def test_weights_and_cache_in_fp8_are_those_of_the_newest_publish(adapter, collector):
+    """Quantised again at each publish: the log-probs are far closer to the new weights' than to the old ones'. An adapter goes by
+    itself, over weights in fp8 that are sent once. The engine's own constraint does not bind the probe."""
+    policy = tiny(dtype="bfloat16", adapter=adapter)
+    constraint = {"structured_outputs": {"regex": "[01]{1,60}"}}
+    options = VLLMOptions(**FAST, quantization="fp8_per_channel", kv_cache_dtype="fp8", **constraint)
     engine = options.open(policy)
     backend = PlainBackend(policy)
 
@@ -108,8 +113,12 @@ def test_weights_and_cache_in_fp8_are_those_of_the_newest_publish(collector):
         new = copy_of(policy)
         publish(engine, 2, backend.named_weights)
         assert engine.differing(backend.named_weights) == []
-        requests = some_requests(policy, 8, seed=7, max_new_tokens=60, ignore_eos=True)
+        constrained = some_requests(policy, 8, seed=7, max_new_tokens=60)
+        assert all(re.fullmatch("[01]+", completion.text) for completion in ask(engine, constrained))
+        # as the probe asks: without the engine's constraint, whose log-probs are of another distribution
+        requests = [dataclasses.replace(request, constraint={}) for request in constrained]
         completions = ask(engine, requests)
+        assert not all(re.fullmatch("[01]*", completion.text) for completion in completions)
         gap_of_new = mean_gap(requests, completions)
         load(policy, old)
         gap_of_old = mean_gap(requests, completions)

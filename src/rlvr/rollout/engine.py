@@ -44,7 +44,8 @@ class Request:
     attachments: tuple[Attachment, ...] = ()
     constraint: Mapping[str, Any] | None = None
     """What the completion must match, as vLLM's structured outputs take it: `{"regex": ...}`, `{"json": schema}`,
-    `{"choice": [...]}`, `{"grammar": ...}`. Its log-probs are those of the constrained distribution."""
+    `{"choice": [...]}`, `{"grammar": ...}`. Its log-probs are those of the constrained distribution. None: what the engine's
+    options say; empty: nothing, whatever they say."""
 
 
 @dataclass(frozen=True)

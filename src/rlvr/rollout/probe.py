@@ -48,7 +48,9 @@ def probe(
     """
     vocabulary = min(len(policy.tokenizer), policy.causal_lm.config.get_text_config().vocab_size)
     prompt = tuple(i * 7919 % vocabulary for i in range(1, 1 + min(TOKENS, policy.context // 2)))
-    request = Request(prompt, Sampling(min(TOKENS, policy.context - len(prompt)), ignore_eos=True), seed=0)
+    sampling = Sampling(min(TOKENS, policy.context - len(prompt)), ignore_eos=True)
+    # without the engine's own constraint, whose log-probs are of another distribution than the policy's
+    request = Request(prompt, sampling, seed=0, constraint={})
     completion = share(_sampled(engine, collector, request))
     rollout = make_rollout(Draw(0, Task("probe", "")), 0, request, completion)
     rows = rows_of(Batch([rollout]), np.arange(1), [rollout.sampled], 0, policy.device)

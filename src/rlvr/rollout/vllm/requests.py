@@ -65,8 +65,10 @@ def opened(request: Request, context: int) -> Opened:
 
 
 def parameters(item: Opened, end_ids: Sequence[int], constraint: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The fields of vLLM's SamplingParams."""
-    sampling, constraint = item.request.sampling, item.request.constraint or constraint
+    """The fields of vLLM's SamplingParams; `constraint`: of a request that says nothing about it."""
+    sampling = item.request.sampling
+    if item.request.constraint is not None:
+        constraint = item.request.constraint
     fields: dict[str, Any] = {
         "max_tokens": item.limit,
         "temperature": sampling.temperature,
