@@ -38,8 +38,9 @@ DEPTHS = (2, 3)
 """Layers that are measured. The first one is not like the others where the embedding does not train."""
 
 
-_measured: dict[tuple[str, str, str, Way, int], DecoderPasses] = {}
-"""What was measured in this process: a plan asks again and again, and each answer takes a tenth of a second or more."""
+_measured: dict[tuple[str, str, str, Way], list[np.ndarray]] = {}
+"""What was measured in this process, by model, adapter and way, for each depth [tokens, field]: a plan asks again and again, for one
+layer and for all of them, and each pass takes a second."""
 
 
 class LiveBytes(TorchDispatchMode):
@@ -144,20 +145,15 @@ class Decoder:
         return cls(type(model), model.config, config, layers, alike=len(shapes) == 1)
 
     def passes(self, way: Way, layers: int | None = None) -> DecoderPasses:
-        """The bytes of all layers, or as if there were only `layers` layers; measured once."""
-        layers = self.layers if layers is None else layers
-        key = (self.model.__qualname__, self.described.to_json_string(), repr(self.config.adapter), way, layers)
+        """The bytes of all layers, or, where layers are alike, as if there were only `layers` layers; measured once."""
+        key = (self.model.__qualname__, self.described.to_json_string(), repr(self.config.adapter), way)
         if key not in _measured:
-            _measured[key] = self._measure(way, layers)
-        return _measured[key]
-
-    def _measure(self, way: Way, layers: int) -> DecoderPasses:
+            depths = DEPTHS if self.alike else (self.layers,)
+            _measured[key] = [np.asarray([self._at(way, depth, tokens) for tokens in TOKENS]) for depth in depths]
+        measured = _measured[key][0]
         if self.alike:
-            few, more = ([self._at(way, depth, tokens) for tokens in TOKENS] for depth in DEPTHS)
-            # [tokens, field]
-            measured = np.asarray(few) + (np.asarray(more) - np.asarray(few)) * (layers - DEPTHS[0])
-        else:
-            measured = np.asarray([self._at(way, self.layers, tokens) for tokens in TOKENS])
+            few, more = _measured[key]
+            measured = few + (more - few) * ((self.layers if layers is None else layers) - DEPTHS[0])
         slopes = (measured[1] - measured[0]) / (TOKENS[1] - TOKENS[0])
         fixed = measured[0] - slopes * TOKENS[0]
         return DecoderPasses(*(Line(float(a), float(b)) for a, b in zip(fixed, slopes, strict=True)))

@@ -96,19 +96,24 @@ def _micro_batches(planner: Planner, stages: list[StagePlan]) -> str:
     return f"{plan.tokens / 1024:.0f}k{recomputed}"
 
 
-@functools.cache
 def memory_table() -> str:
     """The table in Markdown, a row for each model and length of responses."""
-    planners = {count: Planner(Devices(count, GPU)) for count in COUNTS}
-    shapes: dict[str, Any] = {}
-    for planner in planners.values():
-        planner.share_shapes(shapes)
     lines = [
         "| model | responses | " + " | ".join(f"{count} GPU{'s' if count > 1 else ''}" for count in COUNTS) + " |",
         "|---|---|" + "---|" * len(COUNTS),
     ]
-    for model in MODELS:
-        for response in RESPONSES:
-            cells = [cell(model, count, response, planners) for count in COUNTS]
-            lines.append(f"| {model.split('-')[-1]} | {response // 1024}k | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(row for model in MODELS for row in rows(model))])
+
+
+@functools.cache
+def rows(model: str) -> list[str]:
+    """The rows of a model, one for each length of responses."""
+    planners = {count: Planner(Devices(count, GPU)) for count in COUNTS}
+    shapes: dict[str, Any] = {}
+    for planner in planners.values():
+        planner.share_shapes(shapes)
+    found = []
+    for response in RESPONSES:
+        cells = [cell(model, count, response, planners) for count in COUNTS]
+        found.append(f"| {model.split('-')[-1]} | {response // 1024}k | " + " | ".join(cells) + " |")
+    return found
