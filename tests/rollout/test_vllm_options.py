@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from vllm_helpers import FAST, needs_vllm, publish, tiny
 
 from rlvr.distributed import PlainBackend
 from rlvr.rollout import probe
-from rlvr.rollout.vllm import VLLMOptions
+from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions
+from rlvr.rollout.vllm.server_engine import VLLMServerEngine
 
 pytestmark = [needs_vllm, pytest.mark.alone, pytest.mark.timeout(600)]
 
@@ -27,6 +29,12 @@ def load(policy, weights):
     with torch.no_grad():
         for name, parameter in policy.model.named_parameters():
             parameter.copy_(weights[name])
+
+
+def log_of(engine):
+    """The log of the engine's process, or of its one server."""
+    host = engine._members.all[0].started if isinstance(engine, VLLMServerEngine) else engine._host
+    return host.log
 
 
 def with_old_cache(policy, old, new, request, completion):
@@ -43,13 +51,14 @@ def with_old_cache(policy, old, new, request, completion):
     return logits.double().log_softmax(-1).gather(1, ids[0, before + 1 :, None])[:, 0].numpy()
 
 
-def test_responses_under_way_keep_their_keys_and_values(monkeypatch):
+@pytest.mark.parametrize("options", [VLLMOptions, partial(VLLMServerOptions, servers=1)], ids=["vllm", "vllm-server"])
+def test_responses_under_way_keep_their_keys_and_values(options, monkeypatch):
     """They go on in the memory that they have, each token is of the version that it is labelled with, and what the old weights
     computed is not used for new requests with the same prompt."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     policy = tiny(context=512)
     arguments = {"block_size": 32, "scheduler_cls": "counting_scheduler.CountingScheduler"}
-    engine = VLLMOptions(**FAST, clear_cache=False, engine_args=arguments).open(policy, "continue")
+    engine = options(**FAST, clear_cache=False, engine_args=arguments).open(policy, "continue")
     backend = PlainBackend(policy)
     prompts = {"seed": 3, "longest": 100, "ignore_eos": True}
 
@@ -71,7 +80,7 @@ def test_responses_under_way_keep_their_keys_and_values(monkeypatch):
                 break
         else:
             pytest.fail("the publish came too late to be under way, five times")
-        assert "PREEMPTED" not in engine._host.log.read_text()
+        assert "PREEMPTED" not in log_of(engine).read_text()
         kept, anew = [], []
         for request, completion in zip(requests, completions, strict=True):
             assert (np.diff(completion.versions) >= 0).all()
