@@ -7,6 +7,7 @@ Imports nothing that takes time: it comes first in a started process.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import re
@@ -108,6 +109,8 @@ def tie() -> None:
 def leave() -> None:
     """End the group; where the owner is gone, the leader removes its scratch folder once nobody can write to it any more."""
     _leaving.acquire()
+    # The main thread may end when it sees that the others of the group are gone, and this thread with it, before the folder is.
+    atexit.register(threading.Event().wait)
     leader, owner = os.getpgrp(), int(os.environ.get(OWNER, "0"))
     if leader != os.getpid() and _alive(leader):
         time.sleep(GRACE)  # the leader does it

@@ -1,7 +1,9 @@
-"""What processes that were started for a run leave behind when they are killed: nothing in /dev/shm."""
+"""What processes that were started for a run leave behind when they or the run are killed: nothing in /dev/shm, and no folder."""
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,38 @@ def test_a_killed_process_leaves_no_semaphore(tmp_path, who):
         assert not semaphore.exists()
     finally:
         lifeline.kill(process)
+
+
+ENDS_WITH_ITS_CHILD = """
+import subprocess, sys
+from pathlib import Path
+
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+Path(sys.argv[1]).touch()
+child.wait()  # as vLLM's server, which ends when its engine core does
+"""
+OWNER = """
+import sys, time
+from pathlib import Path
+from rlvr import lifeline
+path, ready, scratch = sys.argv[1:]
+lifeline.start("ends_with_its_child", [ready], {"PYTHONPATH": path}, Path(scratch), Path(scratch) / "log")
+time.sleep(600)
+"""
+
+
+def test_the_scratch_folder_goes_though_the_process_ends_by_itself_meanwhile(tmp_path):
+    """The owner is killed. A process that is to remove the folder kills its child first, of which it ends in another thread."""
+    (tmp_path / "ends_with_its_child.py").write_text(ENDS_WITH_ITS_CHILD)
+    scratch = tmp_path / f"{lifeline.PREFIX}scratch"
+    for number in range(100):
+        (scratch / str(number)).mkdir(parents=True)
+        for file in range(100):
+            (scratch / str(number) / str(file)).touch()
+    ready = tmp_path / "ready"
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, path, str(ready), str(scratch)])
+    until(ready.exists, 120, "the process to start")
+    owner.kill()
+    owner.wait()
+    until(lambda: not scratch.exists(), 60, "the scratch folder to go")
