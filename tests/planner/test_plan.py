@@ -13,11 +13,14 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rlvr.config import Config, ModelConfig, ScratchConfig
+from rlvr.config import Config, LoraConfig, ModelConfig, ScratchConfig
 from rlvr.planner import Devices, Plan, Planner, Shape, own_devices, plan_stage, shape_of
 from rlvr.planner.micro_batch import way_of
 from rlvr.planner.trainer_memory import TrainerMemory
 from rlvr.policy import load_policy
+from rlvr.policy.adapters import add_adapter
+from rlvr.policy.loading import given_policy
+from rlvr.policy.scratch import build_tokenizer
 from rlvr.stage_plan import stage_plans
 
 SCRATCH = {"hidden_size": 64, "layers": 3, "intermediate_size": 128, "context": 256}
@@ -65,10 +68,8 @@ def test_weights_are_counted_as_a_loaded_model_has_them(adapter):
     assert (given.weights, given.trained) == (shape.weights, shape.trained)
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "llama", "gemma2", "mistral"])
-def test_activations_are_what_a_real_forward_pass_keeps(architecture):
-    config = ModelConfig(scratch=ScratchConfig(**SCRATCH, architecture=architecture), device="cpu")
-    policy = load_policy(config)
+def kept_per_token(policy) -> float:
+    """Bytes that a real forward pass of 4 rows of 64 tokens keeps for the backward pass, beside the weights."""
     own = {p.data_ptr() for p in policy.model.parameters()}
     kept = {}
     ids = torch.arange(256).reshape(4, 64) % 90
@@ -80,7 +81,41 @@ def test_activations_are_what_a_real_forward_pass_keeps(architecture):
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         policy.hidden_states(ids, torch.ones_like(ids), torch.arange(64).expand(4, -1))
-    measured = sum(storage.nbytes() for storage in kept.values()) / 256
+    return sum(storage.nbytes() for storage in kept.values()) / 256
+
+
+def trained_part(kind: str):
+    """A loaded model, and the options that its policy is made with."""
+    model = load_policy(model_of()).model
+    if kind == "an adapter is put on it":
+        return model, {"adapter": {"r": 4}}
+    if kind == "a peft model":
+        return add_adapter(model, LoraConfig(r=4), 0), {}
+    if kind == "the last layer trains":
+        model.requires_grad_(False)
+        model.base_model.layers[-1].requires_grad_(True)
+    return model, {}
+
+
+@pytest.mark.parametrize("kind", ["an adapter is put on it", "a peft model", "the last layer trains", "all trains"])
+def test_a_model_that_was_loaded_already_is_planned_as_it_trains(kind):
+    model, options = trained_part(kind)
+    config = model_of(**options)
+    shape = shape_of(config, model)
+    planned = shape.decoder.passes(way_of(config))
+    policy = given_policy(model, build_tokenizer(config.scratch), config)
+    weights = list(policy.model.parameters())
+    assert shape.trained == sum(p.numel() for p in weights if p.requires_grad)
+    assert shape.weights == sum(p.nbytes for p in weights)
+    assert shape.parameters == sum(p.numel() for p in weights)
+    assert planned.kept.per_token == pytest.approx(kept_per_token(policy), rel=0.1)
+    assert shape.head_trained == (64 * shape.vocabulary if kind == "all trains" else 0)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "llama", "gemma2", "mistral"])
+def test_activations_are_what_a_real_forward_pass_keeps(architecture):
+    config = ModelConfig(scratch=ScratchConfig(**SCRATCH, architecture=architecture), device="cpu")
+    measured = kept_per_token(load_policy(config))
     shape = shape_of(config)
     kept = shape.decoder.passes(way_of(config)).kept.per_token
     assert kept + 64 * shape.scores == pytest.approx(measured, rel=0.1)

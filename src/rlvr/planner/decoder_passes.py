@@ -12,6 +12,7 @@ import contextlib
 import copy
 import logging
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -122,6 +123,46 @@ class Way:
 
 
 @dataclass(frozen=True)
+class Given:
+    """What is different in a model that was loaded already: what trains, in which type the rest is, and its adapters."""
+
+    trains: frozenset[str] | None
+    """Names of the weights that train; None: those of the adapter that is put on it."""
+    frozen: torch.dtype | None
+    """Type of most weights that do not train; None where all train, or are quantised."""
+    adapters: tuple[tuple[str, Any], ...]
+    """Names and peft configurations."""
+
+    @classmethod
+    def of(cls, model: Any, adapted: bool) -> Given:
+        """That of `model`; `adapted`: a plain one gets an adapter."""
+        adapters = tuple(model.peft_config.items()) if is_adapter(model) else ()
+        freezes = adapted and not adapters
+        trains = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        types = Counter(
+            parameter.dtype
+            for parameter in model.parameters()
+            if parameter.is_floating_point() and (freezes or not parameter.requires_grad)
+            for _ in range(parameter.dim())  # matrices rather than vectors
+        )
+        return cls(None if freezes else frozenset(trains), next(iter(dict(types.most_common(1))), None), adapters)
+
+    def put_on(self, model: Any) -> Any:
+        """`model`, which has no weights and may have fewer layers, with these adapters, and with gradients for the same weights."""
+        if self.adapters:
+            import peft
+
+            (name, first), *others = self.adapters
+            model = peft.get_peft_model(model, copy.deepcopy(first), adapter_name=name)
+            for name, other in others:
+                model.add_adapter(name, copy.deepcopy(other))
+        if self.trains is not None:
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(name in self.trains)
+        return model
+
+
+@dataclass(frozen=True)
 class Decoder:
     """A model's decoder, of which no weight is there."""
 
@@ -131,22 +172,26 @@ class Decoder:
     config: ModelConfig
     layers: int
     alike: bool
-    """Whether all layers have weights of the same shapes, so that a few of them stand for all."""
+    """Whether all layers have weights of the same shapes that train alike, so that a few of them stand for all."""
+    given: Given | None = None
 
     @classmethod
-    def of(cls, model: PreTrainedModel, config: ModelConfig) -> Decoder:
-        """That of `model`, on any device and without an adapter, which `config` may add."""
-        shapes = {
-            tuple(weight.shape for weight in module.parameters())
-            for module in model.modules()
+    def of(cls, model: PreTrainedModel, config: ModelConfig, given: Any = None) -> Decoder:
+        """That of `model`, on any device and without an adapter, which `config` may add; or of `given`, the same with what was loaded
+        already and may be a peft model."""
+        layers = {
+            tuple((weight.shape, weight.requires_grad) for weight in module.parameters())
+            for module in (model if given is None else given).modules()
             if isinstance(module, GradientCheckpointingLayer)
         }
-        layers = int(model.config.get_text_config().num_hidden_layers)
-        return cls(type(model), model.config, config, layers, alike=len(shapes) == 1)
+        depth = int(model.config.get_text_config().num_hidden_layers)
+        own = None if given is None else Given.of(given, adapted=config.adapter is not None)
+        return cls(type(model), model.config, config, depth, alike=len(layers) == 1, given=own)
 
     def passes(self, way: Way, layers: int | None = None) -> DecoderPasses:
         """The bytes of all layers, or, where layers are alike, as if there were only `layers` layers; measured once."""
-        key = (self.model.__qualname__, self.described.to_json_string(), repr(self.config.adapter), way)
+        adapter = f"{self.config.adapter} {self.given}"
+        key = (self.model.__qualname__, self.described.to_json_string(), adapter, way)
         if key not in _measured:
             depths = DEPTHS if self.alike else (self.layers,)
             _measured[key] = [np.asarray([self._at(way, depth, tokens) for tokens in TOKENS]) for depth in depths]
@@ -166,6 +211,7 @@ class Decoder:
             run = _run(self.described.get_text_config())
             spans = Spans(np.full(tokens // run, run), np.full(tokens // run, -1), torch.device("cpu"))
             positions = torch.arange(run).repeat(tokens // run)[None]
+            looked_up = model.get_input_embeddings().weight
             weights = list(model.parameters())
             trained = [p for p in weights if p.requires_grad]
             for parameter in trained:
@@ -180,7 +226,7 @@ class Decoder:
                 embedded = torch.zeros(
                     1, tokens, self.described.get_text_config().hidden_size, dtype=next(iter(weights)).dtype
                 )
-                embedded.requires_grad_(torch.is_grad_enabled() and self.config.adapter is None)
+                embedded.requires_grad_(torch.is_grad_enabled() and looked_up.requires_grad)
                 autocast = torch.autocast("cpu", way.compute, enabled=way.compute != torch.float32)
                 with autocast, attending(spans):
                     return decoder(inputs_embeds=embedded, position_ids=positions, use_cache=False).last_hidden_state
@@ -205,11 +251,15 @@ class Decoder:
         text.num_hidden_layers = layers
         if kinds := getattr(text, "layer_types", None):
             text.layer_types = [kinds[i % len(kinds)] for i in range(layers)]
-        trains = self.config.adapter is None
-        dtype = way.weights if trains else way.compute
+        frozen = way.compute
+        # DeepSpeed brings all weights to the type computed in
+        if self.given is not None and self.given.frozen is not None and way.gradients_stay:
+            frozen = self.given.frozen
         with torch.device("meta"):
-            model: Any = self.model._from_config(described, dtype=dtype, attn_implementation="sdpa")
-            if self.config.adapter is not None:
+            model: Any = self.model._from_config(described, dtype=frozen, attn_implementation="sdpa")
+            if self.given is not None:
+                model = self.given.put_on(model)
+            if self.config.adapter is not None and not is_adapter(model):
                 model = add_adapter(model, self.config.adapter, 0)
         for parameter in model.parameters():
             if parameter.requires_grad:

@@ -16,8 +16,9 @@ from rlvr.config import ModelConfig
 from rlvr.planner.decoder_passes import Decoder
 from rlvr.planner.micro_batch import kept_scores
 from rlvr.planner.shape import Shape
-from rlvr.policy.adapters import add_adapter
+from rlvr.policy.adapters import add_adapter, is_adapter
 from rlvr.policy.loading import dtype_of
+from rlvr.policy.quantization import dense_shape, is_quantized, without_quantization
 from rlvr.policy.scratch import build_model, build_tokenizer
 
 FOUR_BITS = 0.5 + 1 / 64 + 4 / (64 * 256)
@@ -25,51 +26,51 @@ FOUR_BITS = 0.5 + 1 / 64 + 4 / (64 * 256)
 
 
 def shape_of(config: ModelConfig, model: Any = None) -> Shape:
-    """The sizes of the model that `config` describes, from its configuration file alone; or of `model`, which is loaded already."""
+    """The sizes of the model that `config` describes, from its configuration file alone; or of `model`, which is loaded already, as
+    rlvr.policy.loading.given_policy trains it."""
     compute = dtype_of(config)
+    adds = config.adapter is not None and not is_adapter(model)
     with torch.device("meta"):
         empty = _without_storage(config, model)
-        decoder = Decoder.of(empty, config)
-        if model is None and config.adapter is not None:
+        decoder = Decoder.of(empty, config, model)
+        if config.adapter is not None and adds:
             empty = add_adapter(empty.to(compute), config.adapter, 0)
-    bare = empty.base_model.model if model is None and config.adapter is not None else empty
+    here = empty if model is None else model
+    bare = here.base_model.model if is_adapter(here) else here
     text = bare.config.get_text_config()
-    parameters = list((empty if model is None else model).parameters())
+    trained = [p for p in (empty if adds else here).parameters() if p.requires_grad]
+    # an adapter that is put on a given model freezes all that the model has
+    frozen = [p for p in here.parameters() if not p.requires_grad or (adds and model is not None)]
     layers = int(text.num_hidden_layers)
     width = torch.finfo(compute).bits // 8
     head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     head_weight = bare.get_output_embeddings().weight
-    packed = {}
+    packed: set[Any] = set()
     if config.quantization is not None:
-        others = [m for m in bare.modules() if isinstance(m, torch.nn.Linear) and m is not bare.get_output_embeddings()]
-        packed = {m.weight: FOUR_BITS for m in others}
-    frozen = [p for p in parameters if not p.requires_grad]
+        packed = {m.weight for m in bare.modules() if isinstance(m, torch.nn.Linear)} - {head_weight}
+    eager = model is not None and bare.config._attn_implementation == "eager"
     outside = {id(bare.get_input_embeddings().weight), id(head_weight)}
-    decoder_weights = [p for p in bare.parameters() if id(p) not in outside]
     window, windowed = _windows(text)
     return Shape(
-        parameters=sum(p.numel() for p in parameters),
-        trained=sum(p.numel() for p in parameters if p.requires_grad),
-        frozen=sum(p.nbytes if model is not None else p.numel() * packed.get(p, width) for p in frozen),
-        largest=max(p.numel() for p in parameters),
-        largest_module=max(
-            sum(p.numel() for p in module.parameters(recurse=False))
-            for module in (empty if model is None else model).modules()
-        ),
+        parameters=sum(map(_numel, [*trained, *frozen])),
+        trained=sum(map(_numel, trained)),
+        frozen=sum(_frozen_bytes(p, p in packed, None if model is not None else width) for p in frozen),
+        largest=max(map(_numel, [*trained, *frozen])),
+        largest_module=max(sum(map(_numel, module.parameters(recurse=False))) for module in here.modules()),
         layers=layers,
         hidden=int(text.hidden_size),
         vocabulary=int(text.vocab_size),
         context=int(getattr(text, "max_position_embeddings", 0) or 1 << 30),
         decoder=decoder,
-        head_trained=head_weight.numel() if config.adapter is None else 0,
+        head_trained=head_weight.numel() if head_weight.requires_grad and config.adapter is None else 0,
         tied=head_weight is bare.get_input_embeddings().weight,
-        scores=kept_scores(config, text),
+        scores=kept_scores(config.model_copy(update={"attention": "eager"}) if eager else config, text),
         queries=int(text.num_attention_heads) * head,
         keys=heads * head,
         keys_and_values=2 * layers * heads * head * width,
         # matrices of the decoder: layers' norms and biases are vectors
-        linear=sum(p.numel() for p in decoder_weights if p.dim() > 1),
+        linear=sum(_numel(p) for p in bare.parameters() if p.dim() > 1 and id(p) not in outside),
         window=window,
         windowed=windowed,
     )
@@ -85,11 +86,22 @@ def _windows(text: Any) -> tuple[int, int]:
     return (int(window), windowed) if windowed else (0, 0)
 
 
+def _numel(weight: Any) -> int:
+    """The numbers of a weight, whatever it is packed in."""
+    return dense_shape(weight, weight.shape).numel()
+
+
+def _frozen_bytes(weight: Any, packs: bool, width: int | None) -> float:
+    """Bytes of a weight that does not train, of `width` bytes for each number (None: those that it has now) or in 4 bits."""
+    if packs or is_quantized(weight):
+        return _numel(weight) * FOUR_BITS
+    return weight.nbytes if width is None else weight.numel() * width
+
+
 def _without_storage(config: ModelConfig, model: Any) -> Any:
     if model is not None:
-        return AutoModelForCausalLM.from_config(
-            model.config, dtype=torch.float32, trust_remote_code=config.trust_remote_code
-        )
+        bare = model.base_model.model if is_adapter(model) else model
+        return type(bare)._from_config(without_quantization(bare.config), dtype=torch.float32)
     if config.scratch is not None:
         with torch.device("cpu"):
             tokenizer = build_tokenizer(config.scratch)
