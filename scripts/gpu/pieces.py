@@ -18,6 +18,7 @@ import hashlib
 import json
 import lzma
 import os
+import platform
 import subprocess
 import sys
 import tarfile
@@ -31,6 +32,8 @@ MANIFEST = "manifest.json"
 MARK = ".from-pieces"
 """In the folder that pieces are unpacked to: it is ours, and more may go there."""
 MIB = 1 << 20
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}-{platform.machine()}"
+"""The Python that runs this, as pieces say what they are for."""
 LIBRARIES = ("manylinux_2_17", "manylinux2014", "manylinux_2_24", "manylinux_2_27", "manylinux_2_28", "manylinux_2_31")
 NEWER = ("manylinux_2_34", "manylinux_2_35", "manylinux1")
 """Tags of platforms; pip takes none but those that it is given."""
@@ -256,6 +259,9 @@ def unpack(folder: Path, site: Path) -> int:
         with lzma.open(joined) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
             tar.extractall(site, filter="data")
         print(f"{name}, for {piece['for']}: {', '.join(piece['packages'])}")
+        if piece["for"] != HERE:
+            text = f"{name} was made for {piece['for']}, and this Python is {HERE}: it cannot import what is compiled in it"
+            print(f"warning: {text} (pack.sh has --python and --machine)", file=sys.stderr)
     if missing := [name for name in manifest if name not in found]:
         print(f"not here: {', '.join(missing)}")
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -121,6 +122,13 @@ def test_pieces_are_made_once_and_unpacked_where_they_were_carried(pieces, index
     shutil.copy(out / "base.tar.xz.2-of-3", carried)
     code, said = pieces("unpack", carried, tmp_path / "second")
     assert code == 0 and "not here: vllm-1, vllm-2" in said and (tmp_path / "second/pydantic").exists()
+    here = f"{sys.version_info.major}.{sys.version_info.minor}-{platform.machine()}"
+    foreign = f"warning: base was made for 3.12-x86_64, and this Python is {here}"
+    assert (foreign in said) == (here != "3.12-x86_64")
+    manifest["base"]["for"] = here
+    (carried / "manifest.json").write_text(json.dumps(manifest))
+    code, said = pieces("unpack", carried, tmp_path / "second")
+    assert code == 0 and "warning" not in said
 
     (tmp_path / "third").mkdir()
     (tmp_path / "third/mine.txt").write_text("mine")
