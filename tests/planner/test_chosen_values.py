@@ -149,6 +149,21 @@ def test_fixes_for_gpus_that_are_too_few():
     assert plan_for(config_of(**adapted), Devices(1, 80e9)).problem is None
 
 
+def test_what_a_refusal_names_makes_the_run_fit():
+    """vLLM's share of a small GPU holds no 7B: what does not touch the share is not named."""
+    model = {"path": "Qwen/Qwen2.5-7B", "adapter": {"r": 16}, "quantization": "nf4"}
+    tree = {**RUN, "model": model, "rollout": {**RUN["rollout"], "max_new_tokens": 3000, "engine": "vllm"}}
+    problem = plan_for(Config(**tree), Devices(1, 24e9)).problem
+    assert "vLLM's share" in problem and "offload_during_rollout" not in problem and "adamw_8bit" not in problem
+    ways = re.findall(r"\(\d\) (.*?) \([\d.]+ (?:GiB|MiB)\)", problem)
+    assert len(ways) == 3 and re.fullmatch(r"1 device of \d+ GB", ways[-1])
+    assert plan_for(Config(**tree), parse_devices(f"1x{ways[-1].split()[-2]}GB")).problem is None
+    for way in ways[:-1]:
+        count = int(found[1]) if (found := re.search(r"on (\d+) devices", way)) else 1
+        overrides = [word.replace("'", "") for word in re.findall(r"[\w.]+=(?:'[^']*'|\S+)", way)]
+        assert plan_for(load_config(tree, overrides), Devices(count, 24e9)).problem is None, way
+
+
 def test_ranks_with_devices_of_different_sizes_take_the_same(monkeypatch):
     """Rank 0 decides, for the smallest device."""
     from rlvr.planner.run_plan import plan_run

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from rlvr import registry
 from rlvr.config import Config, LoraConfig
-from rlvr.planner.devices import Devices
+from rlvr.planner.devices import UNITS, Devices
 from rlvr.planner.engine_memory import utilization
 from rlvr.planner.plan import Plan
 from rlvr.planner.planner import UNDESCRIBED, Planner, changed
+from rlvr.policy.loading import dtype_of
 from rlvr.rollout.hf import HFEngineOptions
 from rlvr.rollout.vllm.options import Common, VLLMOptions
 from rlvr.stage_plan import StagePlan
 
 TOGETHER = 4
 """Changes that are tried at once at most."""
+TRIES = 500
+"""Sets of changes that are tried at most: a few seconds."""
 FIXES = 3
 """Fixes that are named."""
+SIZES = (16, 24, 32, 40, 48, 80, 96, 141, 180, 192, 288)
+"""Memory of GPUs that are sold, in GB."""
+MOST_DEVICES = 1024
 GIB = 1 << 30
 
 Stages = list[StagePlan]
@@ -36,6 +45,12 @@ class Change:
     make: Callable[[Stages, Any], Stages]
     devices: Callable[[Devices, Any], Devices] = lambda devices, value: devices
 
+    @property
+    def settings(self) -> frozenset[str]:
+        """The settings that it changes, by their names."""
+        text = self.text(self.values[-1])
+        return frozenset(re.findall(r"([\w.]+)=", text) + re.findall(r"devices$", text))
+
 
 @dataclass(frozen=True)
 class Fix:
@@ -43,43 +58,90 @@ class Fix:
 
     text: str
     needed: float
-    """Bytes that a device then needs at most."""
+    """Bytes, with the smallest micro-batches: of the phase which does not fit, or, where it is `enough`, of the largest phase."""
     enough: bool = True
     """Whether the run fits then."""
 
 
 def fixes(planner: Planner, stages: Stages) -> list[Fix]:
-    """At most three ways to make the stages fit, those with the fewest and smallest changes first; where there are fewer, single
-    changes that need less follow, those that save most first."""
+    """At most three ways to make the stages fit, those with the fewest and smallest changes first, and last devices of the smallest
+    memory and number on which they fit unchanged; in their place, where there are fewer, single changes by which the phase that does
+    not fit needs less, those that save most first."""
     changes = list(_changes(planner, stages))
+    larger = _larger_devices(planner, stages)
+    known = [] if larger is None else [larger]
     found: list[Fix] = []
-    used: list[set[int]] = []
-    for together in range(1, TOGETHER + 1):
-        if together > 3 and found:
+    used: list[frozenset[str]] = []
+    for picked in itertools.islice(_together(changes), TRIES):
+        if len(picked) > 2 and found:
             break  # a user has enough to choose from
-        for chosen in itertools.combinations(range(len(changes)), together):
-            if any(before <= set(chosen) for before in used):
-                continue  # less was enough
-            fix = _tried(planner, stages, [changes[number] for number in chosen])
-            if fix is not None:
-                found.append(fix)
-                used.append(set(chosen))
-            if len(found) == FIXES:
-                return found
-    helpful = [change for number, change in enumerate(changes) if {number} not in used]
-    return [*found, *_helping(planner, stages, helpful)][:FIXES]
+        settings = frozenset[str]().union(*(change.settings for change in picked))
+        if any(before < settings for before in used):
+            continue  # fewer settings were enough
+        fix = _tried(planner, stages, picked)
+        if fix is not None:
+            found.append(fix)
+            used.append(settings)
+        if len(found) + len(known) == FIXES:
+            break
+    if len(found) + len(known) < FIXES:
+        helpful = [change for change in changes if not any(before <= change.settings for before in used)]
+        found += _helping(planner, stages, helpful)[: FIXES - len(found) - len(known)]
+    return sorted([*found, *known], key=lambda fix: not fix.enough)
+
+
+def _together(changes: Sequence[Change]) -> Iterator[list[Change]]:
+    """The changes alone, in twos, and so on, of each number the smallest changes first, as they are in the list."""
+    for together in range(1, TOGETHER + 1):
+        for chosen in sorted(itertools.combinations(range(len(changes)), together), key=sum):
+            picked = [changes[number] for number in chosen]
+            if not _exclude_each_other(picked):
+                yield picked
+
+
+def _exclude_each_other(changes: Sequence[Change]) -> bool:
+    """Whether two of the changes set the same setting, or an option of an engine that another one replaces."""
+    for one, other in itertools.permutations(changes, 2):
+        if one.settings & other.settings:
+            return True
+        if "rollout.engine" in one.settings and any(name.startswith("rollout.engine.") for name in other.settings):
+            return True
+    return False
+
+
+def _larger_devices(planner: Planner, stages: Stages) -> Fix | None:
+    """Devices of the smallest memory, and of those as few, on which the stages fit unchanged."""
+    devices = planner.devices
+    if not devices.on_gpu:
+        return None
+    count = devices.count
+    while count <= MOST_DEVICES:
+        for size in SIZES:
+            tried = Devices(count, size * UNITS["GB"])
+            if tried.memory < devices.memory or tried == devices:
+                continue
+            plans = _plans(planner, planner.least(stages), tried)
+            if plans is not None and all(plan.fits(planner.margin) for plan in plans):
+                return Fix(f"{count} device{'s' if count > 1 else ''} of {size} GB", max(plan.needed for plan in plans))
+        count *= 2
+    return None
 
 
 def _helping(planner: Planner, stages: Stages, changes: Sequence[Change]) -> list[Fix]:
-    """The changes that alone need less, with their strongest values; those that save most come first."""
-    now = max(plan.needed for plan in planner.plans(planner.resolved(stages)))
-    less: list[Fix] = []
+    """The changes by which alone, with their strongest values, the phase that does not fit needs less; those that save most first."""
+    plans = planner.plans(planner.least(stages))
+    number = min(range(len(plans)), key=lambda number: plans[number].worst.left)
+    worst = plans[number].worst
+    less: list[tuple[float, Fix]] = []
     for change in changes:
-        plans = _changed_plans(planner, stages, [change], [change.values[-1]])
-        if plans is not None and (needed := max(plan.needed for plan in plans)) < now:
-            enough = all(plan.fits() for plan in plans)  # without the margin that is left free
-            less.append(Fix(change.text(change.values[-1]), needed, enough))
-    return sorted(less, key=lambda fix: fix.needed)
+        after = _changed_plans(planner, stages, [change], [change.values[-1]])
+        if after is None:
+            continue
+        phase = next((phase for phase in after[number].phases if phase.name == worst.name), None)
+        if phase is not None and phase.left > worst.left:
+            enough = all(plan.fits() for plan in after)  # without the margin that is left free
+            less.append((phase.left, Fix(change.text(change.values[-1]), phase.total, enough)))
+    return [fix for _, fix in sorted(less, key=lambda one: -one[0])]
 
 
 def _tried(planner: Planner, stages: Stages, changes: Sequence[Change]) -> Fix | None:
@@ -100,7 +162,7 @@ def _tried(planner: Planner, stages: Stages, changes: Sequence[Change]) -> Fix |
 
 
 def _made(planner: Planner, stages: Stages, changes: Sequence[Change], values: Sequence[Any]) -> float | None:
-    """Bytes that a device needs after the changes; None where they do not fit."""
+    """Bytes that a device needs at least after the changes; None where they do not fit."""
     plans = _changed_plans(planner, stages, changes, values)
     if plans is None or not all(plan.fits(planner.margin) for plan in plans):
         return None
@@ -117,8 +179,12 @@ def _changed_plans(
         devices = change.devices(devices, value)
     if not _allowed(stages[0].config):
         return None
+    return _plans(planner, planner.least(stages), devices)
+
+
+def _plans(planner: Planner, stages: Stages, devices: Devices) -> list[Plan] | None:
     try:
-        return planner.plans(planner.resolved(stages, devices), devices)
+        return planner.plans(stages, devices)
     except UNDESCRIBED:  # engines leave no device to train on
         return None
 
@@ -238,16 +304,48 @@ def _engine_changes(planner: Planner, stages: Stages) -> Iterator[Change]:
                 lambda share: f"rollout.engine.gpu_memory_utilization={share}",
                 lambda stages, share: _with_engine(stages, {"gpu_memory_utilization": share}),
             )
-    if isinstance(options, VLLMOptions) and planner.devices.count > 1:
+    if isinstance(options, Common) and planner.devices.on_gpu:
+        yield from _in_fp8(planner, stages, options)
+    if isinstance(options, VLLMOptions) and planner.devices.on_gpu:
+        count = planner.devices.count
+        here = tuple(split for split in (1, 2, 4, 8) if split < count)
+        if here:
+            yield Change(here, _server, _with_server)
         yield Change(
-            tuple(split for split in (1, 2, 4, 8) if split < planner.devices.count),
-            lambda split: f"rollout.engine='{{name: vllm-server, tensor_parallel_size: {split}}}'",
+            (1, 2, 4, 8),
+            lambda split: f"{_server(split)} on {count + split} devices",
             _with_server,
+            lambda devices, split: replace(devices, count=devices.count + split),
+        )
+    if isinstance(options, Common) and planner.devices.on_gpu:
+        yield Change(
+            (64, 32, 16, 8),
+            lambda rows: f"rollout.engine='{{name: hf, max_rows: {rows}}}'",
+            lambda stages, rows: [
+                changed(stage, "rollout", engine={"name": "hf", "max_rows": rows}) for stage in stages
+            ],
         )
     if isinstance(options, VLLMOptions) and planner.devices.on_gpu and not options.sleep:
         yield Change(
             (None,), lambda _: "rollout.engine.sleep=true", lambda stages, _: _with_engine(stages, {"sleep": True})
         )
+
+
+def _server(split: int) -> str:
+    return f"rollout.engine='{{name: vllm-server, tensor_parallel_size: {split}}}'"
+
+
+def _in_fp8(planner: Planner, stages: Stages, options: Common) -> Iterator[Change]:
+    """Weights of linear layers in fp8, with the present share of the GPU and with others that hold them."""
+    if options.quantization is not None or dtype_of(stages[0].config.model) not in (torch.bfloat16, torch.float16):
+        return
+    quantized = _with_engine(stages, {"quantization": "fp8"})
+    shares = (utilization(options), *_shares(planner, quantized, options))
+    yield Change(
+        shares,
+        lambda share: f"rollout.engine.quantization=fp8 rollout.engine.gpu_memory_utilization={share}",
+        lambda stages, share: _with_engine(stages, {"quantization": "fp8", "gpu_memory_utilization": share}),
+    )
 
 
 def _shares(planner: Planner, stages: Stages, options: Common) -> Iterator[float]:

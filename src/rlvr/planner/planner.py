@@ -99,6 +99,12 @@ class Planner:
                 break
         return found
 
+    def least(self, stages: Sequence[StagePlan]) -> list[StagePlan]:
+        """The stages with the values for every `auto` that need least: what does not fit with these fits with none."""
+        if stages[0].config.model.gradient_checkpointing == "auto":
+            stages = [changed(stage, "model", gradient_checkpointing=True) for stage in stages]
+        return _set_tokens(stages, 1)  # a micro-batch has at least one sequence
+
     def _keeps_busy(self, before: Sequence[StagePlan], found: Sequence[StagePlan], devices: Devices | None) -> bool:
         """Whether the micro-batches chosen are large enough for the device."""
         if not self.devices.on_gpu:

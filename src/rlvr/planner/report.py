@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlvr.planner.fixes import TOGETHER, fixes
+from rlvr.planner.fixes import fixes
 from rlvr.planner.plan import Phase, Plan
 from rlvr.planner.planner import Planner
 from rlvr.stage_plan import StagePlan
@@ -72,4 +72,4 @@ def _ways_out(planner: Planner, stages: list[StagePlan]) -> str:
     if found and found[0].enough:
         return f"What makes it fit, the smallest change first: {'; '.join(texts)}"
     other = f". What needs less: {'; '.join(texts)}" if texts else ""
-    return f"No {TOGETHER} settings together make it fit: take a smaller model, or devices of more memory{other}"
+    return f"Nothing that was tried makes it fit: take a smaller model{other}"
