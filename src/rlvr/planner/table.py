@@ -22,6 +22,8 @@ GPU = 80e9
 MOVED = {"offload_during_rollout": True}
 OFFLOADED = {"model": {"activation_offload": True}}
 LORA = {"adapter": {"r": 16}}
+QLORA = LORA | {"quantization": "nf4"}
+HF = {"name": "hf", "max_rows": 32}
 
 
 def _zero(stage: int, **more: Any) -> dict[str, Any]:
@@ -38,8 +40,9 @@ def _ways(count: int) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "ZeRO 3", _zero(3)
         yield "ZeRO 3, moved", _zero(3, **MOVED)
         yield "ZeRO 3, moved, inputs", _zero(3, **MOVED) | OFFLOADED
-        yield "ZeRO 3, optimizer in host", _zero(3, offload="optimizer")
-        yield "ZeRO 3, optimizer in host, inputs", _zero(3, offload="optimizer") | OFFLOADED
+    yield "ZeRO 3, optimizer in host", _zero(3, offload="optimizer")
+    yield "ZeRO 3, optimizer in host, inputs", _zero(3, offload="optimizer") | OFFLOADED
+    if count > 1:
         for split in (2, 4, 8):
             if split < count:
                 servers = {"rollout": {"engine": {"name": "vllm-server", "tensor_parallel_size": split}}}
@@ -50,7 +53,9 @@ def _ways(count: int) -> Iterator[tuple[str, dict[str, Any]]]:
                 )
     yield "LoRA", {"model": LORA}
     yield "LoRA, inputs", {"model": LORA | OFFLOADED["model"]}
-    yield "QLoRA", {"model": LORA | {"quantization": "nf4"}}
+    yield "QLoRA", {"model": QLORA}
+    yield "LoRA, hf", {"model": LORA, "rollout": {"engine": HF}}
+    yield "QLoRA, hf", {"model": QLORA, "rollout": {"engine": HF}}
     if count > 1:
         yield "LoRA, server of 1", {"model": LORA, "rollout": {"engine": "vllm-server"}}
 
@@ -79,6 +84,8 @@ def _shares(planner: Planner, stages: list[StagePlan]) -> Iterator[tuple[list[St
     """With vLLM's own share of the GPU, and with the least that holds its weights and one sequence."""
     yield stages, ""
     engine = stages[0].config.rollout.engine
+    if engine == HF:
+        return
     (plan,) = planner.plans(planner.resolved(stages))
     inside = next(phase for phase in plan.phases if phase.name == ENGINE)
     share = math.ceil(20 * inside.total / (1 - planner.margin) / GPU) / 20
