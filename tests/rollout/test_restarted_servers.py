@@ -398,3 +398,57 @@ def test_servers_of_a_policy_on_a_gpu_are_placed_beside_it_and_sent_to_from_it(o
     assert set(current) == {
         policy.home
     }  # on the thread that gave them the weights again, which NCCL's communicator is made on
+
+
+def test_closing_while_a_returning_server_is_given_the_weights_ends_everything(opened, monkeypatch):
+    """The thread that gives them, which Python waits for at its exit, and a request that is open; no server is started anew."""
+    policy = small()
+    engine, weights = opened(policy, "shared_memory"), PlainBackend(policy).named_weights
+    engine.publish(0, weights)
+    lost, sound = engine._members.all
+    call, catch_up, start = Process.call, engine._members._catch_up, Started.start
+    giving, given, asked = threading.Event(), threading.Event(), threading.Event()
+    starts, failures = [], []
+
+    async def held(process, method, timeout, **arguments):
+        if method == "update_weights":
+            giving.set()
+            await asyncio.Event().wait()
+        return await call(process, method, timeout, **arguments)
+
+    async def unanswered(process, *arguments, **more):
+        asked.set()
+        await asyncio.Event().wait()
+
+    def watched(member):
+        try:
+            return catch_up(member)
+        finally:
+            given.set()
+
+    async def counted(started, timeout):
+        starts.append(started.name)
+        return await start(started, timeout)
+
+    def sample():
+        try:
+            sampled(engine)
+        except BaseException as error:
+            failures.append(type(error))
+
+    monkeypatch.setattr(Process, "call", held)
+    monkeypatch.setattr(Process, "generate", unanswered)
+    monkeypatch.setattr(Started, "start", counted)
+    engine._members._catch_up = watched
+    sampling = threading.Thread(target=sample)
+    sampling.start()
+    assert asked.wait(PATIENCE)
+    engine._run(engine._members.lose(lost, "it was killed"))
+    assert giving.wait(PATIENCE)
+    engine.close()
+    assert given.wait(PATIENCE)
+    sampling.join(PATIENCE)
+    assert engine._loop.is_closed()  # so nothing can start a server any more
+    assert (starts, failures) == ([lost.name], [asyncio.CancelledError])
+    with pytest.raises(TrainingError, match="vllm-server was closed"):
+        engine._run(engine._members.lose(sound, "it was killed"))

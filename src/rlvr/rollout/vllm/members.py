@@ -91,6 +91,7 @@ class Members:
         self._returns, self._start_timeout = returns, start_timeout
         self._every, self._health_timeout = health
         self._changed = asyncio.Condition()
+        self._closed = False
         self._background: set[asyncio.Task[None]] = set()
 
     def watch(self) -> None:
@@ -117,7 +118,8 @@ class Members:
             await asyncio.wait([task])
             answer = task.result()
         except asyncio.CancelledError:
-            if task.cancelled():  # the server was lost
+            current = asyncio.current_task()
+            if task.cancelled() and current is not None and not current.cancelling():  # the server was lost
                 return None
             task.cancel()
             raise
@@ -134,7 +136,7 @@ class Members:
 
     async def lose(self, member: Member, trouble: str) -> None:
         """Mark a server stale, give up what is open there, and begin to bring it back."""
-        if member.returning or member.state == State.GONE:
+        if self._closed or member.returning or member.state == State.GONE:
             return
         log.warning(
             "%s is stale: %s; its %d requests are asked again elsewhere", member.name, trouble, len(member.tasks)
@@ -152,11 +154,9 @@ class Members:
         if member.process == process:
             await self._become(member, State.READY)
 
-    async def close(self) -> None:
-        """Stop looking after the servers."""
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+    def close(self) -> None:
+        """Bring no server back from now on; the tasks are the loop's to cancel."""
+        self._closed = True
 
     async def published(self) -> None:
         """The publish is over: from here on the trainer may wait for responses before the next one."""
@@ -181,7 +181,7 @@ class Members:
     def _use_waiting(self) -> None:
         """Have one server that waits for the next publish given the weights, where no other samples: it would not come."""
         waiting = [member for member in self.all if member.is_up]
-        if waiting and not self.publish_comes and self._least_busy() is None:
+        if waiting and not self._closed and not self.publish_comes and self._least_busy() is None:
             waiting[0].returning = True
             self._keep(self._bring_back(waiting[0], answers=True))
 

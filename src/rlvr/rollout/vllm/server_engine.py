@@ -79,6 +79,9 @@ class VLLMServerEngine:
         self._adapter = AdapterFiles(policy, self._shared()) if launch.sends_adapter(policy, options) else None
         self._with_base: set[ServerProcess] = set()
         """Processes that were sent the weights under the adapter."""
+        self._closing = False
+        self._submitting = threading.Lock()
+        """Held while work goes to the loop, so that none comes after the work that ends it."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rlvr-vllm-servers", daemon=True)
         self._thread.start()
@@ -152,20 +155,27 @@ class VLLMServerEngine:
         return differing(weights, ask, self.policy.dtype)
 
     def close(self) -> None:
-        """End the servers that the run started, and the thread."""
-        if self._loop.is_closed():
-            return
+        """Give up what is under way, and end the servers that the run started and the thread."""
+        with self._submitting:
+            if self._closing:
+                return
+            self._closing = True
+            shut = asyncio.run_coroutine_threadsafe(self._shut(), self._loop)
         with contextlib.suppress(Exception):
-            self._run(self._shut(), 30)
+            shut.result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         if not self._thread.is_alive():
             self._loop.close()
+        # A thread that was sending weights has been interrupted, and lets go of what is closed here.
+        idle = self._weights_lock.acquire(timeout=10)
         if self._transfer is not None:
             self._transfer.close()
         if self._adapter is not None:
             self._adapter.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+        if idle:
+            self._weights_lock.release()
 
     # opening and shutting, on the loop
 
@@ -214,8 +224,13 @@ class VLLMServerEngine:
         self.context = min(self.context, int(card.get("max_model_len") or self.context))
 
     async def _shut(self) -> None:
+        """Cancel all that is under way, which ends the waits of other threads for it too, and then end the servers."""
         if hasattr(self, "_members"):
-            await self._members.close()
+            self._members.close()
+        if under_way := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in under_way:
+                task.cancel()
+            await asyncio.wait(under_way, timeout=10)
         opened = getattr(self, "_opened", [])
         await asyncio.gather(*(member.client.close() for member in opened), return_exceptions=True)
         await asyncio.gather(*(asyncio.to_thread(m.started.end) for m in opened if m.started), return_exceptions=True)
@@ -304,7 +319,7 @@ class VLLMServerEngine:
         """Give a server that came back the current weights; False when it has to wait for the next publish: the trainer is
         about to change them, others of its group sample, or other ranks have parts of them."""
         with self._weights_lock:
-            if self._weights is None or has_parts(self.policy):
+            if self._closing or self._weights is None or has_parts(self.policy):
                 return False
             given = [member]
             if self._transfer_name == "nccl":
@@ -355,7 +370,11 @@ class VLLMServerEngine:
     # the loop's thread
 
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        with self._submitting:
+            if self._closing:
+                coroutine.close()
+                raise TrainingError("the engine vllm-server was closed, and is asked for more")
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    def _run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        return self._submit(coroutine).result(timeout)
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self._submit(coroutine).result()
