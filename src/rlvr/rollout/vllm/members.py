@@ -10,7 +10,7 @@ import asyncio
 import enum
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
@@ -148,11 +148,14 @@ class Members:
         self._keep(self._bring_back(member))
         self._use_waiting()
 
-    async def ready(self, process: ServerProcess) -> None:
-        """Take a process that has the current weights into use, unless it was lost meanwhile."""
-        member = process[0]
-        if member.process == process:
-            await self._become(member, State.READY)
+    async def ready(self, processes: Iterable[ServerProcess]) -> None:
+        """Take processes that have the current weights into use together, but for those that were lost meanwhile."""
+        async with self._changed:
+            for process in processes:
+                member = process[0]
+                if member.process == process:
+                    member.state = State.READY
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Bring no server back from now on; the tasks are the loop's to cancel."""
@@ -223,7 +226,7 @@ class Members:
         if not answers:
             if member.returns >= self._returns:
                 log.error("%s is given up after %d returns: %s", member.name, member.returns, member.trouble)
-                await self._become(member, State.GONE)
+                member.state = State.GONE
                 return True
             member.returns += 1
         try:
@@ -237,11 +240,6 @@ class Members:
             log.warning("%s did not come back: %s", member.name, member.trouble)
             return False
         return True
-
-    async def _become(self, member: Member, state: State) -> None:
-        async with self._changed:
-            member.state = state
-            self._changed.notify_all()
 
     async def _revive(self, member: Member) -> None:
         member.generation += 1  # also for a server given by URL: whoever runs it may have started it anew

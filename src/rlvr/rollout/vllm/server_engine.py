@@ -293,8 +293,7 @@ class VLLMServerEngine:
         call("commit", version=str(version), clear_cache=self._clears)
         if busy:
             call("resume")
-        for process in sound:
-            self._run(self._members.ready(process))
+        self._run(self._members.ready(sound))
         return published
 
     def _give_adapter(self, sound: list[ServerProcess], version: int, call: Call) -> Published:
