@@ -1,6 +1,7 @@
 """The trainer's end of a publish between GPUs: vLLM's own sending engines, with the CUDA and NCCL calls alone replaced."""
 
 import functools
+import math
 import os
 import subprocess
 import sys
@@ -11,15 +12,16 @@ from collections import Counter
 
 import pytest
 import torch
-from engine_helpers import small
+from engine_helpers import PATIENCE, small
 from real_shapes import CONFIGS, PARAMETERS, on_meta
-from vllm_helpers import needs_vllm
+from vllm_helpers import needs_vllm, until
 from without_cuda import without_cuda
 
 from rlvr.distributed import PlainBackend
 from rlvr.distributed.farm import Elsewhere
-from rlvr.errors import TrainingError, WaitTimeout
+from rlvr.errors import LostRankError, TrainingError, WaitTimeout
 from rlvr.rollout.weights import Description, described, in_wire_dtype, weight_buckets
+from rlvr.waits import Wait
 
 pytestmark = needs_vllm
 
@@ -311,14 +313,114 @@ def test_a_send_that_waits_for_a_server_which_is_gone_is_named_and_given_up(monk
     try:
         with pytest.raises(WaitTimeout, match="for the weights to reach all vLLM servers"):
             transfer.send(weights, lambda *_, **__: None)
-        assert not made[0].closed  # closing the group would wait as well
+        assert made[0].closed  # which vLLM does by an abort, and waits for nobody
         assert transfer.send(weights, lambda *_, **__: None).bytes == 12
         transfer.close()
         assert made[1].closed
         with pytest.raises(TrainingError, match="no vLLM server took"):
             transfer.send(weights, lambda *_, **__: None)
+        assert made[2].closed
     finally:
         released.set()
+
+
+class Group:
+    """A communicator of NCCL. A broadcast waits for a member that is gone until the group is aborted, as the kernel on the GPU does."""
+
+    def __init__(self, lacks_a_member):
+        self.lacks_a_member = lacks_a_member
+        self.broadcasts, self.aborts = 0, 0
+        self.aborted = threading.Event()
+
+    def broadcast(self, tensor, src, stream=None):
+        self.broadcasts += 1
+        if self.lacks_a_member:
+            self.aborted.wait(60)
+
+    def destroy(self):
+        self.aborts += 1
+        self.aborted.set()
+
+
+def publish_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "rlvr-publish"]
+
+
+@pytest.mark.parametrize("ends_by", ["silence", "an answer"])
+def test_a_group_whose_send_failed_is_aborted_and_its_thread_does_nothing_more(monkeypatch, no_cuda, ends_by):
+    """By vLLM's own sender. On a GPU the kernel of the broadcast would stay, and each later send wait for it."""
+    from vllm.distributed.weight_transfer import nccl_engine
+
+    from rlvr.rollout.vllm import gpu_transfer
+
+    groups, taken, calls = [], [], Calls()
+
+    def opens(info):
+        groups.append(Group(lacks_a_member=not groups))
+        return groups[-1]
+
+    def weights():
+        for number in range(3):
+            taken.append(number)
+            yield [(f"{number}", torch.zeros(100))]
+
+    def call(method, **arguments):
+        calls(method, **arguments)
+        if method == "update_weights" and ends_by == "an answer" and len(groups) == 1:
+            assert not groups[0].aborted.wait(0.3)
+            raise TrainingError("1 of 2 vLLM servers were lost")
+
+    monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", opens)
+    described = [Description(str(number), torch.float32, torch.Size([100])) for number in range(3)]
+    transfer = gpu_transfer.nccl_transfer(described, "127.0.0.1", 2, 60.0, 0.5 if ends_by == "silence" else math.inf)
+    transfer.info.packed_buffer_size_bytes = 100  # a broadcast for each weight
+    with pytest.raises((WaitTimeout, TrainingError), match=r"no weight was taken|servers were lost"):
+        transfer.send(weights, call)
+    until(lambda: not publish_threads(), PATIENCE, "the thread of the first send to end")
+    assert (groups[0].aborts, groups[0].broadcasts, taken) == (1, 1, [0])
+    assert [method for method, _ in calls] == ["init_weight_transfer_engine", "start_weight_update", "update_weights"]
+    transfer.silence = math.inf
+    assert transfer.send(weights, call).bytes == 1200
+    assert (groups[1].broadcasts, taken) == (3, [0, 0, 1, 2])
+    transfer.close()
+    assert [group.aborts for group in groups] == [1, 1]
+
+
+def test_a_handshake_that_ends_after_it_was_given_up_leaves_no_group(monkeypatch, no_cuda):
+    from vllm.distributed.weight_transfer import nccl_engine
+
+    from rlvr.rollout.vllm import gpu_transfer
+
+    groups, begun, come = [Group(False), Group(False)], threading.Event(), threading.Event()
+    later = iter(groups)
+
+    def opens(info):
+        group = next(later)
+        if group is groups[0]:
+            begun.set()
+            come.wait(60)
+        return group
+
+    def alarm():
+        if begun.is_set():
+            raise LostRankError("rank 1 was lost")
+
+    calls = Calls()
+    monkeypatch.setattr(Wait, "alarms", [alarm])
+    monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", opens)
+    transfer = gpu_transfer.nccl_transfer(WEIGHTS, "127.0.0.1", 2, 60.0)
+    weights = lambda: [[("a", torch.zeros(3))]]  # noqa: E731
+    with pytest.raises(LostRankError):
+        transfer.send(weights, calls)
+    begun.clear()
+    transfer.send(weights, calls)
+    told = len(calls)
+    come.set()
+    until(lambda: not publish_threads(), PATIENCE, "the thread of the first send to end")
+    assert [(group.aborts, group.broadcasts) for group in groups] == [(1, 0), (0, 1)]
+    assert len(calls) == told
+    transfer.send(weights, calls)
+    assert groups[1].broadcasts == 2  # it is the second send's that was kept
 
 
 def test_a_broadcast_ends_with_the_silence_and_with_the_first_refusal(monkeypatch, no_cuda):

@@ -7,12 +7,13 @@ tests run vLLM's own engines on a CPU and replace the CUDA and NCCL calls alone.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +24,7 @@ from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
 from rlvr.device_memory import record_event
-from rlvr.errors import WaitTimeout
+from rlvr.errors import TrainingError, WaitTimeout
 from rlvr.rollout.engine import Bucket, Published
 from rlvr.rollout.vllm.transfer import Call, Weights
 from rlvr.rollout.weights import Description
@@ -63,19 +64,23 @@ class _Weights(WeightSource):
 
     def __init__(self, weights: Sequence[Description]) -> None:
         self.weights: Weights = tuple
+        self.check: Callable[[], None] = lambda: None
+        """Raises once the send under way was given up."""
         self.described = [ParamMeta(weight.name, weight.dtype, tuple(weight.shape)) for weight in weights]
 
         self.progress = math.inf
         """When a weight was last asked for, in time.monotonic seconds; inf before the first."""
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        check = self.check  # of this pass: the next send sets its own
         buckets = iter(self.weights())
-        while (bucket := _made(buckets)) is not None:
-            yield from self._timed(bucket)
+        while (bucket := _made(buckets, check)) is not None:
+            yield from self._timed(bucket, check)
             del bucket  # else it would last until the next one is made
 
-    def _timed(self, bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
+    def _timed(self, bucket: Bucket, check: Callable[[], None]) -> Iterator[tuple[str, torch.Tensor]]:
         for weight in bucket:
+            check()
             self.progress = time.monotonic()
             yield weight
 
@@ -84,7 +89,7 @@ class _Weights(WeightSource):
         return iter(self)
 
 
-def _made(buckets: Iterator[Bucket]) -> Bucket | None:
+def _made(buckets: Iterator[Bucket], check: Callable[[], None]) -> Bucket | None:
     """The next bucket, for any stream to read; None after the last.
 
     vLLM's `packed_nccl_broadcast_producer` asks for weights and copies them on two CUDA streams in turn, and a bucket is made when its
@@ -92,6 +97,7 @@ def _made(buckets: Iterator[Bucket]) -> Bucket | None:
     stream instead: torch's allocator keeps memory for the stream that it was taken on, and the two take none of this one's.
     """
     torch.cuda.synchronize()  # weights that were freed may be copied still, and their memory is used again
+    check()  # it may have waited for a broadcast that was aborted
     with torch.cuda.stream(torch.cuda.default_stream()):
         bucket = next(buckets, None)
     torch.cuda.synchronize()  # the optimizer's step as well, where the weights are the trainer's own
@@ -110,8 +116,9 @@ Source: Callable[[Sequence[Description]], _Weights] = type(
 
 
 class Control:
-    """vLLM's client protocol over `call`. `failed` gets what an engine raises instead of doing its part. vLLM looks at that only when
-    its own part is over, and it never is: the handshake and the broadcast wait for a member that does not take part."""
+    """vLLM's client protocol over `call`, for one send. `failed` gets what an engine raises instead of doing its part, or why the send
+    was given up. vLLM looks at that only when its own part is over, and it may never be: the handshake and the broadcast wait for a
+    member that does not take part."""
 
     def __init__(self, call: Call, failed: Future[None]) -> None:
         self.call, self.failed = call, failed
@@ -137,17 +144,28 @@ class Control:
         self._tell("finish_weight_update")
 
     def _tell(self, method: str, **arguments: Any) -> None:
+        self.check()
         try:
             self.call(method, **arguments)
         except Exception as error:
-            if not self.failed.done():  # vLLM may go on to another method
-                self.failed.set_exception(error)
+            self.fail(error)
             raise
+        self.check()  # vLLM would go on to the weights
+
+    def fail(self, error: BaseException) -> None:
+        """End the send: no method and no weight goes out from now on. The first error is kept."""
+        with contextlib.suppress(InvalidStateError):
+            self.failed.set_exception(error)
+
+    def check(self) -> None:
+        """TrainingError once the send has failed: its thread may still run, beside that of the next send."""
+        if self.failed.done():
+            raise TrainingError("this send of the weights was given up")
 
 
 class GPUTransfer:
     """See rlvr.rollout.vllm.transfer.Transfer. The meeting of both sides is held at the first publish, and again when the
-    group of engines has changed: NCCL cannot lose or take in a member."""
+    group of engines has changed or a send has failed: NCCL cannot lose or take in a member."""
 
     def __init__(
         self,
@@ -164,44 +182,63 @@ class GPUTransfer:
         self.bytes = sum(weight.nbytes for weight in weights)
         self.held = held_bytes(info, weights)
         self._engine: Any = None
+        self._lock = threading.Lock()
+        """Held while `_engine` is set: a handshake that was given up may end at any time."""
 
     def send(self, weights: Weights, call: Call) -> Published:
         """See the protocol. WaitTimeout where no weight follows another for `silence` seconds, or not all are taken by the deadline;
         what an engine answers instead of doing its part is raised at once."""
         start = time.perf_counter()
+        client = Control(call, Future())
         self.source.weights = weights
+        self.source.check = client.check
         self.source.progress = math.inf
-        failed: Future[None] = Future()
         record_event("trainer", "buffer", self.held)
-        done = _in_a_thread(lambda: self._send(Control(call, failed)))
-        what = "the weights to reach all vLLM servers"
         try:
-            with Wait(what, time.monotonic() + self.deadline) as waiting:
-                while not wait([done, failed], timeout=0.1, return_when=FIRST_COMPLETED).done:
-                    waiting.check()
-                    if time.monotonic() > self.source.progress + self.silence:
-                        raise WaitTimeout(f"no weight was taken for {self.silence:.0f} s while {what} was waited for")
-        except WaitTimeout:
-            self._engine = None  # its group lacks a member, and even to close it would wait for that one
+            self._wait(_in_a_thread(lambda: self._send(client)), client.failed)
+        except BaseException as error:
+            client.fail(error)
+            # The kernel of a broadcast that lacks a member would stay on the GPU, and every later `synchronize` wait for it. vLLM
+            # aborts the group (PyNcclCommunicator.destroy of 0.32), which waits for no other process, and for 5 s at most.
+            self.close()
             raise
-        if not done.done():
-            self._engine = None
-            failed.result()
-        done.result()
         record_event("trainer", "buffer", -self.held)
         return Published(self.bytes, time.perf_counter() - start)
 
+    def _wait(self, done: Future[None], failed: Future[None]) -> None:
+        """Until the weights are sent. Raises what the sender or an engine raises; WaitTimeout by the deadline and the silence."""
+        what = "the weights to reach all vLLM servers"
+        with Wait(what, time.monotonic() + self.deadline) as waiting:
+            while not wait([done, failed], timeout=0.1, return_when=FIRST_COMPLETED).done:
+                waiting.check()
+                if time.monotonic() > self.source.progress + self.silence:
+                    raise WaitTimeout(f"no weight was taken for {self.silence:.0f} s while {what} was waited for")
+        (done if done.done() else failed).result()
+
     def _send(self, client: Control) -> None:
-        if self._engine is None:
-            self._engine = WeightTransferTrainerFactory.trainer_init(self.info, client=client, source=self.source)
-        self._engine.client = client
-        self._engine.send_weights()
+        engine = self._engine or self._opened(client)
+        engine.client = client
+        engine.send_weights()
+
+    def _opened(self, client: Control) -> Any:
+        """vLLM's engine, after its handshake. TrainingError where the send was given up meanwhile."""
+        engine = WeightTransferTrainerFactory.trainer_init(self.info, client=client, source=self.source)
+        with self._lock:
+            given_up = client.failed.done()
+            if not given_up:
+                self._engine = engine
+        if given_up:
+            engine.shutdown()
+        client.check()
+        return engine
 
     def close(self) -> None:
         """See the protocol."""
-        if self._engine is not None:
-            self._engine.shutdown()
+        with self._lock:
+            engine = self._engine
             self._engine = None
+        if engine is not None:
+            engine.shutdown()
 
 
 def ipc_transfer(weights: Sequence[Description]) -> GPUTransfer:
