@@ -400,6 +400,59 @@ def test_servers_of_a_policy_on_a_gpu_are_placed_beside_it_and_sent_to_from_it(o
     }  # on the thread that gave them the weights again, which NCCL's communicator is made on
 
 
+def test_a_server_that_waits_gets_the_weights_where_the_one_that_sampled_is_given_up(opened, monkeypatch):
+    """It is lost when the other was just told to wait, by which time nobody was to give that one the weights."""
+    without_cuda(monkeypatch.setattr, "cpu")
+    policy = small(dtype="bfloat16")
+    engine = opened(policy, "nccl", restarts=1)
+    engine.publish(0, PlainBackend(policy).named_weights)
+    back, sampling = engine._members.all
+    sampling.returns = 1
+    catch_up = engine._members._catch_up
+
+    def loses_the_other(member):
+        given = catch_up(member)
+        if not given:
+            engine._run(engine._members.lose(sampling, "it was killed"))
+            until(lambda: sampling.state == State.GONE, PATIENCE, "the other to be given up")
+        return given
+
+    engine._members._catch_up = loses_the_other
+    engine._run(engine._members.lose(back, "it was killed"))
+    until(lambda: sampling.state == State.GONE, PATIENCE, "the other to be lost")
+    assert sampled(engine) == 0
+    assert [member.state for member in engine._members.all] == [State.READY, State.GONE]
+
+
+def test_a_server_that_does_not_take_the_weights_of_its_return_is_started_anew(opened, may_start, monkeypatch, caplog):
+    """Another of its group takes them, so to give them does not fail as a whole."""
+    without_cuda(monkeypatch.setattr, "cpu")
+    policy = small(dtype="bfloat16")
+    engine = opened(policy, "nccl", servers=3)
+    engine.publish(0, PlainBackend(policy).named_weights)
+    deaf, other, last = engine._members.all
+    may_start.set()
+    for member in (deaf, other):
+        restarted(engine, member)
+    hung, call = deaf.client, Process.call
+
+    async def unless_hung(process, method, timeout, **arguments):
+        if process is hung:
+            raise ServerTrouble("connection refused")
+        return await call(process, method, timeout, **arguments)
+
+    monkeypatch.setattr(Process, "call", unless_hung)
+    may_start.clear()
+    engine._run(engine._members.lose(last, "it was killed"))
+    assert sampled(engine) == 0
+    assert other.state == State.READY
+    may_start.set()
+    until(lambda: not deaf.returning, PATIENCE, "the server to be back")
+    assert deaf.client is not hung
+    assert "vLLM server 0 did not come back: ServerTrouble: " in caplog.text
+    assert "vLLM server 0 is back with the current weights" not in caplog.text
+
+
 def test_closing_while_a_returning_server_is_given_the_weights_ends_everything(opened, monkeypatch):
     """The thread that gives them, which Python waits for at its exit, and a request that is open; no server is started anew."""
     policy = small()

@@ -73,6 +73,7 @@ class Members:
         self,
         members: list[Member],
         catch_up: Callable[[Member], bool],
+        in_parts: Callable[[], bool],
         current: Callable[[Answer], bool],
         inside: Callable[[], AbstractAsyncContextManager[None]],
         returns: int,
@@ -82,6 +83,8 @@ class Members:
         self.all = members
         self._catch_up = catch_up
         """Gives a server the current weights, from a thread; False when they cannot be had before the next publish."""
+        self._in_parts = in_parts
+        """Whether other ranks have parts of the weights, so that only a publish can give them."""
         self._current = current
         self._inside = inside
         """Round each try to have a request answered: what a publish waits for."""
@@ -136,7 +139,10 @@ class Members:
 
     async def lose(self, member: Member, trouble: str) -> None:
         """Mark a server stale, give up what is open there, and begin to bring it back."""
-        if self._closed or member.returning or member.state == State.GONE:
+        if self._closed or member.state == State.GONE:
+            return
+        if member.returning:
+            member.trouble = trouble  # what brings it back says it, and tries again
             return
         log.warning(
             "%s is stale: %s; its %d requests are asked again elsewhere", member.name, trouble, len(member.tasks)
@@ -184,7 +190,8 @@ class Members:
     def _use_waiting(self) -> None:
         """Have one server that waits for the next publish given the weights, where no other samples: it would not come."""
         waiting = [member for member in self.all if member.is_up]
-        if waiting and not self._closed and not self.publish_comes and self._least_busy() is None:
+        gives = not self._closed and not self.publish_comes and not self._in_parts()
+        if waiting and gives and self._least_busy() is None:
             waiting[0].returning = True
             self._keep(self._bring_back(waiting[0], answers=True))
 
@@ -219,6 +226,7 @@ class Members:
         finally:
             async with self._changed:
                 member.returning = False
+                self._use_waiting()  # where those that sampled were lost while this one was told to wait
                 self._changed.notify_all()
 
     async def _returned(self, member: Member, answers: bool) -> bool:
@@ -233,6 +241,8 @@ class Members:
             if not answers:
                 await self._revive(member)
             if await asyncio.to_thread(self._catch_up, member):
+                if member.state != State.READY:  # others of its group took the weights, and it did not
+                    raise ServerTrouble(member.trouble)
                 log.warning("%s is back with the current weights", member.name)
             # else the next publish brings it the weights
         except Exception as error:  # whatever it is, it is this server's trouble, and it is tried again

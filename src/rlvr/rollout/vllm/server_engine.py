@@ -199,6 +199,7 @@ class VLLMServerEngine:
         members = Members(
             self._opened,
             self._catch_up,
+            lambda: has_parts(self.policy),
             self._is_current,
             self._gate.inside if self._gate else contextlib.nullcontext,
             options.restarts,
