@@ -147,7 +147,8 @@ class VLLMServerOptions(Common):
     """For each started server the CUDA_VISIBLE_DEVICES that it gets, such as `["4,5", "6,7"]`; empty: GPUs that no rank trains on.
     One that a rank trains on is refused."""
     silence: float | None = None
-    """Seconds in which a server may take no weight of a publish before it is given up as lost; null: distributed.silence."""
+    """For `nccl`: seconds after the first weight of a publish in which servers may take no further one before it is given up; until
+    the first one `publish_timeout` holds. null: distributed.silence."""
     restarts: int = 3
     """How often a lost server is brought back before it is given up."""
     request_timeout: float = 1800.0
