@@ -39,10 +39,13 @@ def machine(gpus):  # noqa: F811
     )
 
     def look(names):
-        """As CUDA does it: up to the first name that is no GPU."""
-        known = {"0": 0, "00": 0, "1": 1, **{uuid: index for index, uuid in enumerate(found.uuids)}}
-        there = itertools.takewhile(lambda index: index is not None, map(known.get, names))
-        return [devices.GPU(found.uuids[index], found.free[index], TOTAL) for index in there]
+        """As CUDA does it, whose rule for names is torch's: one kind at a time, none twice, up to the first that is no GPU."""
+        with gpus.context() as there:
+            there.setenv(devices.VISIBLE, ",".join(names))
+            known = torch.cuda._parse_visible_devices()
+        numbers = [found.uuids.index(name) if name in found.uuids else name for name in known]
+        shown = itertools.takewhile(lambda number: number in range(len(found.uuids)), numbers)
+        return [devices.GPU(found.uuids[number], found.free[number], TOTAL) for number in shown]
 
     gpus.setattr(devices, "look", look)
     return found
@@ -211,6 +214,55 @@ def test_a_server_is_not_placed_on_a_gpu_of_a_rank_by_another_name(machine):
     check_gpus(servers(devices=["1"]), World())
     with pytest.raises(ConfigError, match="names the GPU 0, which a rank trains on"):
         check_gpus(servers(devices=["0"]), World())
+
+
+def test_servers_may_be_named_in_different_ways_and_the_gpus_of_one_may_not(machine):
+    machine.uuids[:] = ["GPU-a", "GPU-b", "GPU-c"]
+    machine.free.append(TOTAL)
+    for given in (["1", "GPU-c"], ["GPU-c", "1"], ["GPU-b", "MIG-1"]):
+        check_gpus(servers(servers=2, devices=given), World())
+    machine.free[1] = GIB
+    for given in (["1", "GPU-c"], ["GPU-c", "1"], ["MIG-1", "1"]):
+        with pytest.raises(ConfigError, match=r"the GPU 1 has 1\.0 of 80\.0 GiB free"):
+            check_gpus(servers(servers=2, devices=given), World())
+    with pytest.raises(ConfigError, match=r"there is no GPU GPU-d on this machine \(of GPU-d, 1\)"):
+        check_gpus(servers(servers=2, devices=["GPU-d", "1"]), World())
+    with pytest.raises(ConfigError, match=r"devices\[0\] \(1,GPU-c\) names GPUs in different ways"):
+        check_gpus(servers(tensor_parallel_size=2, devices=["1,GPU-c"]), World())
+    with pytest.raises(ConfigError, match="devices names the GPU 1 for two servers"):
+        check_gpus(servers(servers=2, devices=["01", "1"]), World())
+
+
+def test_parts_of_gpus_that_cuda_does_not_show_the_trainer_are_for_servers(machine):
+    machine.patch.setenv(devices.VISIBLE, "MIG-1,MIG-2,MIG-3")
+    machine.patch.setattr(torch.cuda, "device_count", lambda: 1)
+    check_gpus(servers(servers=2), World())
+    home = torch.device("cuda", 0)
+    assert devices.of_servers(home, 2, 1, ()) == ["MIG-2", "MIG-3"]
+    with pytest.raises(ConfigError, match="3 servers of 1 GPUs need 3 that no rank trains on; of the 3"):
+        check_gpus(servers(servers=3), World())
+    with pytest.raises(ConfigError, match="1 servers of 2 GPUs need 2 that no rank trains on; of the 1"):
+        check_gpus(servers(tensor_parallel_size=2), World())
+    with pytest.raises(ConfigError, match="tensor_parallel_size 2 needs 1 GPUs beside the trainer's"):
+        check_gpus(tree(rollout={"engine": {"name": "vllm", "tensor_parallel_size": 2}}), World())
+    with pytest.raises(ConfigError, match="GPU of index 1"):
+        answer_of(tree(), 1)
+
+
+def test_an_engine_of_each_rank_needs_no_more_than_the_gpu_that_the_rank_is_shown(machine):
+    """As where the launcher shows each rank its own GPU alone."""
+    machine.patch.setenv("LOCAL_WORLD_SIZE", "2")
+    machine.patch.setenv(devices.VISIBLE, "1")
+    machine.patch.setattr(torch.cuda, "device_count", lambda: 1)
+    config = tree(model={"device": "cuda:0"})
+    machine.uuids[0] = "GPU-b"
+    second = answer_of(config, 1)
+    machine.uuids[0] = "GPU-a"
+    check_gpus(config, Ranks(others=[second]))
+    assert devices.beside_trainer(torch.device("cuda", 0), 1) == "1"
+    machine.free[0] = GIB
+    with pytest.raises(ConfigError, match=r"the GPU 1 has 1\.0 of 80\.0 GiB free"):
+        check_gpus(config, World())
 
 
 def test_gpus_that_are_not_there_are_refused(machine):

@@ -5,6 +5,7 @@ Names are those of CUDA_VISIBLE_DEVICES: indices or UUIDs as the launcher gave t
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -49,11 +50,28 @@ class GPU:
 def visible() -> list[str]:
     """The GPUs that this process may use, in the order of their indices in torch."""
     count = torch.cuda.device_count()
-    named = os.environ.get(VISIBLE)
+    named = _named()
     if named is None:
         return [str(index) for index in range(count)]
     # CUDA hides the first name that is no GPU (such as -1) and all that come after it.
-    return [name.strip() for name in named.split(",") if name.strip()][:count]
+    return named[:count]
+
+
+def _named() -> list[str] | None:
+    named = os.environ.get(VISIBLE)
+    return None if named is None else [name.strip() for name in named.split(",") if name.strip()]
+
+
+def _for_processes(each: int) -> list[str]:
+    """The GPUs that processes of `each` GPUs may be given: those that this one may use, and of parts of GPUs (MIG) all that are named.
+    CUDA shows a process one part only, which is why a process of several can have none of the others."""
+    parts = itertools.takewhile(is_part, _named() or [])
+    return [*parts] if each == 1 and any(map(is_part, visible())) else visible()
+
+
+def is_part(name: str) -> bool:
+    """Whether this is the name of a part of a GPU (MIG)."""
+    return name.startswith("MIG-")
 
 
 def index_of(home: torch.device) -> int:
@@ -101,6 +119,8 @@ def beside_trainer(home: torch.device, tensor_parallel: int) -> str:
     ConfigError where no rank leaves as many free as it is split over.
     """
     shown = visible()
+    if tensor_parallel == 1:  # also where the launcher shows each rank its own GPU alone
+        return shown[index_of(home)]
     used = [shown[index] for index in training(home)]
     free = [name for name in shown if name not in used]
     if tensor_parallel > 1 + len(free):
@@ -146,7 +166,7 @@ def check_split(home: torch.device, options: VLLMOptions) -> None:
     """ConfigError where one of the GPUs beside the trainer's, over which the engine is split, has less free memory than it
     demands."""
     names = beside_trainer(home, options.tensor_parallel_size).split(",")[1:]
-    for name, gpu in zip(names, _look_at(names), strict=False):
+    for name, gpu in _look_at(names).items():
         _check_memory(name, gpu.free, gpu.total, options)
 
 
@@ -160,7 +180,7 @@ def of_servers(home: torch.device, servers: int, each: int, given: Sequence[str]
     if given:
         _check_names(given, each, used)
         return list(given)
-    free = [name for name in shown if name not in used]
+    free = [name for name in _for_processes(each) if name not in used]
     if len(free) < servers * each:
         raise ConfigError(
             f"rollout.engine vllm-server: {servers} servers of {each} GPUs need {servers * each} that no rank trains on; of the "
@@ -178,27 +198,36 @@ def check_servers(home: torch.device, each: int, servers: Sequence[str], options
     used = [torch.device("cuda", index) for index in training(home)]
     trained = [str(torch.cuda.get_device_properties(gpu).uuid) for gpu in used]
     seen: set[str] = set()
-    for number, gpu in enumerate(found):
+    for name, gpu in found.items():
         if gpu.uuid in trained:
-            raise ConfigError(_trained_on(number // each, names[number]))
+            raise ConfigError(_trained_on(names.index(name) // each, name))
         if gpu.uuid in seen:
-            raise ConfigError(f"rollout.engine: devices names the GPU {names[number]} ({gpu.uuid}) twice")
+            raise ConfigError(f"rollout.engine: devices names the GPU {name} ({gpu.uuid}) twice")
         seen.add(gpu.uuid)
-    for name, gpu in zip(names, found, strict=False):
+    for name, gpu in found.items():
         _check_memory(name, gpu.free, gpu.total, options)
 
 
-def _look_at(names: Sequence[str]) -> list[GPU]:
-    """The GPUs `names`. ConfigError where one is not there. None where they are parts of GPUs (MIG): CUDA shows a process one of them."""
-    if not names or any(name.startswith("MIG-") for name in names):
-        return []
-    found = look(names)
-    if len(found) < len(names):
-        raise ConfigError(
-            f"rollout.engine: there is no GPU {names[len(found)]} on this machine (of {', '.join(names)}): name indices or UUIDs that "
-            "nvidia-smi -L shows"
-        )
+def _look_at(names: Sequence[str]) -> dict[str, GPU]:
+    """The GPUs `names`, each of them once, without parts of GPUs (MIG): CUDA shows a process one of them. ConfigError where one is not
+    there."""
+    found: dict[str, GPU] = {}
+    for kind in ("index", "UUID"):  # CUDA takes names of one kind together
+        same = [name for name in names if _kind(name) == kind]
+        gpus = look(same) if same else []
+        if len(gpus) < len(same):
+            raise ConfigError(
+                f"rollout.engine: there is no GPU {same[len(gpus)]} on this machine (of {', '.join(names)}): name indices or UUIDs that "
+                "nvidia-smi -L shows"
+            )
+        found |= zip(same, gpus, strict=True)
     return found
+
+
+def _kind(name: str) -> str:
+    if is_part(name):
+        return "part"
+    return "UUID" if name.startswith("GPU-") else "index"
 
 
 def _check_memory(
@@ -230,7 +259,12 @@ def _check_names(given: Sequence[str], each: int, used: Sequence[str]) -> None:
             )
         if taken := [name for name in own if name in used]:
             raise ConfigError(_trained_on(number, taken[0]))
-    every = [name for own in names for name in own]
+        if len({_kind(name) for name in own}) > 1:
+            raise ConfigError(
+                f"rollout.engine: devices[{number}] ({given[number]}) names GPUs in different ways, and CUDA would show the server the first "
+                "alone: name all of them by indices, or all by UUIDs"
+            )
+    every = [str(int(name)) if name.isdecimal() else name for own in names for name in own]  # 01 is 1
     if twice := [name for name in every if every.count(name) > 1]:
         raise ConfigError(f"rollout.engine: devices names the GPU {twice[0]} for two servers")
 
