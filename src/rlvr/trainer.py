@@ -61,6 +61,7 @@ from rlvr.rollout import (
     Activity,
     Collected,
     Collector,
+    Engine,
     Interrupted,
     Means,
     Published,
@@ -150,27 +151,14 @@ class GRPOTrainer:
         self.pool = VerifierPool(
             checks.workers, checks.time_limit, checks.memory_mb, checks.concurrent, self.activity.patience
         )
-        self.verifications = [
-            Verification(verifier if verifier is not None else plan.config.verifier, self.pool) for plan in self.plans
-        ]
         self.collector = Collector(lambda: bool(self.stop))
         self.prompts = Prompts(self.policy.tokenizer, report=self.console.message)
         self._tasks: dict[str, list[Task]] = {}
         self._given = {"train": tasks, "eval": eval_tasks}
-        ahead = any(plan.config.rollout.staleness for plan in self.plans)
-        in_flight = self.config.rollout.in_flight if ahead else None
-        self.engine = open_engine(
-            self.config.rollout.engine,
-            self.policy,
-            in_flight,
-            self.world,
-            self.collector,
-            self._backends.partitions,
-            longest_sequence(self.plans, [self._longest_evaluated(plan) for plan in self.plans]),
-        )
-        self.context = min(self.policy.context, self.engine.context)  # vLLM may have been given a shorter one
         self.saver = Saver(self)
         self.due_evaluations = DueEvaluations(self)
+        self._engines = contextlib.ExitStack()
+        """Closes the engine, where one was opened."""
 
         self.step = 0
         """Steps done, over all stages."""
@@ -185,6 +173,12 @@ class GRPOTrainer:
         self._begun = False
         self._published: Published | None = None
         try:
+            self.verifications = [
+                Verification(verifier if verifier is not None else plan.config.verifier, self.pool)
+                for plan in self.plans
+            ]
+            self.engine = self._open_engine()
+            self.context = min(self.policy.context, self.engine.context)  # vLLM may have been given a shorter one
             self.stages = [self._make_stage(number, plan) for number, plan in enumerate(self.plans)]
             self.folder.given = self._given_objects(model, verifier)
             self.enter(0)
@@ -192,6 +186,20 @@ class GRPOTrainer:
             self.world.fail(error)
             self.close()
             raise
+
+    def _open_engine(self) -> Engine:
+        ahead = any(plan.config.rollout.staleness for plan in self.plans)
+        engine = open_engine(
+            self.config.rollout.engine,
+            self.policy,
+            self.config.rollout.in_flight if ahead else None,
+            self.world,
+            self.collector,
+            self._backends.partitions,
+            longest_sequence(self.plans, [self._longest_evaluated(plan) for plan in self.plans]),
+        )
+        self._engines.callback(engine.close)
+        return engine
 
     # the loop
 
@@ -453,13 +461,9 @@ class GRPOTrainer:
 
     def _longest_evaluated(self, plan: StagePlan) -> int:
         """Tokens of the longest prompt that a stage is evaluated on; 0 without any."""
-        try:
-            tasks = self.evaluation_tasks(plan.config)
-            prompts = self.prompts.under(plan.config.data.template)
-            return int(encoded_lengths(prompts, self.world, tasks)[0].max(initial=0))
-        except BaseException as error:
-            self.world.fail(error)
-            raise
+        tasks = self.evaluation_tasks(plan.config)
+        prompts = self.prompts.under(plan.config.data.template)
+        return int(encoded_lengths(prompts, self.world, tasks)[0].max(initial=0))
 
     # tasks and stages
 
@@ -599,7 +603,7 @@ class GRPOTrainer:
             tracker.finish()
         self.console.finish()
         self.collector.close()
-        self.engine.close()
+        self._engines.close()
         self.pool.close()
         self.saver.close()
         self.rollout_log.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import numpy as np
 import peft
@@ -14,7 +15,7 @@ from rlvr import trainer as trainer_module
 from rlvr.config import ModelConfig
 from rlvr.config_loading import load_config
 from rlvr.distributed.farm import open_engine
-from rlvr.errors import ConfigError, DataError
+from rlvr.errors import ConfigError, DataError, RlvrError
 from rlvr.evaluate import main as evaluate
 from rlvr.policy import given_policy
 from small_run import task_rows
@@ -43,6 +44,33 @@ def short(tmp_path):
     """An engine whose context is shorter than the model's, as vLLM's `max_model_len` makes it."""
     (tmp_path / "short.py").write_text(SHORT)
     return f"{tmp_path / 'short.py'}:Short"
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"eval_tasks": [{"question": 3}]}, "question"),
+        ({"tasks": [{"question": 3}]}, "question"),
+        ({"verifier": 3}, "verifier"),
+    ],
+    ids=["evaluation tasks", "tasks", "verifier"],
+)
+def test_a_trainer_that_is_refused_leaves_no_thread(make_trainer, parts, message):
+    before = set(threading.enumerate())
+    with pytest.raises(RlvrError, match=message):
+        make_trainer(**parts)
+    assert not [thread.name for thread in threading.enumerate() if thread not in before]
+
+
+def test_a_trainer_whose_engine_is_refused_leaves_no_thread(make_trainer, monkeypatch):
+    def refused(*_):
+        raise ConfigError("the engine cannot be had")
+
+    monkeypatch.setattr(trainer_module, "open_engine", refused)
+    before = set(threading.enumerate())
+    with pytest.raises(ConfigError, match="the engine cannot be had"):
+        make_trainer()
+    assert not [thread.name for thread in threading.enumerate() if thread not in before]
 
 
 def test_prompts_are_held_to_the_engines_context(make_trainer, short, tmp_path, capsys, make_policy):
