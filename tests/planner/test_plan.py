@@ -14,7 +14,7 @@ import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlvr.config import Config, LoraConfig, ModelConfig, ScratchConfig
-from rlvr.planner import Devices, Plan, Planner, Shape, own_devices, plan_stage, shape_of
+from rlvr.planner import Devices, Plan, Planner, Shape, own_devices, plan_for, plan_stage, shape_of
 from rlvr.planner.micro_batch import way_of
 from rlvr.planner.trainer_memory import TrainerMemory
 from rlvr.policy import load_policy
@@ -301,6 +301,18 @@ def test_a_checkpoint_copies_what_it_writes_to_memory_that_on_a_cpu_is_the_same(
     base = dataclasses.replace(on_cpu, shape=frozen, writes_base=True)
     assert sum(base.at("start").values()) == 2 * 16 * BILLION
     assert sum(dataclasses.replace(base, on_gpu=True).at("start").values()) == 16 * BILLION
+
+
+@pytest.mark.parametrize(
+    ("file", "offload"), [("zero2", "none"), ("zero2", "optimizer"), ("zero3", "none"), ("zero3-offload", "parameters")]
+)
+def test_the_shipped_files_of_deepspeed_are_planned(file, offload):
+    stage = 2 if file == "zero2" else 3
+    path = Path(__file__).parents[2] / "configs" / "deepspeed" / f"{file}.json"
+    distributed = {"backend": "deepspeed", "zero_stage": stage, "offload": offload, "deepspeed": str(path)}
+    config = Config(**{**RUN, "model": {"path": "Qwen/Qwen2.5-0.5B"}, "distributed": distributed})
+    plan = plan_for(config, Devices(8, 80e9), 8)
+    assert plan.problem is None and any("update:" in line for line in plan.lines)
 
 
 def test_an_adapter_trains_little_and_its_base_is_frozen():

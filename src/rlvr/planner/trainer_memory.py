@@ -20,7 +20,7 @@ from rlvr import registry
 from rlvr.config import Config
 from rlvr.distributed.deepspeed import DeepSpeedOptions
 from rlvr.distributed.plain import REDUCE_BYTES
-from rlvr.distributed.zero_config import zero_config
+from rlvr.distributed.zero_config import Offload, zero_config
 from rlvr.planner.shape import Shape
 from rlvr.rollout.weights import BUCKET_BYTES
 
@@ -47,7 +47,7 @@ class TrainerMemory:
     """Whether is computed in bfloat16."""
     stage: int
     """Of ZeRO; 0 for the plain backend."""
-    offload: str
+    offload: Offload
     offload_during_rollout: bool
     frees_gradients: bool
     """Whether a publish frees the gradients, which it does for an engine that does not share the trainer's weights."""
@@ -75,7 +75,7 @@ class TrainerMemory:
 
     def _zero(self) -> dict[str, float]:
         """DeepSpeed's own sizes of buffers, in weights."""
-        config = zero_config(self.stage, "none", self.bfloat16, self.ranks, self.deepspeed, self.shape.trained)
+        config = zero_config(self.stage, self.offload, self.bfloat16, self.ranks, self.deepspeed, self.shape.trained)
         return config["zero_optimization"]
 
     def at(self, phase: str) -> Parts:
