@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -159,9 +160,27 @@ def test_what_a_refusal_names_makes_the_run_fit():
     assert len(ways) == 3 and re.fullmatch(r"1 device of \d+ GB", ways[-1])
     assert plan_for(Config(**tree), parse_devices(f"1x{ways[-1].split()[-2]}GB")).problem is None
     for way in ways[:-1]:
-        count = int(found[1]) if (found := re.search(r"on (\d+) devices", way)) else 1
-        overrides = [word.replace("'", "") for word in re.findall(r"[\w.]+=(?:'[^']*'|\S+)", way)]
-        assert plan_for(load_config(tree, overrides), Devices(count, 24e9)).problem is None, way
+        assert fits_after(tree, way, Devices(1, 24e9)), way
+
+
+def fits_after(tree, way, devices, ranks=None) -> bool:
+    """Whether a run fits with overrides pasted from a refusal, and on the devices that it names behind them."""
+    overrides, _, other = way.partition(", on ")
+    count = int(other.split()[0]) if other else devices.count
+    return plan_for(load_config(tree, shlex.split(overrides)), Devices(count, devices.memory), ranks).problem is None
+
+
+def test_ranks_that_are_started_already_leave_none_of_their_gpus_to_a_server():
+    zero = {"distributed": {"backend": "deepspeed", "zero_stage": 3}}
+    rollout = {**RUN["rollout"], "engine": "vllm"}
+    tree = {**RUN, **zero, "model": {"path": "Qwen/Qwen2.5-32B"}, "rollout": rollout}
+    problem = plan_for(Config(**tree), Devices(8, 80e9), 8).problem
+    ways = re.findall(r"\(\d\) (.*?) \([\d.]+ (?:GiB|MiB)\)", problem)
+    assert "vllm-server" in problem and len(ways) == 3
+    for way in ways[:-1]:
+        assert fits_after(tree, way, Devices(8, 80e9), 8), way
+        if "vllm-server" in way:
+            assert re.search(r", on (9|10|12|16) devices$", way)
 
 
 def test_ranks_with_devices_of_different_sizes_take_the_same(monkeypatch):
@@ -200,7 +219,21 @@ def test_devices_as_they_are_written(written, count, memory):
 
 
 @pytest.mark.parametrize(
-    "written", ["8", "80GB", "8x80", "8x80TB", "x80GB", "-1x80GB", "0x80GB", "1x0GB", "8*80GB", ""]
+    "written",
+    [
+        "8",
+        "80GB",
+        "8x80",
+        "8x80TB",
+        "x80GB",
+        "-1x80GB",
+        "0x80GB",
+        "1x0GB",
+        "8*80GB",
+        "",
+        f"{'9' * 5000}x80GB",
+        f"1x{'9' * 320}GB",
+    ],
 )
 def test_devices_that_are_no_devices_get_one_error(written):
     with pytest.raises(ConfigError) as found:

@@ -40,7 +40,7 @@ class Devices:
 
 def parse_devices(written: str) -> Devices:
     """The GPUs that `COUNTxMEMORY` describes: 8x80GB, 1x24GB, 4x79.2GiB. ConfigError where it is something else."""
-    found = re.fullmatch(r"\s*(\d+)\s*[xX]\s*(\d+(?:\.\d+)?)\s*(GB|GiB)\s*", written, re.IGNORECASE)
+    found = re.fullmatch(r"\s*(\d{1,6})\s*[xX]\s*(\d{1,6}(?:\.\d+)?)\s*(GB|GiB)\s*", written, re.IGNORECASE)
     if found is None:
         raise ConfigError(
             f"--devices {written!r} is not COUNTxMEMORY: give a number of GPUs and the memory of each, such as 8x80GB (GB are 10^9 bytes) "

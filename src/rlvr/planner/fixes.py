@@ -42,14 +42,16 @@ class Change:
 
     values: tuple[Any, ...]
     text: Callable[[Any], str]
+    """As overrides of the command; empty where only the number of devices changes."""
     make: Callable[[Stages, Any], Stages]
     devices: Callable[[Devices, Any], Devices] = lambda devices, value: devices
 
     @property
     def settings(self) -> frozenset[str]:
         """The settings that it changes, by their names."""
-        text = self.text(self.values[-1])
-        return frozenset(re.findall(r"([\w.]+)=", text) + re.findall(r"devices$", text))
+        names = frozenset(re.findall(r"([\w.]+)=", self.text(self.values[-1])))
+        one = Devices(1, 1.0)
+        return names if self.devices(one, self.values[-1]) == one else names | {"devices"}
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def _larger_devices(planner: Planner, stages: Stages) -> Fix | None:
 def _helping(planner: Planner, stages: Stages, changes: Sequence[Change]) -> list[Fix]:
     """The changes by which alone, with their strongest values, the phase that does not fit needs less; those that save most first."""
     plans = planner.plans(planner.least(stages))
-    number = min(range(len(plans)), key=lambda number: plans[number].worst.left)
+    number = min(range(len(plans)), key=lambda number: plans[number].worst.share_left)
     worst = plans[number].worst
     less: list[tuple[float, Fix]] = []
     for change in changes:
@@ -140,7 +142,7 @@ def _helping(planner: Planner, stages: Stages, changes: Sequence[Change]) -> lis
         phase = next((phase for phase in after[number].phases if phase.name == worst.name), None)
         if phase is not None and phase.left > worst.left:
             enough = all(plan.fits() for plan in after)  # without the margin that is left free
-            less.append((phase.left, Fix(change.text(change.values[-1]), phase.total, enough)))
+            less.append((phase.left, Fix(_text(planner, [change], [change.values[-1]]), phase.total, enough)))
     return [fix for _, fix in sorted(less, key=lambda one: -one[0])]
 
 
@@ -157,8 +159,20 @@ def _tried(planner: Planner, stages: Stages, changes: Sequence[Change]) -> Fix |
                 break
     needed = _made(planner, stages, changes, values)
     assert needed is not None
-    text = " ".join(change.text(value) for change, value in zip(changes, values, strict=True))
-    return Fix(text, needed)
+    return Fix(_text(planner, changes, values), needed)
+
+
+def _text(planner: Planner, changes: Sequence[Change], values: Sequence[Any]) -> str:
+    """The changes as overrides, and behind them the number of devices where that is another."""
+    devices = planner.devices
+    overrides = []
+    for change, value in zip(changes, values, strict=True):
+        devices = change.devices(devices, value)
+        overrides.append(change.text(value))
+    text = " ".join(filter(None, overrides))
+    if devices == planner.devices:
+        return text
+    return f"{text}, on {devices.count} devices" if text else f"{devices.count} devices"
 
 
 def _made(planner: Planner, stages: Stages, changes: Sequence[Change], values: Sequence[Any]) -> float | None:
@@ -253,10 +267,9 @@ def _changes(planner: Planner, stages: Stages) -> Iterator[Change]:
         yield _setting("model.quantization=nf4", "model", quantization="nf4")
     if on_gpu:
         factors = tuple(2**power for power in range(1, 9))
-        count = planner.devices.count
         yield Change(
             factors,
-            lambda factor: f"{count * factor} devices",
+            lambda factor: "",
             lambda stages, _: stages,
             lambda devices, factor: replace(devices, count=devices.count * factor),
         )
@@ -309,11 +322,11 @@ def _engine_changes(planner: Planner, stages: Stages) -> Iterator[Change]:
     if isinstance(options, VLLMOptions) and planner.devices.on_gpu:
         count = planner.devices.count
         here = tuple(split for split in (1, 2, 4, 8) if split < count)
-        if here:
+        if here and planner.ranks is None:  # ranks that are started already leave none of theirs to a server
             yield Change(here, _server, _with_server)
         yield Change(
             (1, 2, 4, 8),
-            lambda split: f"{_server(split)} on {count + split} devices",
+            _server,
             _with_server,
             lambda devices, split: replace(devices, count=devices.count + split),
         )
