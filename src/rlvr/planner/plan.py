@@ -64,6 +64,11 @@ class Phase:
         """Bytes that are not taken; negative where it does not fit."""
         return self.available - self.total
 
+    @property
+    def share_left(self) -> float:
+        """What is left as a share of what there is; negative where the phase does not fit."""
+        return self.left / self.available
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -83,8 +88,8 @@ class Plan:
 
     @property
     def worst(self) -> Phase:
-        """The phase with the least memory left."""
-        return min(self.phases, key=lambda phase: phase.left)
+        """The phase with the smallest share of its memory left."""
+        return min(self.phases, key=lambda phase: phase.share_left)
 
     @property
     def needed(self) -> float:

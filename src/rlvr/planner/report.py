@@ -51,7 +51,7 @@ def _phase(phase: Phase) -> str:
 
 def refusal(planner: Planner, stages: Sequence[StagePlan], plans: Sequence[Plan]) -> str | None:
     """The reason why a run cannot fit and what would make it fit, the smallest change first; None where it fits."""
-    short = [(plan.worst.left, number) for number, plan in enumerate(plans) if not plan.fits()]
+    short = [(plan.worst.share_left, number) for number, plan in enumerate(plans) if not plan.fits()]
     if not short:
         return None
     _, number = min(short)

@@ -90,7 +90,8 @@ def plan_resumed(plan: RunPlan, world: World, saved: Mapping[str, Any]) -> RunPl
     """The plan of a run that goes on from a checkpoint with the configuration `saved`.
 
     Each `auto` keeps the value that it has there where these fit on the present devices, so that the run goes on as it was. Where
-    they do not, it takes the one of `plan`, which changes results by rounding alone, and `notice` says so.
+    they do not, it takes the one of `plan`, which changes results by rounding (and an adapter's dropout draws otherwise), and `notice`
+    says so.
     """
     if not automatic_keys(plan.written):
         return plan
@@ -110,9 +111,11 @@ def _plan_resumed(plan: RunPlan, saved: Mapping[str, Any]) -> RunPlan:
         values = ", ".join(f"{key}={setting(found.config, key)}" for key in keys)
         return replace(found, written=plan.written, brief=f"{found.brief}; kept from the checkpoint: {values}")
     changes = ", ".join(f"{key} {setting(kept, key)} -> {setting(plan.config, key)}" for key in keys)
+    dropout = plan.config.model.adapter is not None and plan.config.model.adapter.dropout > 0
+    differ = "rounding and by what the adapter's dropout leaves out" if dropout else "rounding alone"
     notice = (
         f"with the checkpoint's values the run would need {gib(shortage.total)} of the {gib(shortage.available)} here, in: "
-        f"{shortage.name}. It goes on with those of the present plan, and results differ by rounding alone: {changes}"
+        f"{shortage.name}. It goes on with those of the present plan, and results differ by {differ}: {changes}"
     )
     return replace(plan, notice=notice, planner=None)
 
@@ -123,7 +126,7 @@ def _shortage(planner: Planner, config: Config) -> Phase | None:
         plans = planner.plans(planner.resolved(planner.stages(config)))
     except UNDESCRIBED:
         return None
-    worst = min((plan.worst for plan in plans), key=lambda phase: phase.left)
+    worst = min((plan.worst for plan in plans), key=lambda phase: phase.share_left)
     return worst if worst.left < 0 else None
 
 
@@ -139,7 +142,7 @@ def _plan(config: Config, planner: Planner) -> RunPlan:
             raise
         return _undescribed(config, planner, error)
     lines = plan_lines(resolved, plans)
-    worst = min((plan.worst for plan in plans), key=lambda phase: phase.left)
+    worst = min((plan.worst for plan in plans), key=lambda phase: phase.share_left)
     brief = f"memory: at most about {gib(worst.total)} of {gib(worst.available)} on each of {plans[0].devices}, in: {worst.name}"
     if chosen := _chosen(written, resolved):
         taken = f"chosen by the plan: {', '.join(chosen)}"
