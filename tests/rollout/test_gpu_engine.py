@@ -155,6 +155,18 @@ def test_an_adapters_base_weights_outlive_the_sleep(gpus):
     merged.close()
 
 
+def test_another_adapter_of_the_same_version_is_written(gpus):
+    """As where the run goes back to a checkpoint."""
+    policy = on_gpu(small(adapter={"r": 2}))
+    found = opened(policy)
+    found.publish(0, tuple)
+    before = found._adapter.newest
+    found.release()
+    found.publish(0, tuple)
+    assert found._adapter.newest.number == before.number + 1
+    found.close()
+
+
 def test_quantised_layers_outlive_every_sleep(gpus):
     """Some of their tensors are neither parameters nor buffers, and level 2 keeps buffers alone."""
     gpus.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))

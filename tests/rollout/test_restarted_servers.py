@@ -453,6 +453,25 @@ def test_a_server_that_does_not_take_the_weights_of_its_return_is_started_anew(o
     assert "vLLM server 0 is back with the current weights" not in caplog.text
 
 
+def test_a_server_that_waits_gets_the_weights_where_the_one_that_took_the_publish_is_lost_at_its_end(opened, may_start):
+    """The loss comes when the publish has given that one the weights, and is not over."""
+    policy = small()
+    engine = opened(policy, "shared_memory", in_flight="continue")
+    engine.publish(0, PlainBackend(policy).named_weights)
+    back, taker = engine._members.all
+    may_start.set()
+    engine.release()
+    restarted(engine, back)
+    assert back.state == State.STALE
+    engine._weights, engine._released = PlainBackend(policy).named_weights, False
+    may_start.clear()
+    engine._run(engine._members.lose(taker, "it was killed"))
+    assert back.state == State.STALE
+    engine._run(engine._members.published())
+    assert sampled(engine) == 0
+    assert [member.state for member in (back, taker)] == [State.READY, State.STALE]
+
+
 def test_closing_while_a_returning_server_is_given_the_weights_ends_everything(opened, monkeypatch):
     """The thread that gives them, which Python waits for at its exit, and a request that is open; no server is started anew."""
     policy = small()

@@ -119,7 +119,6 @@ class VLLMServerEngine:
             return Published(0, 0.0)
         options, members = self.options, self._members
         with self._gate.emptied(options.publish_timeout) if self._gate else contextlib.nullcontext():
-            members.publish_comes = True
             deadline = time.monotonic() + (options.restarts + 1) * options.start_timeout + options.publish_timeout
             up = self._submit(members.one_up())
             finished(up, "a vLLM server that can take the weights", deadline)
