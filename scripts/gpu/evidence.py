@@ -80,8 +80,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if (options.out is None) == (options.write_docs is None):
         parser.error("give --out FOLDER to run stages, or --write-docs FOLDER to write the page from what was run")
     if options.write_docs is not None:
+        evidence = options.write_docs / EVIDENCE
+        if not evidence.is_file():  # what the page has would be replaced by nothing
+            parser.error(f"--write-docs: there is no {evidence}: give the FOLDER that was the --out of a run")
         try:
-            write_page(options.page, options.write_docs / EVIDENCE)
+            write_page(options.page, evidence)
         except (OSError, ValueError) as error:
             parser.error(str(error))
         return 0

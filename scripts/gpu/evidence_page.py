@@ -34,20 +34,19 @@ def write_page(page: Path, evidence: Path) -> None:
 
 
 def read_lines(evidence: Path) -> list[dict[str, Any]]:
-    """The lines of a file of evidence; none where there is no such file. ValueError names a line that is not one of them."""
+    """The lines of a file of evidence. OSError where there is no such file, ValueError names a line that is not one of them."""
     found = []
-    if evidence.exists():
-        for number, text in enumerate(evidence.read_text(encoding="utf-8").splitlines(), 1):
-            try:
-                line = json.loads(text)
-                line["stage"], line["status"], line["results"] = (
-                    int(line["stage"]),
-                    line["status"],
-                    line.get("results", {}),
-                )
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{evidence}, line {number} is no line of evidence: {error}") from error
-            found.append(line)
+    for number, text in enumerate(evidence.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            line = json.loads(text)
+            line["stage"], line["status"], line["results"] = (
+                int(line["stage"]),
+                line["status"],
+                line.get("results", {}),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{evidence}, line {number} is no line of evidence: {error}") from error
+        found.append(line)
     return found
 
 

@@ -267,6 +267,12 @@ def test_the_page_is_written_from_evidence_of_a_gpu_alone(run_kit, tmp_path):
     code, _, errors = run_kit("--write-docs", folder, "--page", page)
     assert code == 2 and "line 1" in errors
 
+    page.write_text(text)  # what was measured stays where a folder or its file is missing
+    (folder / "evidence.jsonl").unlink()
+    for missing in (folder, tmp_path / "nope"):
+        code, _, errors = run_kit("--write-docs", missing, "--page", page)
+        assert code == 2 and f"there is no {missing / 'evidence.jsonl'}" in errors and page.read_text() == text
+
 
 def test_an_attempt_that_fails_hides_nothing_that_was_measured_before(run_kit, tmp_path):
     page, folder = tmp_path / "gpu.md", tmp_path / "evidence"
@@ -304,7 +310,8 @@ def test_the_repositorys_page_is_that_of_its_evidence(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     import evidence_page
 
-    lines = evidence_page.read_lines(KIT / "evidence.jsonl")
+    evidence = KIT / "evidence.jsonl"
+    lines = evidence_page.read_lines(evidence) if evidence.exists() else []
     text = (ROOT / "docs/gpu.md").read_text()
     assert f"{evidence_page.BEGIN}\n{evidence_page.block_of(lines)}\n{evidence_page.END}" in text
     assert f"{evidence_page.TOP_BEGIN}\n{evidence_page.seen(lines)}\n{evidence_page.TOP_END}" in text
