@@ -89,8 +89,7 @@ class Members:
         self._inside = inside
         """Round each try to have a request answered: what a publish waits for."""
         self.publish_comes = True
-        """The trainer publishes next, without waiting for responses of servers that need the weights first: it is past sampling, or
-        samples ahead."""
+        """The trainer publishes next, without waiting for responses of servers that need the weights first: it is past sampling."""
         self._returns, self._start_timeout = returns, start_timeout
         self._every, self._health_timeout = health
         self._changed = asyncio.Condition()
