@@ -34,6 +34,23 @@ def test_published_weights_pass(pair, collector):
         assert probe(engine, policy, collector) < 1e-5
 
 
+def test_an_engine_of_a_short_context_is_probed_within_it(pair, collector, monkeypatch):
+    """As vLLM's is with a small `max_model_len`, or where its cache of keys and values is small."""
+    policy, engine = pair
+    engine.publish(1, PlainBackend(policy).named_weights)
+    asked = []
+    generate = engine.generate
+
+    async def noted(request):
+        asked.append((len(request.token_ids), request.sampling.max_new_tokens))
+        return await generate(request)
+
+    monkeypatch.setattr(engine, "generate", noted)
+    for engine.context in (7, 2, 64):
+        assert probe(engine, policy, collector) < 1e-5
+    assert asked == [(3, 4), (1, 1), (8, 8)]
+
+
 def test_stale_weights_are_found(pair, collector):
     policy, engine = pair
     change(policy)

@@ -47,8 +47,9 @@ def probe(
     where ranks score together.
     """
     vocabulary = min(len(policy.tokenizer), policy.causal_lm.config.get_text_config().vocab_size)
-    prompt = tuple(i * 7919 % vocabulary for i in range(1, 1 + min(TOKENS, policy.context // 2)))
-    sampling = Sampling(min(TOKENS, policy.context - len(prompt)), ignore_eos=True)
+    context = min(policy.context, engine.context)  # vLLM may have been given a shorter one
+    prompt = tuple(i * 7919 % vocabulary for i in range(1, 1 + min(TOKENS, context // 2)))
+    sampling = Sampling(min(TOKENS, context - len(prompt)), ignore_eos=True)
     # without the engine's own constraint, whose log-probs are of another distribution than the policy's
     request = Request(prompt, sampling, seed=0, constraint={})
     completion = share(_sampled(engine, collector, request))
