@@ -16,8 +16,8 @@ POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0
 """Between the request to end and the kill."""
 EXIT_SECONDS = 30.0
-"""That a process may take to exit once its work is done: engines and workers end in seconds, and a hang there is not to cost the
-time of later stages."""
+"""That a process may take to exit once its work is done, past its limit where that comes first: engines and workers end in seconds,
+and a hang there is not to cost the time of later stages."""
 PR_SET_CHILD_SUBREAPER = 36
 """From linux/prctl.h."""
 
@@ -50,7 +50,8 @@ def run_limited(
 ) -> Outcome:
     """Run a command, its output appended to a file, until it ends, `seconds` have passed, or `stopped()`.
 
-    No process that it started is left. `done()`: its work is done, so that it has EXIT_SECONDS to exit.
+    No process that it started is left. `done()`: its work is done, so that it has EXIT_SECONDS from then to exit, however much of
+    its limit is left.
     """
     start = time.monotonic()
     end = start + seconds
@@ -65,11 +66,13 @@ def run_limited(
             start_new_session=True,
         )
         try:
-            while process.poll() is None and time.monotonic() < end and not stopped():
+            while process.poll() is None and not stopped():
                 time.sleep(POLL_SECONDS)
                 if lingers_from is None and done():
                     lingers_from = time.monotonic()
-                    end = min(end, lingers_from + EXIT_SECONDS)
+                    end = lingers_from + EXIT_SECONDS
+                if time.monotonic() >= end:
+                    break
             code = process.poll()
         finally:
             end_descendants(process)

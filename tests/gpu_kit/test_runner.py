@@ -137,6 +137,24 @@ def test_each_stage_ends_in_one_line_whatever_it_does(make_kit, run_kit, tmp_pat
     assert sorted(path.name for path in out.iterdir()) == ["evidence.jsonl", "output.log"]
 
 
+USES_ITS_LIMIT = """
+import sys
+from pathlib import Path
+from stage_process import run_limited
+command = [sys.executable, "-c", "import time; time.sleep(2)"]
+outcome = run_limited(command, {}, Path(sys.argv[1]), 0.2, lambda: False, lambda: True)
+print(outcome.code, outcome.timed_out, outcome.lingered)
+"""
+
+
+def test_work_that_is_done_at_the_limit_leaves_time_to_exit(tmp_path):
+    # in a process of its own, since what is below it is ended
+    environment = {**os.environ, "PYTHONPATH": str(KIT)}
+    command = [sys.executable, "-c", USES_ITS_LIMIT, str(tmp_path / "output")]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (found.stdout.strip(), found.stderr) == ("0 False False", "")
+
+
 def test_a_signal_ends_the_stage_under_way_and_keeps_what_it_had(make_kit, tmp_path):
     kit, out = make_kit({name: STAGES[name] for name in ("works", "hangs", "raises")}), tmp_path / "out"
     command = [sys.executable, str(kit / "evidence.py"), "--device", "cpu", "--out", str(out)]
