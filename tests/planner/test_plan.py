@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -262,27 +263,46 @@ def test_weights_that_a_pass_makes_for_itself():
     assert three.pass_weights("update") == {"gathered weights": 2 * (600_000_000 + head)}
 
 
+EXPERTS = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 96,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 500,
+}
+
+
 def test_zero_3_gathers_all_weights_of_a_module_at_once():
     """The experts of a layer are two tensors of one module."""
     experts = dataclasses.replace(EIGHT, largest_module=900_000_000)
     three = dataclasses.replace(PLAIN, shape=experts, stage=3)
     assert three.pass_weights("publish") == {"gathered weights": 2 * 900_000_000}
-    small = {
-        "model_type": "qwen3_moe",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "moe_intermediate_size": 96,
-        "num_experts": 32,
-        "num_experts_per_tok": 4,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 500,
-    }
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**small))
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**EXPERTS))
     shape = shape_of(ModelConfig(path="experts", device="cpu"), model)
     assert (shape.largest, shape.largest_module) == (32 * 2 * 96 * 64, 32 * 3 * 96 * 64)
+
+
+def test_an_adapter_on_experts_warns_of_nothing():
+    """peft says of the rank of fused projections, which is the sum of both, that it is ignored."""
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        empty = AutoModelForCausalLM.from_config(AutoConfig.for_model(**EXPERTS))
+        adapted = add_adapter(empty, LoraConfig(r=3), 0)
+        given = shape_of(ModelConfig(path="experts", device="cpu"), adapted).decoder.given
+        again = given.put_on(AutoModelForCausalLM.from_config(AutoConfig.for_model(**EXPERTS)))
+    for model in (adapted, again):
+        (inner,) = [
+            p
+            for n, p in model.named_parameters()
+            if n.endswith("layers.0.mlp.experts.base_layer.lora_A.default.weight")
+        ]
+        assert inner.shape == (32 * 2 * 3, 64)
 
 
 def test_a_checkpoint_copies_what_it_writes_to_memory_that_on_a_cpu_is_the_same():

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlvr.config import ModelConfig
-from rlvr.policy.adapters import add_adapter, is_adapter
+from rlvr.policy.adapters import add_adapter, is_adapter, no_false_alarms
 from rlvr.policy.attention import Spans, attending, hook
 from rlvr.policy.dropout import training_modules
 
@@ -153,9 +153,10 @@ class Given:
             import peft
 
             (name, first), *others = self.adapters
-            model = peft.get_peft_model(model, copy.deepcopy(first), adapter_name=name)
-            for name, other in others:
-                model.add_adapter(name, copy.deepcopy(other))
+            with no_false_alarms():
+                model = peft.get_peft_model(model, copy.deepcopy(first), adapter_name=name)
+                for name, other in others:
+                    model.add_adapter(name, copy.deepcopy(other))
         if self.trains is not None:
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_(name in self.trains)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +37,24 @@ def add_adapter(model: Any, config: LoraConfig, seed: int) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            return peft.get_peft_model(model, lora)
+            with no_false_alarms():
+                return peft.get_peft_model(model, lora)
         except ValueError as error:
             raise ConfigError(f"model.adapter: {error}") from error
+
+
+@contextlib.contextmanager
+def no_false_alarms() -> Iterator[None]:
+    """Silence peft's warning about ranks that it chose itself and does use.
+
+    peft 0.19 gives the fused projections of a model's experts the rank of both (`rank_pattern`, `alpha_pattern` in
+    utils/transformers_weight_conversion.py) and then looks for them among modules alone (`inject_adapter`), where they are parameters.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", r"The following (rank|alpha)_pattern keys did not match any targeted module", RuntimeWarning
+        )
+        yield
 
 
 def is_adapter(model: Any) -> bool:
