@@ -263,6 +263,34 @@ def test_weights_that_a_pass_makes_for_itself():
     assert three.pass_weights("update") == {"gathered weights": 2 * (600_000_000 + head)}
 
 
+def test_a_users_file_of_deepspeed_sizes_the_buffers(tmp_path):
+    def planned(zero_stage, **settings):
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.json"
+        path.write_text(json.dumps({"zero_optimization": settings}))
+        return dataclasses.replace(PLAIN, stage=zero_stage, deepspeed=str(path))
+
+    bucket = 10**9  # above the largest weight
+    for zero_stage, changes, width, count in (
+        (2, {}, 2, 2),
+        (2, {"bfloat16": False}, 4, 2),
+        (1, {"bfloat16": False}, 4, 2),
+        (1, {}, 2, 1),  # in bfloat16, bf16_optimizer.py has one
+    ):
+        one, both = (
+            dataclasses.replace(planned(zero_stage, reduce_bucket_size=bucket, overlap_comm=overlaps), **changes)
+            for overlaps in (False, True)
+        )
+        assert one.at("update")["buffers"] == width * bucket, (zero_stage, changes)
+        assert both.at("update")["buffers"] == count * width * bucket, (zero_stage, changes)
+        assert both.at("sampling").get("buffers") is None
+
+    # ZeRO 3 ends a group with the weight that makes it large enough, and copies the gradients of one group at once
+    part, largest = EIGHT.trained / 8, EIGHT.largest / 8
+    for size, expected in ((10**8, 10**8 + largest), (0, largest), (10**12, part)):
+        memory = planned(3, sub_group_size=size)
+        assert memory.at("optimizer step")["gradients"] == 4 * part + 4 * expected
+
+
 EXPERTS = {
     "model_type": "qwen3_moe",
     "hidden_size": 64,

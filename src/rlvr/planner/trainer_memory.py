@@ -27,7 +27,7 @@ from rlvr.rollout.weights import BUCKET_BYTES
 STATE = {"adamw": 8.0, "adamw_8bit": 2.1, "sgd": 4.0}
 """Bytes of optimizer state for a trained weight; others are taken to be like adamw."""
 SUB_GROUP = 10**9
-"""Weights of a rank whose gradients ZeRO 3 copies at once in a step (DeepSpeed's `sub_group_size`)."""
+"""DeepSpeed's own `sub_group_size`: weights of a rank whose gradients ZeRO 3 copies at once in a step."""
 
 PHASES = ("start", "publish", "evaluation", "sampling", "scoring", "update", "optimizer step")
 """In the order in which a step goes through them."""
@@ -137,8 +137,14 @@ class TrainerMemory:
             return 0.0 if offloaded and self.on_gpu else 2 * part
         if offloaded and self.on_gpu:
             return 0.0
-        flat = 4 * min(trained / self.ranks, SUB_GROUP) if phase == STEP else 0.0
-        return (part if live else 0.0) + flat
+        return (part if live else 0.0) + (4 * self._sub_group() if phase == STEP else 0.0)
+
+    def _sub_group(self) -> float:
+        """Weights of a rank in the largest group of ZeRO 3: a group ends with the weight that brings it to `sub_group_size`
+        (_create_fp16_sub_groups)."""
+        size = self._zero().get("sub_group_size", SUB_GROUP)
+        largest = min(self.shape.largest, self.shape.trained)
+        return min(self.shape.trained, size * self.ranks + largest) / self.ranks
 
     def _reference(self) -> float:
         if not self.reference:
@@ -163,11 +169,17 @@ class TrainerMemory:
         largest = min(self.shape.largest, self.shape.trained)
         if self.stage == 0:
             return max(REDUCE_BYTES, 4 * largest) if phase == STEP and self.ranks > 1 else 0.0
-        bucket = self._zero()["reduce_bucket_size"]
+        zero = self._zero()
+        bucket = zero["reduce_bucket_size"]
         always = self.width * bucket if self.stage == 3 else 0.0
         if self.stage < 3 and self.offload != "none":
             always = self.width * largest
-        return always + (self.width * max(bucket, largest) if phase == UPDATE else 0.0)
+        if phase != UPDATE:
+            return always
+        # one is filled while the other is reduced (stage_1_and_2.py, setup_buckets); bf16_optimizer.py has no such buffers
+        in_bf16_optimizer = self.stage == 1 and self.bfloat16 and self.offload == "none"
+        second = bucket if self.stage < 3 and zero.get("overlap_comm", False) and not in_bf16_optimizer else 0
+        return always + self.width * (max(bucket, largest) + second)
 
     def pass_weights(self, phase: str) -> Parts:
         """Weights that a pass makes for itself: copies in bfloat16, or those that ZeRO 3 puts together."""
