@@ -210,6 +210,35 @@ def test_ranks_with_devices_of_different_sizes_take_the_same(monkeypatch):
     assert one.optim.micro_batch_tokens is not None
 
 
+def test_the_other_ranks_are_told_that_the_plan_of_rank_0_failed(monkeypatch):
+    from rlvr.planner import run_plan
+
+    class Rank:
+        size = 2
+        leads = True
+
+        def __init__(self):
+            self.failures = []
+
+        def gather(self, value, what):
+            return [value, value]
+
+        def broadcast(self, value, what):
+            raise AssertionError("rank 0 has nothing to send")
+
+        def fail(self, error):
+            self.failures.append(error)
+
+    def broken(*arguments):
+        raise KeyError("no such layer")
+
+    world = Rank()
+    monkeypatch.setattr(run_plan, "refusal", broken)
+    with pytest.raises(KeyError, match="no such layer") as raised:
+        run_plan.plan_run(config_of(), world)
+    assert world.failures == [raised.value]
+
+
 @pytest.mark.parametrize(
     ("written", "count", "memory"),
     [("8x80GB", 8, 80e9), ("1x24GB", 1, 24e9), ("16X80gb", 16, 80e9), (" 4 x 79.2GiB", 4, 79.2 * GIB)],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,8 +70,7 @@ def plan_run(config: Config, world: World, model: Any = None, eval_tasks: Any = 
     own = own_devices(config.model, world.size, ranks_here)
     smallest = min(world.gather(own.memory, "the memory of the devices"))
     planner = Planner(replace(own, memory=smallest), world.size, model, eval_tasks)
-    found = world.broadcast(_plan(config, planner) if world.leads else None, "the memory plan")
-    assert found is not None
+    found = _decided(world, "the memory plan", lambda: _plan(config, planner))
     if found.problem is not None and config.run.check_memory:
         raise ConfigError(f"the run {found.problem}. Or set run.check_memory=false, and it is only said")
     return replace(found, planner=planner)
@@ -95,9 +94,22 @@ def plan_resumed(plan: RunPlan, world: World, saved: Mapping[str, Any]) -> RunPl
     """
     if not automatic_keys(plan.written):
         return plan
-    found = world.broadcast(_plan_resumed(plan, saved) if world.leads else None, "the memory plan of the checkpoint")
-    assert found is not None
+    found = _decided(world, "the memory plan of the checkpoint", lambda: _plan_resumed(plan, saved))
     return replace(found, planner=plan.planner)
+
+
+def _decided(world: World, what: str, decide: Callable[[], RunPlan]) -> RunPlan:
+    """What rank 0 decides, on every rank. Where it fails, the others are told, which wait for it."""
+    found = None
+    if world.leads:
+        try:
+            found = decide()
+        except BaseException as error:
+            world.fail(error)
+            raise
+    found = world.broadcast(found, what)
+    assert found is not None
+    return found
 
 
 def _plan_resumed(plan: RunPlan, saved: Mapping[str, Any]) -> RunPlan:
