@@ -1,6 +1,7 @@
 """How the ranks that sample join rank 0: on any host's addresses, and beside connections that are of no rank."""
 
 import asyncio
+import os
 import socket
 import threading
 from multiprocessing import Pipe
@@ -138,7 +139,8 @@ def test_what_is_asked_together_is_sampled_together_on_another_rank():
         await asyncio.sleep(0.05)
         slow.cancel()
         assert await link.ask("d") == ["d"]
-        there.close()
+        with socket.socket(fileno=os.dup(there.fileno())) as line:  # it ends under the thread that reads from it, too
+            line.shutdown(socket.SHUT_RDWR)
         with pytest.raises(LostRankError):
             await asyncio.gather(link.ask("e"), link.ask("f"))
         assert not link._waiting
