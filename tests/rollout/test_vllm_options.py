@@ -51,7 +51,13 @@ def with_old_cache(policy, old, new, request, completion):
     return logits.double().log_softmax(-1).gather(1, ids[0, before + 1 :, None])[:, 0].numpy()
 
 
-@pytest.mark.parametrize("options", [VLLMOptions, partial(VLLMServerOptions, servers=1)], ids=["vllm", "vllm-server"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(VLLMOptions, id="vllm"),
+        pytest.param(partial(VLLMServerOptions, servers=1), id="vllm-server", marks=pytest.mark.slow),
+    ],
+)
 def test_responses_under_way_keep_their_keys_and_values(options, monkeypatch):
     """They go on in the memory that they have, each token is of the version that it is labelled with, and what the old weights
     computed is not used for new requests with the same prompt."""
