@@ -261,10 +261,9 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
     from rlvr.distributed.farm import open_engine, prove
     from rlvr.distributed.gpu_checks import check_gpus
     from rlvr.distributed.prompt_lengths import encoded_lengths
+    from rlvr.planner import engine_of_run
     from rlvr.policy import load_policy
-    from rlvr.policy.loading import device_of
     from rlvr.rollout import Collector, Interrupted, Means, Sampling, evaluation_plan
-    from rlvr.rollout.automatic import with_engine
     from rlvr.rollout.vllm.options import low_precision
     from rlvr.rollout.weights import weight_buckets
     from rlvr.seeding import seed_of
@@ -273,8 +272,8 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
     from rlvr.verifiers import VerifierPool
     from rlvr.verifiers.routing import Verification
 
-    config, _ = with_engine(config, device_of(config.model).type == "cuda")
-    check_gpus(config, world)
+    config, engine_reason = engine_of_run(config, world)
+    check_gpus(config, world, engine_reason)
     with ExitStack() as stack:
         checks = config.verification
         pool = VerifierPool(checks.workers, checks.time_limit, checks.memory_mb, checks.concurrent)
