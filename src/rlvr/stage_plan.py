@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pydantic import Field, ValidationError
@@ -74,19 +74,20 @@ def stage_plans(config: Config) -> list[StagePlan]:
     return _share_steps(plans, config.run.steps)
 
 
-def longest_sequence(plans: Sequence[StagePlan], evaluated: Sequence[int]) -> int | None:
+def longest_sequence(plans: Sequence[StagePlan], longest_evaluated: Callable[[StagePlan], int]) -> int | None:
     """Tokens of the longest prompt and response together that the stages and their evaluations sample.
 
-    `evaluated` has for each stage the tokens of the longest prompt that it is evaluated on, 0 without any: `data.max_prompt_tokens` leaves
-    out training tasks alone. None where the configuration sets no bound: without `data.max_prompt_tokens`, and where an environment adds to a sequence.
+    `longest_evaluated(plan)` is the tokens of the longest prompt that a stage is evaluated on, 0 without any, since
+    `data.max_prompt_tokens` leaves out training tasks alone; it reads them, and is called only where there is a bound. None where the
+    configuration sets none: without `data.max_prompt_tokens`, and where an environment adds to a sequence.
     """
     found = 0
-    for plan, prompt in zip(plans, evaluated, strict=True):
+    for plan in plans:
         data, rollout, evaluation = plan.config.data, plan.config.rollout, plan.config.evaluation
         if data.max_prompt_tokens is None or _name(rollout.plan) != "single_turn":
             return None
         found = max(found, data.max_prompt_tokens + rollout.max_new_tokens)
-        if prompt:
+        if prompt := longest_evaluated(plan):
             found = max(found, prompt + (evaluation.max_new_tokens or rollout.max_new_tokens))
     return found
 

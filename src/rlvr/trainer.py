@@ -196,7 +196,7 @@ class GRPOTrainer:
             self.world,
             self.collector,
             self._backends.partitions,
-            longest_sequence(self.plans, [self._longest_evaluated(plan) for plan in self.plans]),
+            longest_sequence(self.plans, self._longest_evaluated),
         )
         self._engines.callback(engine.close)
         return engine
