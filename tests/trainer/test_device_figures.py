@@ -15,7 +15,7 @@ from rlvr.distributed.step_meters import RankUse, idle_share, use
 from rlvr.monitor.lines import step_cells
 from rlvr.monitor.phases import Phases
 from rlvr.policy import load_policy, micro_batches
-from rlvr.policy.flops import ModelFlops, _active_share, _windows, peak_flops
+from rlvr.policy.flops import ModelFlops, _active_share, attention_windows, peak_flops
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
 from rlvr.rollout.vllm.options import devices_apart
 from small_run import TREE, overlaid, task_rows
@@ -178,10 +178,10 @@ def test_experts_windows_and_layers_without_attention():
     assert _active_share(Config(num_experts=128, num_experts_per_tok=8)) == 8 / 128
     assert _active_share(Config(num_local_experts=32, num_experts_per_tok=4)) == 4 / 32
     assert _active_share(Config()) == 1.0
-    assert _windows(Config(num_hidden_layers=2)) == (math.inf, math.inf)
-    assert _windows(Config(num_hidden_layers=2, sliding_window=8)) == (8.0, 8.0)
+    assert attention_windows(Config(num_hidden_layers=2)) == (math.inf, math.inf)
+    assert attention_windows(Config(num_hidden_layers=2, sliding_window=8)) == (8.0, 8.0)
     kinds = ["full_attention", "linear_attention", "sliding_attention"]
-    assert _windows(Config(num_hidden_layers=3, sliding_window=8, layer_types=kinds)) == (math.inf, 8.0)
+    assert attention_windows(Config(num_hidden_layers=3, sliding_window=8, layer_types=kinds)) == (math.inf, 8.0)
 
 
 def test_use_of_two_ranks():

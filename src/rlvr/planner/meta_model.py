@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from rlvr.planner.decoder_passes import Decoder
 from rlvr.planner.micro_batch import kept_scores
 from rlvr.planner.shape import Shape
 from rlvr.policy.adapters import add_adapter, is_adapter
+from rlvr.policy.flops import attention_windows
 from rlvr.policy.loading import dtype_of
 from rlvr.policy.quantization import dense_shape, is_quantized, without_quantization
 from rlvr.policy.scratch import build_model, build_tokenizer
@@ -77,13 +79,9 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
 
 
 def _windows(text: Any) -> tuple[int, int]:
-    """Tokens that a layer with a sliding window sees, and the number of such layers; zeros where there are none."""
-    window = getattr(text, "sliding_window", None)
-    if not window:
-        return 0, 0
-    kinds = getattr(text, "layer_types", None)
-    windowed = int(text.num_hidden_layers) if kinds is None else kinds.count("sliding_attention")
-    return (int(window), windowed) if windowed else (0, 0)
+    """Tokens that a layer with a window sees, and the number of such layers; zeros where there are none."""
+    windows = [int(window) for window in attention_windows(text) if math.isfinite(window)]
+    return max(windows, default=0), len(windows)
 
 
 def _numel(weight: Any) -> int:

@@ -71,7 +71,7 @@ def _lengths(shape: Shape, config: Config, new: int) -> tuple[int, int]:
 
 def _count(spec: Any) -> int:
     """Tasks that `spec` writes, at most a block of an evaluation; a file's are not counted, and taken to be more."""
-    if isinstance(spec, Mapping) and "name" in spec:
+    if _is_source(spec):
         return min(BLOCK, int(spec.get("count", BLOCK)))
     if isinstance(spec, Sequence) and not isinstance(spec, str):
         return min(BLOCK, sum(_count(one) if isinstance(one, str) or _is_source(one) else 1 for one in spec))

@@ -106,7 +106,7 @@ class ModelFlops:
             head=sum(map(_size, of_head)),
             trained_head=sum(_size(p) for p in of_head if p.requires_grad),
             channels=heads * (of_keys + of_values) / 2,
-            windows=_windows(config),
+            windows=attention_windows(config),
         )
 
     def of_pass(self, rows: MicroBatch, grad: bool) -> float:
@@ -135,7 +135,7 @@ def _active_share(config: Any) -> float:
     return active / total if total and active else 1.0
 
 
-def _windows(config: Any) -> tuple[float, ...]:
+def attention_windows(config: Any) -> tuple[float, ...]:
     """For each attention layer, the tokens that a query sees at most; layers without attention have none."""
     sliding = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
