@@ -28,7 +28,7 @@ class RankGPU:
     machine: tuple[str, str]
 
     def is_same(self, other: RankGPU) -> bool:
-        """Whether both are one GPU, as far as can be told: parts of one are the same where one machine or container has one name for
+        """Return whether both are one GPU, as far as can be told: parts of one are the same where one machine or container has one name for
         both."""
         parts = self.is_part and other.is_part
         return self.uuid == other.uuid and (not parts or (self.name, self.machine) == (other.name, other.machine))

@@ -1,4 +1,4 @@
-"""What the learner reads of a batch: made once for all its optimizer steps, and for each micro-batch what its losses read beside the
+"""Inputs of the learner from a batch: made once for all its optimizer steps, and for each micro-batch what its losses read beside the
 forward pass, found in host memory and copied to the device at once.
 """
 
@@ -93,7 +93,7 @@ class TrainedTokens:
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What a micro-batch's losses read beside its forward pass, by (what, of which): in host memory, and on the device.
+    """Inputs of a micro-batch's losses beside its forward pass, by (what, of which): in host memory, and on the device.
 
     float32 [T] at the trained tokens; of rollouts float64 [S]; places of tokens int64.
     """
@@ -146,7 +146,7 @@ class LossInputs:
 
 
 def _places(weights: str, weight: np.ndarray, behaviour: np.ndarray) -> dict[tuple[str, str], np.ndarray]:
-    """Where the weight [T] is not 0, and which of these tokens have a known behaviour log-prob; each left out where it is all."""
+    """Positions where the weight [T] is not 0, and which of these tokens have a known behaviour log-prob; each left out where it is all."""
     places = np.flatnonzero(weight)
     known = np.flatnonzero(~np.isnan(behaviour[places]))
     found = {}

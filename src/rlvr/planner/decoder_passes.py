@@ -124,7 +124,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Given:
-    """What is different in a model that was loaded already: what trains, in which type the rest is, and its adapters."""
+    """Properties of a model that was loaded already: what trains, in which type the rest is, and its adapters."""
 
     trains: frozenset[str] | None
     """Names of the weights that train; None: those of the adapter that is put on it."""

@@ -83,7 +83,7 @@ def engine_memory(
     sampled: bool,
     evaluated: Sampled | None,
 ) -> EngineMemory:
-    """What the engine with these options takes for a stage; `sampled`: whether the stage samples, `evaluated`: what its evaluations
+    """Memory that the engine with these options takes for a stage; `sampled`: whether the stage samples, `evaluated`: what its evaluations
     do."""
     trained = in_training(shape, config)
     longest = max(trained.length, evaluated.length if evaluated else 0)
@@ -117,7 +117,7 @@ def batch_limits(options: Common, devices: Devices) -> tuple[int, int]:
 
 
 def work_bytes(options: Common, shape: Shape, config: Config, devices: Devices) -> float:
-    """What vLLM takes beside weights, keys and values. Its profile run at the start has a batch of the most tokens go through the
+    """Bytes that vLLM takes beside weights, keys and values. Its profile run at the start has a batch of the most tokens go through the
     layers, then as many sequences as there may be sample, and what that takes is not given to the cache. A split model's activations
     are counted whole."""
     tokens, sequences = batch_limits(options, devices)
@@ -195,7 +195,7 @@ def rows_at_once(options: HFEngineOptions, ranks: int, sampled: Sampled) -> int:
 
 
 def _embedded(options: HFEngineOptions, shape: Shape, config: Config, ranks: int, sampled: Sampled) -> Parts:
-    """What the embedded engine takes while it samples."""
+    """Memory that the embedded engine takes while it samples."""
     rows = rows_at_once(options, ranks, sampled)
     # one prompt is read whole, however long
     prefill = max(sampled.prompt, min(options.prefill_tokens, math.ceil(sampled.prompts / ranks) * sampled.prompt))

@@ -102,7 +102,7 @@ def _together(changes: Sequence[Change]) -> Iterator[list[Change]]:
 
 
 def _exclude_each_other(changes: Sequence[Change]) -> bool:
-    """Whether two of the changes set the same setting, or an option of an engine that another one replaces."""
+    """Return whether two of the changes set the same setting, or an option of an engine that another one replaces."""
     for one, other in itertools.permutations(changes, 2):
         if one.settings & other.settings:
             return True

@@ -66,7 +66,7 @@ class Phase:
 
     @property
     def share_left(self) -> float:
-        """What is left as a share of what there is; negative where the phase does not fit."""
+        """Memory left as a share of what there is; negative where the phase does not fit."""
         return self.left / self.available
 
 
@@ -97,7 +97,7 @@ class Plan:
         return max(phase.total for phase in self.phases if phase.name != ENGINE)
 
     def fits(self, margin: float = 0.0) -> bool:
-        """Whether every phase fits, and those that micro-batches decide leave that share of the memory."""
+        """Return whether every phase fits, and those that micro-batches decide leave that share of the memory."""
         return all(phase.left >= (margin if phase.name in PASSES else 0.0) * phase.available for phase in self.phases)
 
 

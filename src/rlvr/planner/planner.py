@@ -82,7 +82,7 @@ class Planner:
         return [plan_stage(shape, stage, devices, ranks, self.eval_tasks) for stage in stages]
 
     def fits(self, stages: Sequence[StagePlan], margin: float, devices: Devices | None = None) -> bool:
-        """Whether all stages fit, and leave that share of the memory in the phases with micro-batches."""
+        """Return whether all stages fit, and leave that share of the memory in the phases with micro-batches."""
         return all(plan.fits(margin) for plan in self.plans(stages, devices))
 
     def resolved(self, stages: Sequence[StagePlan], devices: Devices | None = None) -> list[StagePlan]:

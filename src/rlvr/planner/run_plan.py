@@ -99,7 +99,7 @@ def plan_resumed(plan: RunPlan, world: World, saved: Mapping[str, Any]) -> RunPl
 
 
 def _decided(world: World, what: str, decide: Callable[[], RunPlan]) -> RunPlan:
-    """What rank 0 decides, on every rank. Where it fails, the others are told, which wait for it."""
+    """Broadcast the plan that rank 0 makes. Where it fails, the others are told, which wait for it."""
     found = None
     if world.leads:
         try:

@@ -17,7 +17,7 @@ PROMPT = 512
 
 @dataclass(frozen=True)
 class Sampled:
-    """What is asked of an engine at once."""
+    """Prompts and responses that are asked of an engine at once."""
 
     prompt: int
     """Tokens of the longest prompt."""
@@ -35,7 +35,7 @@ def lengths(shape: Shape, config: Config) -> tuple[int, int]:
 
 
 def in_training(shape: Shape, config: Config) -> Sampled:
-    """What the steps of a stage sample."""
+    """Prompts and responses of a step of a stage."""
     rollout = config.rollout
     more = 1.0 if rollout.refill is None else rollout.refill.oversample
     prompts = math.ceil(rollout.prompts_per_step * more) * (1 + rollout.staleness)
@@ -43,7 +43,7 @@ def in_training(shape: Shape, config: Config) -> Sampled:
 
 
 def in_evaluation(shape: Shape, config: Config, given: Any = None) -> Sampled | None:
-    """What the evaluations of a stage sample, whose prompts are taken to be no longer than those of training; None where it has none.
+    """Prompts and responses of a stage's evaluations, taken to be no longer than those of training; None where it has none.
 
     `given`: tasks that were given in Python, in the place of `data.eval`.
     """

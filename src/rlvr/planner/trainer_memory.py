@@ -155,7 +155,7 @@ class TrainerMemory:
         return 0.0 if self.offload == "parameters" and self.on_gpu else here / self.ranks
 
     def _checkpoint(self) -> float:
-        """What a checkpoint copies to host memory, which is a CPU's own: float32 weights and optimizer state, of which each rank
+        """Bytes that a checkpoint copies to host memory, which is a CPU's own: float32 weights and optimizer state, of which each rank
         writes a part and keeps the copies for the next one, and the reference and a merged model while they are written. Any phase
         may come after the first checkpoint, or during one."""
         if self.on_gpu:

@@ -70,7 +70,7 @@ def _for_processes(each: int) -> list[str]:
 
 
 def is_part(name: str) -> bool:
-    """Whether this is the name of a part of a GPU (MIG)."""
+    """Return whether this is the name of a part of a GPU (MIG)."""
     return name.startswith("MIG-")
 
 
@@ -94,7 +94,7 @@ def training(home: torch.device) -> list[int]:
 
 
 def look(names: Sequence[str]) -> list[GPU]:
-    """What a process finds that is shown the GPUs `names`: those before the first that is not there.
+    """GPUs that a process finds that is shown `names`: those before the first that is not there.
 
     In a process of its own, because a CUDA context takes hundreds of MiB of each GPU for as long as its process lives.
     """

@@ -195,7 +195,7 @@ class Members:
             self._keep(self._bring_back(waiting[0], answers=True))
 
     def troubles(self) -> str:
-        """What each server that is not ready suffers from."""
+        """Troubles of the servers that are not ready, by name."""
         found = [f"{member.name}: {member.trouble}" for member in self.all if member.state != State.READY]
         return "; ".join(found)
 

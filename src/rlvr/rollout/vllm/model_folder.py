@@ -51,7 +51,7 @@ def model_folder(policy: Policy, scratch: Path) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where this library keeps files between runs: RLVR_CACHE, or `rlvr` in XDG_CACHE_HOME, by default ~/.cache.
+    """Folder in which this library keeps files between runs: RLVR_CACHE, or `rlvr` in XDG_CACHE_HOME, by default ~/.cache.
 
     FileNotFoundError for a user without a home directory, as containers that run under any user id have.
     """
