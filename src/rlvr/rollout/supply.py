@@ -155,6 +155,8 @@ class Supply:
             drawn = 0
             while len(kept) < wanted:
                 kept += self._take_spare(batch, wanted - len(kept))
+                if len(kept) == wanted:
+                    break
                 missing = math.ceil((wanted - len(kept)) * oversample) - len(running)
                 draws = self._draw(batch, max(0, min(missing, most - drawn)))
                 drawn += len(draws)
@@ -198,7 +200,11 @@ class Supply:
             return [*owed, *fresh]
 
     def _take_spare(self, batch: _Batch, count: int) -> list[Group]:
+        """At most `count` of the groups that earlier steps left; one that would be too old is sampled again."""
+        oldest = batch.step - 2 * self.config.staleness - 1
         with self._lock:
+            self._owed.extend(draw for draw, rollouts in self._spare if _oldest_version(rollouts) < oldest)
+            self._spare = [group for group in self._spare if _oldest_version(group[1]) >= oldest]
             taken, self._spare = self._spare[:count], self._spare[count:]
             batch.draws += [draw for draw, _ in taken]
             return taken
@@ -210,6 +216,11 @@ class Supply:
             batch.draws = [draw for draw in batch.draws if draw.number not in rest]
             self._spare += spare
             self._owed.extend(sorted(unfinished, key=lambda draw: draw.number))
+
+
+def _oldest_version(rollouts: list[Rollout]) -> float:
+    """Of the weights that sampled a token; infinite where none was sampled."""
+    return min((min(rollout.policy_version[rollout.sampled], default=math.inf) for rollout in rollouts), default=math.inf)
 
 
 def _rollouts(groups: Iterable[Group]) -> list[Rollout]:
