@@ -220,7 +220,8 @@ class Supply:
 
 def _oldest_version(rollouts: list[Rollout]) -> float:
     """Of the weights that sampled a token; infinite where none was sampled."""
-    return min((min(rollout.policy_version[rollout.sampled], default=math.inf) for rollout in rollouts), default=math.inf)
+    versions = [rollout.policy_version[rollout.sampled] for rollout in rollouts]
+    return min(np.concatenate(versions), default=math.inf)
 
 
 def _rollouts(groups: Iterable[Group]) -> list[Rollout]:
