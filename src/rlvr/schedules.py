@@ -12,7 +12,7 @@ import dataclasses
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
@@ -123,11 +123,17 @@ class Controller(BaseModel):
         self._current, self._needed = float(state["current"]), bool(state.get("needed", True))
 
 
-Scalar = Annotated[float, Field(allow_inf_nan=False)] | Schedule | StepSchedule | Controller
-"""The type of a number that may be constant, scheduled or driven."""
+AnyScalar = Annotated[float, Field(allow_inf_nan=False)] | Schedule | StepSchedule | Controller
+"""A number as it may be written: constant, scheduled or driven."""
+if TYPE_CHECKING:
+    Scalar = float
+else:
+    Scalar = AnyScalar
+"""The type of an option of a component that may be written so. The component is called as `at` returns it, with floats alone, which is
+what a type checker knows."""
 
 
-def least_value(scalar: Scalar) -> float:
+def least_value(scalar: AnyScalar) -> float:
     """Return a lower bound of what `scalar` may become, over all steps."""
     if isinstance(scalar, Controller):
         if scalar.idle:
@@ -143,7 +149,7 @@ def least_value(scalar: Scalar) -> float:
     return scalar
 
 
-def most_value(scalar: Scalar) -> float:
+def most_value(scalar: AnyScalar) -> float:
     """Return an upper bound of what `scalar` may become, over all steps."""
     if isinstance(scalar, Controller):
         return max(0.0 if scalar.idle else -math.inf, scalar.maximum)
@@ -154,7 +160,7 @@ def most_value(scalar: Scalar) -> float:
     return scalar
 
 
-def refuse_below(name: str, scalar: Scalar | str | None, limit: float, above: bool = False) -> None:
+def refuse_below(name: str, scalar: AnyScalar | str | None, limit: float, above: bool = False) -> None:
     """ValueError where a number, or a schedule or controller of it, may fall below `limit` (with `above`: to `limit`).
 
     A word or None in the place of a number is left alone.
@@ -167,7 +173,7 @@ def refuse_below(name: str, scalar: Scalar | str | None, limit: float, above: bo
         raise ValueError(f"{name} {reaches}, and must be {'above' if above else 'at least'} {limit:g}")
 
 
-def refuse_above(name: str, scalar: Scalar, limit: float) -> None:
+def refuse_above(name: str, scalar: AnyScalar, limit: float) -> None:
     """ValueError where a number, or a schedule or controller of it, may rise above `limit`."""
     most = most_value(scalar)
     if most > limit:
@@ -176,7 +182,7 @@ def refuse_above(name: str, scalar: Scalar, limit: float) -> None:
         raise ValueError(f"{name} {reaches}, and must be at most {limit:g}{fix}")
 
 
-def scalar_value(scalar: Scalar, step: int, steps: int) -> float:
+def scalar_value(scalar: AnyScalar, step: int, steps: int) -> float:
     """The number that `scalar` stands for at `step` of `steps`."""
     if isinstance(scalar, Controller):
         return scalar.current

@@ -51,7 +51,7 @@ class Blend:
 
     def __call__(self, batch: Batch, advantage: Advantage) -> Advantage:
         assert isinstance(advantage, np.ndarray), "`per_response`: one advantage for each response"
-        share = float(self.share)  # type: ignore[arg-type]
+        share = float(self.share)
         if share == 0:
             return advantage
         values, groups = np.where(decided(batch), batch.column(f"reward/{self.of}"), np.nan), batch.group_index()

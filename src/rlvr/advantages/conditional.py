@@ -39,7 +39,7 @@ class Conditional:
     def __call__(self, batch: Batch) -> np.ndarray:
         rewards, metric = batch.column("reward"), self._metric(batch)
         member = np.asarray([r.member for r in batch.rollouts], dtype=np.int64)
-        result, mix = np.zeros(len(batch)), float(self.mix)  # type: ignore[arg-type]
+        result, mix = np.zeros(len(batch)), float(self.mix)
         for group in batch.groups():
             index = group.index[np.isfinite(rewards[group.index])]
             index = index[np.lexsort((member[index], metric[index]))]

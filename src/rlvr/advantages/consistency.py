@@ -56,7 +56,7 @@ class Consistency:
             rates = rates * (1 - (1 - 1 / size) * entropy / np.log2(np.maximum(size, 2)))
         spread = std(rates, unbiased=True)
         over_batch = (rates - rates.mean()) / (spread + self.epsilon) if spread > 0 else np.zeros(len(rates))
-        odds = float(self.sharpness) * (entropy - float(self.level))  # type: ignore[arg-type]
+        odds = float(self.sharpness) * (entropy - float(self.level))
         weight = 0.5 * (1 + np.tanh(odds / 2))
         if self.forced:
             weight = np.where(same(rewards[on], g), 0.0, weight)

@@ -40,7 +40,7 @@ class Surprise:
         logprobs = tokens.flat([r.behaviour_logprobs for r in batch.rollouts])
         on = tokens.sampled & np.isfinite(logprobs) & (self.negative | (values > 0))
         p = np.exp(np.minimum(np.where(on, logprobs, -np.inf), 0.0))
-        weight = (1.0 - p) ** float(self.power)  # type: ignore[arg-type]
+        weight = (1.0 - p) ** float(self.power)
         return tokens.split(np.where(on, weight, 1.0) * values)
 
 
@@ -69,7 +69,7 @@ class Entropy:
         tokens = Tokens.of(batch)
         values = np.where(tokens.sampled, tokens.flat(advantage), 0.0)
         entropy = np.nan_to_num(tokens.flat(batch.tokens(f"entropy/{CURRENT}")), nan=0.0)
-        added = np.minimum(float(self.scale) * entropy, np.abs(values) / self.bound)  # type: ignore[arg-type]
+        added = np.minimum(float(self.scale) * entropy, np.abs(values) / self.bound)
         return tokens.split(values + np.where(tokens.sampled & decided(batch)[tokens.rollout], added, 0.0))
 
 
@@ -104,11 +104,11 @@ class Confidence:
         count = np.maximum(tokens.sums(live.astype(np.float64)), 1.0)
         # the standard score needs no -log V
         sure = tokens.sums(np.where(live, partition - mean_logit, 0.0)) / count
-        weight = float(self.scale) * self._scores(sure, decided(batch), batch.group_index())  # type: ignore[arg-type]
+        weight = float(self.scale) * self._scores(sure, decided(batch), batch.group_index())
         values = np.where(tokens.sampled, tokens.flat(advantage), 0.0)
         values = values * np.exp(-np.sign(values) * weight[tokens.rollout])
         logit = np.where(live, logprobs + partition, 0.0)
-        return tokens.split(values - float(self.penalty) * _within(tokens, logit, live))  # type: ignore[arg-type]
+        return tokens.split(values - float(self.penalty) * _within(tokens, logit, live))
 
     def _scores(self, sure: np.ndarray, on: np.ndarray, groups: np.ndarray) -> np.ndarray:
         """Standard scores within the group, with n - 1; 0 where undecided."""

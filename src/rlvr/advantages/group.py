@@ -163,7 +163,7 @@ def group_advantage(
         spread = std(r, unbiased=unbiased)
         advantage /= spread + epsilon if spread > 0 else 1.0
     elif scale != "none":
-        advantage /= float(scale)  # type: ignore[arg-type]
+        advantage /= float(scale)
     result[decided] = advantage
     return result
 

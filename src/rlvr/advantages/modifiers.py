@@ -34,7 +34,7 @@ class Clip:
             raise ValueError(f"the bounds [{low}, {high}] must hold 0, the advantage of undecided responses")
 
     def __call__(self, batch: Batch, advantage: Advantage) -> Advantage:
-        low, high = (np.inf * s if b is None else float(b) for b, s in ((self.low, -1), (self.high, 1)))  # type: ignore[arg-type]
+        low, high = (np.inf * s if b is None else float(b) for b, s in ((self.low, -1), (self.high, 1)))
         return elementwise(np.clip, advantage, low, high)  # type: ignore[arg-type]
 
 
@@ -58,7 +58,7 @@ class Signs:
             raise ValueError("the weights must be at least 0: a negative one would train towards wrong answers")
 
     def __call__(self, batch: Batch, advantage: Advantage) -> Advantage:
-        up, down = float(self.positive), float(self.negative)  # type: ignore[arg-type]
+        up, down = float(self.positive), float(self.negative)
         return elementwise(lambda a: np.where(a > 0, up * a, down * a), advantage)  # type: ignore[arg-type]
 
 
@@ -125,7 +125,7 @@ class Outliers:
             on, values = tokens.sampled & on[tokens.rollout], tokens.flat(advantage)
         assert isinstance(values, np.ndarray)
         if on.any():
-            far = np.abs(values - values[on].mean()) > float(self.deviations) * std(values[on])  # type: ignore[arg-type]
+            far = np.abs(values - values[on].mean()) > float(self.deviations) * std(values[on])
             values = np.where(far, 0.0, values)
         return values if tokens is None else tokens.split(values)
 
@@ -143,7 +143,7 @@ class Length:
     """The exponent."""
 
     def __call__(self, batch: Batch, advantage: Advantage) -> Advantage:
-        power = float(self.power)  # type: ignore[arg-type]
+        power = float(self.power)
         on, lengths = decided(batch), Tokens.of(batch).lengths
         if power == 0 or not lengths[on].any():
             return advantage

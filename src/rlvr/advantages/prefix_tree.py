@@ -47,7 +47,7 @@ class PrefixTree:
         center, spread = np.zeros(len(batch)), np.ones(len(batch))
         center[live], spread[live] = r - means(r, g)[g], stds(r, g)[g] + self.epsilon
         steps = branches(ids, np.bincount(of, minlength=len(batch)), np.where(live, rewards, 0.0), groups, live)
-        values = (center[of] + float(self.branch) * steps) / spread[of]  # type: ignore[arg-type]
+        values = (center[of] + float(self.branch) * steps) / spread[of]
         result[written] = np.where(tokens.sampled[written], values, 0.0)
         return tokens.split(result)
 

@@ -83,7 +83,7 @@ class SpanAdvantage:
             scores[first + count - 1] += rewards
         normal = self._normalised(np.where(on[owner], scores, np.nan), groups[owner])
         outcome = self._normalised(rewards, groups) if self.outcome == "apart" else np.zeros(len(batch))
-        to_go = np.append(_returns(normal, first, count, float(self.discount)), 0.0)  # type: ignore[arg-type]
+        to_go = np.append(_returns(normal, first, count, float(self.discount)), 0.0)
         of = tokens.rollout
         at = np.where(step < count[of], first[of] + step, len(normal))  # past the last step nothing is to come
         return tokens.split(np.where(tokens.sampled & on[of], to_go[at] + outcome[of], 0.0))
@@ -91,10 +91,10 @@ class SpanAdvantage:
     def _transformed(self, scores: np.ndarray) -> np.ndarray:
         for transform in self.transform:
             if transform == "clip":
-                scores = np.minimum(scores - float(self.threshold), 0.0)  # type: ignore[arg-type]
+                scores = np.minimum(scores - float(self.threshold), 0.0)
             else:
                 scores = scores - np.append(scores[1:], 0.0)
-        return float(self.weight) * scores  # type: ignore[arg-type]
+        return float(self.weight) * scores
 
     def _normalised(self, values: np.ndarray, groups: np.ndarray) -> np.ndarray:
         baseline, scale = {"std": ("mean", "std"), "mean": ("mean", "none"), "none": ("none", "none")}[self.normalise]

@@ -41,7 +41,7 @@ def partition(policy: Policy, world: World, config: dict[str, Any], dtype: torch
         parameter.data = _here(parameter.data, kind, policy, world)
         if convert is None:
             deepspeed.zero.Init(module=torch.nn.ParameterList([parameter]), config_dict_or_path=config)
-            convert = parameter.convert_to_zero_parameters  # type: ignore[attr-defined]
+            convert = parameter.convert_to_zero_parameters
         else:
             convert(param_list=[parameter])
     return unrounded

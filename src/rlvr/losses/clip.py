@@ -65,7 +65,7 @@ class ClippedPolicyLoss:
             )
         numbers = isinstance(self.cap, float) and isinstance(self.clip_high, float)
         if self.clip == "hard" and numbers and self.cap <= 1 + self.clip_high:  # type: ignore[operator]
-            raise ValueError(f"cap is {self.cap}, and must be above 1 + clip_high = {1 + self.clip_high:g}")  # type: ignore[operator]
+            raise ValueError(f"cap is {self.cap}, and must be above 1 + clip_high = {1 + self.clip_high:g}")
         refuse_below("clip_low", self.clip_low, 0)
         if self.clip in ("hard", "detach"):
             refuse_above("clip_low", self.clip_low, 1)  # 1 - clip_low bounds a ratio, which is never negative
@@ -92,12 +92,12 @@ class ClippedPolicyLoss:
         return LossTerm(-tokens.average(found.value, self.average, over), metrics)
 
     def _surrogate(self, gap: torch.Tensor, tokens: TokenBatch) -> Surrogate:
-        low, high = float(self.clip_low), float(self.clip_high)  # type: ignore[arg-type]
+        low, high = float(self.clip_low), float(self.clip_high)
         advantage, logprobs = tokens.advantage, tokens.logprobs
         if self.clip == "hard":
             return clipping.hard(gap, advantage, 1 - low, 1 + high, _number(self.cap))
         if self.clip == "soft":
-            positive, negative = float(self.soft_positive), float(self.soft_negative)  # type: ignore[arg-type]
+            positive, negative = float(self.soft_positive), float(self.soft_negative)
             return clipping.soft(gap, advantage, positive, negative)
         if self.clip == "detach":
             return clipping.detached(gap, logprobs, advantage, 1 - low, 1 + high)
@@ -107,4 +107,4 @@ class ClippedPolicyLoss:
 
 
 def _number(value: Scalar | None) -> float | None:
-    return None if value is None else float(value)  # type: ignore[arg-type]
+    return None if value is None else float(value)

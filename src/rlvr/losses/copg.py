@@ -42,7 +42,7 @@ class ContrastiveLoss:
             return size * a * b + sequences.group_sum(a * b)
 
         gap = sequences.logprobs - sequences.reference
-        beta = float(self.beta)  # type: ignore[arg-type]
+        beta = float(self.beta)
         value = against_others(sequences.reward, gap) - beta / 2 * against_others(gap, gap)
         alone = size < 2
         groups = (1 / size).masked_fill(alone, 0.0).sum().clamp_min(1.0)

@@ -64,9 +64,9 @@ class ClipCovLoss:
         """1 where the token is held back, else 0, [T]."""
         found = self._surrogate(tokens)
         covariance, total = covariances(tokens), len(tokens.weight)
-        candidates = (covariance > float(self.least)) & (covariance < float(self.most))  # type: ignore[arg-type]
+        candidates = (covariance > float(self.least)) & (covariance < float(self.most))
         where = (candidates & ~(found.low | found.high)).nonzero()[:, 0]
-        share = float(self.share)  # type: ignore[arg-type]
+        share = float(self.share)
         count = min(len(where), max(1, int(share * total))) if share > 0 else 0
         generator = torch.Generator().manual_seed(1_000_003 * total + len(where))
         drawn = where[torch.randperm(len(where), generator=generator)[:count].to(where.device)]
@@ -86,7 +86,7 @@ class ClipCovLoss:
         return LossTerm(-tokens.average(found.value.masked_fill(held, 0.0), self.average, over), metrics)
 
     def _surrogate(self, tokens: TokenBatch) -> clipping.Surrogate:
-        low, high = 1 - float(self.clip_low), 1 + float(self.clip_high)  # type: ignore[arg-type]
+        low, high = 1 - float(self.clip_low), 1 + float(self.clip_high)
         return clipping.hard(log_ratio(tokens), tokens.advantage, low, high, None)
 
 
@@ -116,14 +116,14 @@ class KLCovLoss:
 
     def choose(self, tokens: TokenBatch) -> torch.Tensor:
         """1 where the token is penalised, else 0, [T]."""
-        covariance, share = covariances(tokens), float(self.share)  # type: ignore[arg-type]
+        covariance, share = covariances(tokens), float(self.share)
         count = min(len(covariance), max(1, int(share * len(covariance)))) if share > 0 else 0
         return torch.zeros_like(covariance).index_fill(0, covariance.topk(count).indices, 1.0)
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
         assert tokens.chosen is not None
         gap = log_ratio(tokens)
-        penalty = float(self.coef) * tokens.chosen * gap.abs()  # type: ignore[arg-type]
+        penalty = float(self.coef) * tokens.chosen * gap.abs()
         value = clipping.unclipped(gap, tokens.advantage).value - penalty
         ratio = gap.detach().exp()
         metrics = {"ratio/mean": ratio, "ratio/max": ratio, "tokens/chosen": tokens.chosen}

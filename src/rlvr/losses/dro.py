@@ -30,6 +30,6 @@ class QuadraticPenaltyLoss:
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
         gap = tokens.logprobs - tokens.proximal_logprobs
-        value = tokens.advantage * tokens.logprobs - 0.5 * float(self.beta) * gap.square()  # type: ignore[arg-type]
+        value = tokens.advantage * tokens.logprobs - 0.5 * float(self.beta) * gap.square()
         ratio = gap.detach().exp()
         return LossTerm(-tokens.average(value, self.average, over), {"ratio/mean": ratio, "ratio/max": ratio})

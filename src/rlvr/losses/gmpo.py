@@ -38,7 +38,7 @@ class GeometricMeanLoss:
         refuse_below("clip_high", self.clip_high, 0)
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
-        low, high = float(self.clip_low), float(self.clip_high)  # type: ignore[arg-type]
+        low, high = float(self.clip_low), float(self.clip_high)
         gap, advantage = tokens.logprobs - tokens.proximal_logprobs, tokens.advantage
         sign = advantage.sign()
         clipped = sign * torch.minimum(sign * gap, sign * gap.clamp(-low, high))

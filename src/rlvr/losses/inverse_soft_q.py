@@ -32,6 +32,6 @@ class InverseSoftQ:
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
         value = tokens.statistics["logsumexp", CURRENT]
-        implied = tokens.logprobs + value - float(self.discount) * next_of_sequence(value, tokens.sequence)  # type: ignore[arg-type]
-        loss = -tokens.logprobs + float(self.penalty) * implied.square()  # type: ignore[arg-type]
+        implied = tokens.logprobs + value - float(self.discount) * next_of_sequence(value, tokens.sequence)
+        loss = -tokens.logprobs + float(self.penalty) * implied.square()
         return LossTerm(tokens.average(loss, self.average, over), {"loss/implied_reward": implied.detach()})

@@ -38,7 +38,7 @@ class SecondMomentLoss:
         squares = log_ratio(tokens).detach().square()
         ordered, order = squares.sort()
         means = ordered.cumsum(0) / torch.arange(1, len(ordered) + 1, device=squares.device)
-        kept = int((means <= float(self.moment)).sum())  # type: ignore[arg-type]
+        kept = int((means <= float(self.moment)).sum())
         return torch.zeros_like(squares).index_fill(0, order[kept:], 1.0)
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:

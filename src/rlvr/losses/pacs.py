@@ -42,7 +42,7 @@ class RewardClassification:
                 f"the loss pacs takes the reward for a probability, and found {float(reward.min()):g} to "
                 f"{float(reward.max()):g}: use rewards within [0, 1]"
             )
-        score = float(self.beta) * (sequences.logprobs - sequences.proximal)  # type: ignore[arg-type]
+        score = float(self.beta) * (sequences.logprobs - sequences.proximal)
         others = (sequences.group_sum(score) - score) / (size - 1).clamp_min(1)
         loss = binary_cross_entropy_with_logits(score - others, reward, reduction="none")
         if self.balanced:

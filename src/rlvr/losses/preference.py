@@ -53,7 +53,7 @@ class DPO(PairLoss):
     """-log sigmoid(beta gap): direct preference optimisation (Rafailov et al. 2023, eq. 7) on the group's own pairs."""
 
     def of_gap(self, gap: torch.Tensor) -> torch.Tensor:
-        return -logsigmoid(float(self.beta) * gap)  # type: ignore[arg-type]
+        return -logsigmoid(float(self.beta) * gap)
 
 
 @register("auxiliary", "ipo")
@@ -62,7 +62,7 @@ class IPO(PairLoss):
     """(gap - 1 / (2 beta))^2: identity preference optimisation (Azar et al. 2023, eq. 17) on the group's own pairs."""
 
     def of_gap(self, gap: torch.Tensor) -> torch.Tensor:
-        return (gap - 1 / (2 * float(self.beta))).square()  # type: ignore[arg-type]
+        return (gap - 1 / (2 * float(self.beta))).square()
 
 
 @register("auxiliary", "kto")
@@ -93,8 +93,8 @@ class KTO:
         zero = ratio.detach().mean().clamp_min(0.0)
         right = sequences.reward >= self.threshold
         sign = torch.ones_like(ratio).masked_fill(~right, -1.0)
-        weight = torch.full_like(ratio, float(self.wrong)).masked_fill(right, float(self.right))  # type: ignore[arg-type]
-        return weight * torch.sigmoid(-sign * float(self.beta) * (ratio - zero)) / max(1, len(ratio))  # type: ignore[arg-type]
+        weight = torch.full_like(ratio, float(self.wrong)).masked_fill(right, float(self.right))
+        return weight * torch.sigmoid(-sign * float(self.beta) * (ratio - zero)) / max(1, len(ratio))
 
 
 def extremes(sequences: SequenceBatch) -> tuple[torch.Tensor, torch.Tensor]:

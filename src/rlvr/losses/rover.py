@@ -34,16 +34,16 @@ class RandomPolicyValueLoss:
 
     needs = frozenset(
         {Need("logprobs", grad=True), Need("logprobs", PROXIMAL)}
-        | {Need(name, model) for name in ("mean_logit", "logsumexp") for model in (CURRENT, PROXIMAL)}  # type: ignore[arg-type]
+        | {Need(name, model) for name in ("mean_logit", "logsumexp") for model in (CURRENT, PROXIMAL)}
     )
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
-        statistics, scale = tokens.statistics, float(self.temperature)  # type: ignore[arg-type]
+        statistics, scale = tokens.statistics, float(self.temperature)
         now, before = (
             statistics["mean_logit", model] - statistics["logsumexp", model] for model in (CURRENT, PROXIMAL)
         )
         following = scale * next_of_sequence((now - before).detach(), tokens.sequence)
-        target = tokens.advantage + float(self.beta) * following  # type: ignore[arg-type]
+        target = tokens.advantage + float(self.beta) * following
         gap = tokens.logprobs - tokens.proximal_logprobs
         ratio = gap.detach().exp()
         metrics = {"ratio/mean": ratio, "ratio/max": ratio}

@@ -52,7 +52,7 @@ class TopEntropy:
     def __call__(self, tokens: TokenBatch) -> torch.Tensor:
         entropy = tokens.entropy
         # torch.quantile takes at most 2^24 numbers; the same linear interpolation, by sorting
-        place = (1 - float(self.share)) * (len(entropy) - 1)  # type: ignore[arg-type]
+        place = (1 - float(self.share)) * (len(entropy) - 1)
         ordered, low = entropy.sort().values, int(place)
         high = min(low + 1, len(ordered) - 1)
         bound = torch.lerp(ordered[low], ordered[high], place - low)

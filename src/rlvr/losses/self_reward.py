@@ -94,5 +94,5 @@ class OutcomeClassifier:
                 f"the auxiliary outcome_classifier takes the reward for a probability, and found {float(reward.min()):g} to "
                 f"{float(reward.max()):g}: use rewards within [0, 1]"
             )
-        score = float(self.beta) * (sequences.logprobs - sequences.reference)  # type: ignore[arg-type]
+        score = float(self.beta) * (sequences.logprobs - sequences.reference)
         return binary_cross_entropy_with_logits(score, reward, reduction="none") / max(1, len(reward))

@@ -47,6 +47,6 @@ class TrajectoryBalance:
                 f"the loss trajectory_balance takes the logarithm of the reward, and found {float(reward.min()):g}: use rewards "
                 "of at least 0"
             )
-        balance = sequences.logprobs - (float(self.floor) + float(self.scale) * reward).log()  # type: ignore[arg-type]
+        balance = sequences.logprobs - (float(self.floor) + float(self.scale) * reward).log()
         residual = balance - sequences.group_sum(balance) / size
         return residual.square() / max(1, len(reward))

@@ -50,8 +50,8 @@ class GammaWeightedLoss:
             gap = gap + tokens.importance.log().clamp(LEAST, MOST)
         log_w = tokens.sum_by_sequence(gap)[tokens.sequence].clamp(LEAST, MOST)
         w, up = log_w.exp(), tokens.advantage >= 0
-        k = torch.full_like(w, float(self.power_negative)).masked_fill(up, float(self.power_positive))  # type: ignore[arg-type]
-        decay = torch.full_like(w, float(self.decay_negative)).masked_fill(up, float(self.decay_positive))  # type: ignore[arg-type]
+        k = torch.full_like(w, float(self.power_negative)).masked_fill(up, float(self.power_positive))
+        decay = torch.full_like(w, float(self.decay_negative)).masked_fill(up, float(self.decay_positive))
         phi = (decay.clamp_min(1e-4) * (1 - w) + k * log_w).exp()
         plain = dataclasses.replace(tokens, importance=None)
         metrics = {"ratio/mean": w, "ratio/max": w}

@@ -34,6 +34,6 @@ class WeightedLikelihood:
         refuse_below("temperature", self.temperature, 0, above=True)
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
-        scaled = tokens.advantage / float(self.temperature)  # type: ignore[arg-type]
-        weight = scaled.clamp_max(80.0).exp().clamp_max(float(self.most))  # type: ignore[arg-type]
+        scaled = tokens.advantage / float(self.temperature)
+        weight = scaled.clamp_max(80.0).exp().clamp_max(float(self.most))
         return LossTerm(-tokens.average(weight * tokens.logprobs, self.average, over))

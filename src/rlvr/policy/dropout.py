@@ -41,7 +41,7 @@ def disable_own_dropout(model: torch.nn.Module) -> None:
         if isinstance(module, GradientCheckpointingLayer) and "config" in vars(module):
             config = copy.copy(module.config)
             _zero(config)
-            module.config = config  # type: ignore[assignment]
+            module.config = config
 
 
 def _zero(owner: Any) -> None:

@@ -104,7 +104,7 @@ def gather_until_backward_ends(weights: Iterable[torch.Tensor]) -> None:
     """
     stack = contextlib.ExitStack()
     stack.enter_context(gathered(weights))
-    torch.autograd.Variable._execution_engine.queue_callback(stack.close)  # type: ignore[attr-defined]
+    torch.autograd.Variable._execution_engine.queue_callback(stack.close)
 
 
 _Terms = list[tuple[torch.Tensor, torch.Tensor]]

@@ -237,7 +237,7 @@ class _Work:
                 yield self._packed(cluster, prefix)
 
     def _padded(self) -> _Layout:
-        pad_id = int(self.policy.tokenizer.pad_token_id or 0)  # type: ignore[arg-type]
+        pad_id = int(self.policy.tokenizer.pad_token_id or 0)
         parts = cut(self.lengths, *self.limits)
         cost = sum(self.estimate.padded(self.lengths[part]) for part in parts)
         return _Layout(

@@ -71,7 +71,7 @@ class PhaseEntropy:
 
     def __call__(self, batch: Batch, of: np.ndarray) -> np.ndarray:
         penalty = [
-            np.clip(think - float(self.alpha) * answer, 0.0, 1.0)  # type: ignore[arg-type]
+            np.clip(think - float(self.alpha) * answer, 0.0, 1.0)
             for think, answer in map(self._phases, batch.rollouts, batch.tokens("entropy/current"))
         ]
         values = np.where(of >= 1.0, -np.asarray(penalty, dtype=np.float64), 0.0)

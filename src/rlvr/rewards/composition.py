@@ -72,8 +72,8 @@ class Gate:
     inner: ClassVar = ("term", "by")
 
     def __call__(self, batch: Batch, term: np.ndarray, by: np.ndarray) -> np.ndarray:
-        reached = by >= float(self.at_least)  # type: ignore[arg-type]
-        values = np.where(reached != self.below, term, float(self.otherwise))  # type: ignore[arg-type]
+        reached = by >= float(self.at_least)
+        values = np.where(reached != self.below, term, float(self.otherwise))
         return np.where(np.isnan(by), np.nan, values)
 
 
@@ -99,9 +99,9 @@ class Veto:
         _some(self.vetoes)
 
     def __call__(self, batch: Batch, term: np.ndarray, vetoes: list[np.ndarray]) -> np.ndarray:
-        struck = np.any([values < float(self.below) for values in vetoes], axis=0)  # type: ignore[arg-type]
+        struck = np.any([values < float(self.below) for values in vetoes], axis=0)
         unknown = np.any([np.isnan(values) for values in vetoes], axis=0)
-        return np.where(struck, float(self.value), np.where(unknown, np.nan, term))  # type: ignore[arg-type]
+        return np.where(struck, float(self.value), np.where(unknown, np.nan, term))
 
 
 @register("reward", "tiers")
@@ -163,8 +163,8 @@ class ByPassRate:
         """bool [G], False for groups without a decided member."""
         decided = np.sort(rates[np.isfinite(rates)])[::-1]
         if self.top is None:
-            return rates >= (0.5 if self.at_least is None else float(self.at_least))  # type: ignore[arg-type]
-        count = int(np.ceil(float(self.top) * len(decided) - 1e-9))  # type: ignore[arg-type]
+            return rates >= (0.5 if self.at_least is None else float(self.at_least))
+        count = int(np.ceil(float(self.top) * len(decided) - 1e-9))
         return rates >= decided[count - 1] if count > 0 else np.zeros(len(rates), dtype=bool)
 
 
@@ -206,7 +206,7 @@ class ByCondition:
         unknown = np.isnan(condition) | np.isnan(of)
         share = holds[~unknown].mean() if (~unknown).any() else 0.5
         excess = 2 * np.maximum(0.0, np.where(holds == 1, share - 0.5, 0.5 - share))
-        return np.where(unknown, np.nan, values - float(self.balance) * excess)  # type: ignore[arg-type]
+        return np.where(unknown, np.nan, values - float(self.balance) * excess)
 
 
 Squash = Literal["none", "clip", "sigmoid", "tanh"]
@@ -243,7 +243,7 @@ class Bounded:
 
     def __call__(self, batch: Batch, term: np.ndarray) -> np.ndarray:
         if self.centre != "peers":
-            return self._squashed(term - float(self.centre))  # type: ignore[arg-type]
+            return self._squashed(term - float(self.centre))
         result = np.full(len(batch), np.nan)
         for group in batch.groups():
             index = group.index[np.isfinite(term[group.index])]

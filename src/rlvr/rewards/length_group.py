@@ -41,7 +41,7 @@ class Brevity:
     inner: ClassVar = ("of",)
 
     def __call__(self, batch: Batch, of: np.ndarray) -> np.ndarray:
-        used, alpha = lengths(batch), float(self.alpha)  # type: ignore[arg-type]
+        used, alpha = lengths(batch), float(self.alpha)
         result = np.where(np.isnan(of), np.nan, 0.0)
         for group in batch.groups():
             compared = np.isfinite(of[group.index]) if self.form == "kimi" else of[group.index] >= 1.0

@@ -78,5 +78,5 @@ class CosineLength:
         way = (1 + np.cos(np.pi * np.minimum(used / self.max_length, 1.0))) / 2
         (r0, r1), (w0, w1) = self.right, self.wrong
         values = np.where(of >= 1.0, r1 + (r0 - r1) * way, w1 + (w0 - w1) * way)
-        values = np.where(used >= self.max_length, float(self.exceeded), values)  # type: ignore[arg-type]
+        values = np.where(used >= self.max_length, float(self.exceeded), values)
         return np.where(np.isnan(of), np.nan, values)

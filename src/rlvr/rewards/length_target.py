@@ -60,7 +60,7 @@ class LengthTarget:
         return self
 
     def __call__(self, batch: Batch, of: np.ndarray) -> np.ndarray:
-        used, right, alpha = lengths(batch), of >= 1.0, float(self.alpha)  # type: ignore[arg-type]
+        used, right, alpha = lengths(batch), of >= 1.0, float(self.alpha)
         target = self._targets(batch)
         if self.relative is not None:
             target = target * typical_lengths(used, of, batch, self.relative == "right")
@@ -75,7 +75,7 @@ class LengthTarget:
     def _targets(self, batch: Batch) -> np.ndarray:
         if isinstance(self.target, str):
             return np.asarray([r.task.info[self.target] for r in batch.rollouts], dtype=np.float64)
-        return np.full(len(batch), float(self.target))  # type: ignore[arg-type]
+        return np.full(len(batch), float(self.target))
 
 
 def typical_lengths(used: np.ndarray, of: np.ndarray, batch: Batch, right_first: bool) -> np.ndarray:

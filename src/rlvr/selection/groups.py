@@ -54,7 +54,7 @@ class PassRateBand:
         for group in batch.groups():
             known = values[group.index][np.isfinite(values[group.index])]
             if len(known):
-                keep[group.index] = float(self.low) <= known.mean() <= float(self.high)  # type: ignore[arg-type]
+                keep[group.index] = float(self.low) <= known.mean() <= float(self.high)
         return np.flatnonzero(keep)
 
 

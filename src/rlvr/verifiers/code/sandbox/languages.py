@@ -51,7 +51,7 @@ NATIVE = {
 
 @functools.cache
 def _found() -> dict[str, str]:
-    return {name: language.path for name, language in NATIVE.items() if language.path}  # type: ignore[misc]
+    return {name: language.path for name, language in NATIVE.items() if language.path}
 
 
 def languages() -> dict[str, str]:

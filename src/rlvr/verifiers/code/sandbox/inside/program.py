@@ -378,7 +378,7 @@ def _find(names: dict[str, Any], path: str) -> Callable[..., Any]:
     found = names[first]
     for name in rest:
         found = getattr(found(), name)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _test(what: dict[str, Any], source: str) -> None:
