@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rlvr.core.own_files import check_new_folder
 from rlvr.errors import command
-from rlvr.own_files import check_new_folder
 
 
 @command

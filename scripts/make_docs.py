@@ -28,11 +28,11 @@ from pydantic.fields import FieldInfo
 
 from rlvr import registry
 from rlvr.config import Config, OfKind
+from rlvr.config.stage_plan import STAGE_SECTIONS
+from rlvr.core.schedules import Controller, Schedule, StepSchedule
 from rlvr.monitor.reference import metrics_page
 from rlvr.planner.table import memory_table
 from rlvr.recipes.page import papers_page
-from rlvr.schedules import Controller, Schedule, StepSchedule
-from rlvr.stage_plan import STAGE_SECTIONS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 

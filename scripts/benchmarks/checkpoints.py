@@ -83,7 +83,7 @@ import sys, time
 import rlvr.train, rlvr.trainer, rlvr.distributed.deepspeed
 imported = time.process_time()
 from rlvr import GRPOTrainer
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
 config = load_config(sys.argv[1], sys.argv[2:])
 trainer = GRPOTrainer(config=config)
 built = time.process_time()

@@ -31,7 +31,7 @@ PROMPT = 64
 
 def measure(tasks: int, samples: int) -> dict[str, Any]:
     """One evaluation: seconds, and MiB."""
-    from rlvr.config_loading import load_config
+    from rlvr.config.config_loading import load_config
     from rlvr.data import History
     from rlvr.evaluation import describe, evaluate
     from rlvr.records import Rollout, StopReason, Task, Verdict

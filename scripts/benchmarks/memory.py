@@ -23,8 +23,8 @@ import yaml
 from result_file import result_file
 
 from rlvr.config import Config
+from rlvr.config.stage_plan import stage_plans
 from rlvr.planner import own_devices, plan_stage, shape_of
-from rlvr.stage_plan import stage_plans
 
 MIB = 1 << 20
 VERIFIER = """

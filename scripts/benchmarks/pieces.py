@@ -27,9 +27,9 @@ from result_file import result_file
 from speed_workloads import WORKLOADS, Workload, prompts, score, write_model
 
 from rlvr import GRPOTrainer, registry
+from rlvr.core.tree import merge
 from rlvr.learner import Learner
 from rlvr.stages import advantages, reference_penalty, scoring
-from rlvr.tree import merge
 
 ASKED: dict[str, dict[str, Any]] = {"blend": {"of": "verdict"}, "last_token": {"token": "-"}}
 """Options that a piece needs to do anything here."""

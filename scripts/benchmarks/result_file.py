@@ -8,8 +8,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from rlvr.core.own_files import check_output
 from rlvr.errors import ConfigError
-from rlvr.own_files import check_output
 
 PAGE = "Medians of "
 """The beginning of a Markdown page that a script writes beside its results."""

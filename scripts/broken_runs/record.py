@@ -19,9 +19,9 @@ from typing import Any
 
 import yaml
 
+from rlvr.core.tree import merge
 from rlvr.errors import TrainingError
 from rlvr.monitor.health import Finding, findings_of
-from rlvr.tree import merge
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS: dict[str, Any] = yaml.safe_load((ROOT / "scripts/broken_runs/runs.yaml").read_text(encoding="utf-8"))

@@ -6,14 +6,17 @@ The public names, imported on first use, so that `import rlvr` is fast and pulls
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+from rlvr.core.moved import MovedModules
 
 __version__ = "0.1.0"
 
 _HOME = {
     "GRPOTrainer": "rlvr.trainer",
     "Config": "rlvr.config",
-    "load_config": "rlvr.config_loading",
+    "load_config": "rlvr.config.config_loading",
     "Task": "rlvr.records",
     "Rollout": "rlvr.records",
     "Group": "rlvr.records",
@@ -62,7 +65,7 @@ __all__ = [*_HOME, "__version__"]
 
 if TYPE_CHECKING:
     from rlvr.config import Config
-    from rlvr.config_loading import load_config
+    from rlvr.config.config_loading import load_config
     from rlvr.records import Batch, Group, Origin, Rollout, StopReason, Task, Verdict, VerdictStatus
     from rlvr.registry import (
         register_advantage,
@@ -103,6 +106,9 @@ if TYPE_CHECKING:
         ToolCallVerifier,
         Verifier,
     )
+
+
+sys.meta_path.append(MovedModules())
 
 
 def __getattr__(name: str) -> Any:

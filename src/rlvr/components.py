@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import torch
 
     from rlvr.config import Config
+    from rlvr.core.needs import Need
     from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
-    from rlvr.needs import Need
     from rlvr.records import Batch, Task
     from rlvr.rewards.terms import Setting
 

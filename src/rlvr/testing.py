@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from rlvr import registry
+from rlvr.core.needs import CURRENT, PROXIMAL, REFERENCE
 from rlvr.losses import Denominators, TokenBatch
-from rlvr.needs import CURRENT, PROXIMAL, REFERENCE
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task, Verdict
 
 Piece = str | Mapping[str, Any] | Callable[..., Any]

@@ -21,7 +21,10 @@ import torch
 
 from rlvr import registry
 from rlvr.config import Config
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
+from rlvr.config.stage_plan import StagePlan, longest_sequence, stage_plans
+from rlvr.core.seeding import seed_of
+from rlvr.core.signals import StopRequest, reporting
 from rlvr.data import Draw, History, Prompts, load_tasks
 from rlvr.data.prompts import refuse_long
 from rlvr.distributed import Backend, World
@@ -30,8 +33,6 @@ from rlvr.distributed.gpu_checks import check_gpus
 from rlvr.distributed.models import write_base
 from rlvr.distributed.prompt_lengths import encoded_lengths
 from rlvr.distributed.step_meters import StepMeters
-from rlvr.dry_run import plan_lines
-from rlvr.due_evaluations import DueEvaluations
 from rlvr.errors import (
     ConfigError,
     DataError,
@@ -43,7 +44,6 @@ from rlvr.errors import (
 )
 from rlvr.evaluation import Tally, evaluate
 from rlvr.evaluation.held_out import check_held_out
-from rlvr.given_objects import GivenObjects, kept_in_folder
 from rlvr.learner import Learner
 from rlvr.monitor.batch import sample_rows, staleness_metrics
 from rlvr.monitor.console import Console
@@ -69,12 +69,12 @@ from rlvr.rollout import (
     evaluation_plan,
 )
 from rlvr.rollout.vllm.options import devices_apart, low_precision
-from rlvr.run_folder import RunFolder
-from rlvr.run_status import status
-from rlvr.saved_state import Saver
-from rlvr.seeding import seed_of
-from rlvr.signals import StopRequest, reporting
-from rlvr.stage_plan import StagePlan, longest_sequence, stage_plans
+from rlvr.run.checkpointing import Saver
+from rlvr.run.dry_run import plan_lines
+from rlvr.run.due_evaluations import DueEvaluations
+from rlvr.run.given_objects import GivenObjects, kept_in_folder
+from rlvr.run.run_folder import RunFolder
+from rlvr.run.run_status import status
 from rlvr.stages import Parts, Stage
 from rlvr.stages.choosing import chooser
 from rlvr.verifiers import VerifierPool

@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
 from rlvr.data import load_tasks
 from rlvr.errors import ConfigError, DataError
 from rlvr.records import Task

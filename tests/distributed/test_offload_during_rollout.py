@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from test_backends import ADAM, ZERO, launch
 from zero_ranks import PIECE_BYTES
 
-from rlvr.device_memory import HostOffload
+from rlvr.core.device_memory import HostOffload
 from rlvr.trainer import GRPOTrainer
 from small_run import TREE, overlaid, timeless, weights
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from launching import configured, ended, rows, sampled, start, trained
 from transformers import AutoModelForCausalLM
 
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
 from rlvr.distributed.watchdog import Watchdog
 from rlvr.distributed.world import Watch, World
 from rlvr.errors import LostRankError
@@ -355,7 +355,7 @@ import logging, os, signal, time
 from concurrent.futures import Future
 from rlvr.distributed import watchdog
 from rlvr.distributed.world import World
-from rlvr.waits import finished
+from rlvr.core.waits import finished
 watchdog.MARGIN = 4.0
 logging.basicConfig(format="logged: %(message)s")
 world = World.from_environment(silence=4.0)
@@ -490,7 +490,7 @@ def test_one_process_may_have_several_worlds():
 TRAINERS = """
 import sys
 from rlvr import GRPOTrainer
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
 for number, backend in enumerate(["plain", "deepspeed", "deepspeed"]):
     over = [f"run.name=run{number}", f"run.steps={1 + number}", f"distributed.backend={backend}"]
     with GRPOTrainer(config=load_config(sys.argv[1], over)) as trainer:

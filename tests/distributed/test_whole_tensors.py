@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rlvr.device_memory import recorded_events
+from rlvr.core.device_memory import recorded_events
 from rlvr.distributed import shares
 
 

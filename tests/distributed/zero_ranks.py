@@ -25,7 +25,8 @@ from safetensors.torch import load_file, save_file
 
 from rlvr import registry
 from rlvr.config import LoraConfig, ModelConfig, OptimConfig, ScratchConfig
-from rlvr.device_memory import recorded_events
+from rlvr.core.device_memory import recorded_events
+from rlvr.core.needs import CURRENT, Need
 from rlvr.distributed import World, shares
 from rlvr.distributed.deepspeed import _join_alone
 from rlvr.distributed.farm import Elsewhere
@@ -36,7 +37,6 @@ from rlvr.distributed.zero_loading import partition
 from rlvr.learner import Learner
 from rlvr.losses import ClippedPolicyLoss, Component, EntropyBonus, KLPenalty, Objective, k3
 from rlvr.losses.objective import Renewal
-from rlvr.needs import CURRENT, Need
 from rlvr.policy import Snapshot, forward, load_policy
 from rlvr.policy.microbatch import rows_of
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from rlvr import GRPOTrainer
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 BLOCKS = dict(re.findall(r"^```(?:python|yaml)\n# ([\w.]+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))

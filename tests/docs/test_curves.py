@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
 
 SHOWN = ("calculator", "code-smoke", "quickstart")
 

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from rlvr import GRPOTrainer, audit, merge, train
-from rlvr.config_loading import load_config
-from rlvr.tree import merge as laid_over
+from rlvr.config.config_loading import load_config
+from rlvr.core.tree import merge as laid_over
 
 ROOT = Path(__file__).resolve().parents[2]
 HOWTO = ROOT / "docs/howto"

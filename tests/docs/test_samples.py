@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from rlvr import Batch, GRPOTrainer
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
+from rlvr.core.tree import merge
 from rlvr.monitor.recording import read_rollouts
-from rlvr.tree import merge
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 BLOCK = re.compile(r"^```(python|yaml)\n# ([\w.]+)\n(.*?)^```", re.MULTILINE | re.DOTALL)

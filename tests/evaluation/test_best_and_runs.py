@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
 from rlvr.errors import DataError
 from rlvr.evaluation import best_of_k, evaluate, interval, over_runs
 from rlvr.evaluation.levels import by_difficulty

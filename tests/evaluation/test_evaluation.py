@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
 from rlvr.errors import DataError
 from rlvr.evaluation import compare, contamination, evaluate, interquartile_mean, interval, summary, values_of
 from rlvr.evaluation.tally import Tally

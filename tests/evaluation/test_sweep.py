@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import yaml
 
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
+from rlvr.config.stage_plan import stage_plans
 from rlvr.errors import ConfigError
 from rlvr.evaluation import over_runs, read_result
-from rlvr.stage_plan import stage_plans
 from rlvr.train import as_control, main
 from rlvr.trainer import GRPOTrainer
 

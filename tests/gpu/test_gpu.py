@@ -8,7 +8,7 @@ import torch
 
 from rlvr import GRPOTrainer
 from rlvr.config import LoraConfig, ModelConfig, ScratchConfig
-from rlvr.needs import Need
+from rlvr.core.needs import Need
 from rlvr.policy import forward, load_policy, rows_of
 from rlvr.records import Batch, Task
 from rlvr.rollout import HFEngine, Request, Sampling, make_rollout

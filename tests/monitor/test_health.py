@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
 from rlvr.errors import ConfigError, TrainingError
 from rlvr.monitor.batch import _completions, _explained, batch_metrics
 from rlvr.monitor.console import Console

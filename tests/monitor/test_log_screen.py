@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console as RichConsole
 from rich.logging import RichHandler
 
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
 from rlvr.monitor.console import Console
 from rlvr.monitor.live import LiveView
-from rlvr.run_folder import RunFolder
+from rlvr.run.run_folder import RunFolder
 
 
 @pytest.fixture

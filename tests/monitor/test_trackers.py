@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
 from rlvr.errors import ConfigError
 from rlvr.monitor.batch import sample_rows
 from rlvr.monitor.guests import Guest, guests

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from number_oracles import averaged
 
+from rlvr.core.needs import CURRENT, REFERENCE
 from rlvr.losses import Denominators, TokenBatch
-from rlvr.needs import CURRENT, REFERENCE
 
 
 class Case:

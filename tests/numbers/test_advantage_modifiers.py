@@ -25,7 +25,7 @@ from rlvr.advantages import (
     Whiten,
     informative,
 )
-from rlvr.config_loading import make_config
+from rlvr.config.config_loading import make_config
 from rlvr.errors import ConfigError
 
 NEUTRAL = [

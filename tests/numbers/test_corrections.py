@@ -13,10 +13,10 @@ from number_oracles import double, gap, gradient_of, token_statistics, torch_ave
 
 from rlvr import registry
 from rlvr.config import OptimConfig
+from rlvr.core.needs import CURRENT
 from rlvr.errors import ConfigError, TrainingError
 from rlvr.learner import Learner
 from rlvr.losses import ClippedPolicyLoss, Component, Mask, MaskNegatives, Objective, Reject, TokenBatch, Truncate
-from rlvr.needs import CURRENT
 
 
 def tokens_of(gaps, sequence=None):

@@ -26,7 +26,8 @@ import rlvr.policy.microbatch
 import rlvr.recipes.loss_presets
 from rlvr import registry
 from rlvr.config import ModelConfig, ScratchConfig
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
+from rlvr.config.stage_plan import stage_plans
 from rlvr.distributed.plain import PlainBackend
 from rlvr.learner import Learner
 from rlvr.losses.step_metrics import StepMetrics
@@ -37,7 +38,6 @@ from rlvr.policy.attention import Spans
 from rlvr.policy.loading import set_checkpointing
 from rlvr.policy.scratch import build_tokenizer
 from rlvr.policy.transfer import to_device
-from rlvr.stage_plan import stage_plans
 from rlvr.stages.objective import build_objective
 
 SIZED_BY_DATA = ("_local_scalar_dense", "nonzero", "masked_select", "bincount", "equal")

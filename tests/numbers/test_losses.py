@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from loss_cases import Case, value_and_gradient
 from number_oracles import clipped, divergence, finite_differences
 
+from rlvr.core.needs import CURRENT, REFERENCE
 from rlvr.losses import (
     ClippedPolicyLoss,
     Component,
@@ -25,7 +26,6 @@ from rlvr.losses import (
     k2,
     k3,
 )
-from rlvr.needs import CURRENT, REFERENCE
 from rlvr.records import Batch
 
 AVERAGES = ("tokens", "sequences", "constant")
@@ -217,7 +217,7 @@ def test_denominators_and_what_trains(make_rollout):
 
 
 def test_at_fixes_schedules_and_drops_what_weighs_nothing():
-    from rlvr.schedules import Schedule, StepSchedule
+    from rlvr.core.schedules import Schedule, StepSchedule
 
     objective = Objective(
         (
@@ -234,8 +234,8 @@ def test_at_fixes_schedules_and_drops_what_weighs_nothing():
 
 
 def test_every_component_of_a_stage_divides_by_the_same_constant(make_rollout):
-    from rlvr.config_loading import load_config
-    from rlvr.stage_plan import stage_plans
+    from rlvr.config.config_loading import load_config
+    from rlvr.config.stage_plan import stage_plans
     from rlvr.stages.objective import build_objective
 
     loss = {"name": "clip", "average": "constant", "constant": 5}

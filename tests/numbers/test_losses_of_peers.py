@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlvr.core.needs import CURRENT, REFERENCE
 from rlvr.losses import (
     ClipCovLoss,
     ClippedPolicyLoss,
@@ -33,7 +34,6 @@ from rlvr.losses import (
     k2,
     k3,
 )
-from rlvr.needs import CURRENT, REFERENCE
 
 DATA = Path(__file__).parent / "data"
 TRL, VERL = (json.loads((DATA / f"{name}_losses.json").read_text()) for name in ("trl", "verl"))

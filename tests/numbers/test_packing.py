@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from number_oracles import double, gap, gradient_of, objective, token_statistics
 
 from rlvr.config import ModelConfig, OptimConfig, ScratchConfig
+from rlvr.core.needs import CURRENT, Need
 from rlvr.errors import ConfigError
 from rlvr.learner import Learner
 from rlvr.losses import ClippedPolicyLoss, Component, Objective
-from rlvr.needs import CURRENT, Need
 from rlvr.policy import Cost, check_packing, forward, load_policy, micro_batches, packing
 from rlvr.policy.attention import Spans, attending
 from rlvr.policy.microbatch import DeferredColumns

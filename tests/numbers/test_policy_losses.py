@@ -11,6 +11,7 @@ import torch
 from loss_cases import Case, value_and_gradient
 from number_oracles import finite_differences
 
+from rlvr.core.needs import CURRENT, PROXIMAL
 from rlvr.losses import (
     ClipCovLoss,
     ClippedPolicyLoss,
@@ -27,7 +28,6 @@ from rlvr.losses import (
     TopEntropy,
     WeightedLikelihood,
 )
-from rlvr.needs import CURRENT, PROXIMAL
 
 AVERAGES = ("tokens", "sequences", "constant")
 NOT_PLAIN_CLIPS = [

@@ -7,7 +7,7 @@ import pytest
 import torch
 from number_oracles import double, gap, gradient_of, token_statistics
 
-from rlvr.needs import CURRENT, REFERENCE, Need
+from rlvr.core.needs import CURRENT, REFERENCE, Need
 from rlvr.policy import head_tiles, statistics
 from rlvr.policy.head import head_of
 from rlvr.policy.microbatch import DeferredColumns, cut, rows_of

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from rlvr.core.needs import Need
 from rlvr.losses import LossTerm
-from rlvr.needs import Need
 from rlvr.testing import (
     check_advantage,
     check_loss,

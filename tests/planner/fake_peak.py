@@ -19,8 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, masking_utils
 
 from rlvr.config import ModelConfig, OptimConfig, ScratchConfig
+from rlvr.core.needs import Need
 from rlvr.losses import ClippedPolicyLoss, Denominators, TokenBatch
-from rlvr.needs import Need
 from rlvr.planner.decoder_passes import LiveBytes, to_cpu
 from rlvr.policy import MicroBatch, Policy, forward, fused_head, head_tiles, micro_batches
 from rlvr.policy.attention import hook

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from rlvr import GRPOTrainer
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
 
 
 def verifier(completion: str) -> float:

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from rlvr.config import Config, LoraConfig
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
 from rlvr.errors import ConfigError
 from rlvr.planner import Devices, Planner, parse_devices, plan_for
 from rlvr.planner import devices as devices_module

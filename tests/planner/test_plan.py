@@ -15,6 +15,7 @@ import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlvr.config import Config, LoraConfig, ModelConfig, ScratchConfig
+from rlvr.config.stage_plan import stage_plans
 from rlvr.planner import Devices, Plan, Planner, Shape, own_devices, plan_for, plan_stage, shape_of
 from rlvr.planner.micro_batch import way_of
 from rlvr.planner.trainer_memory import TrainerMemory
@@ -22,7 +23,6 @@ from rlvr.policy import load_policy
 from rlvr.policy.adapters import add_adapter
 from rlvr.policy.loading import given_policy
 from rlvr.policy.scratch import build_tokenizer
-from rlvr.stage_plan import stage_plans
 
 SCRATCH = {"hidden_size": 64, "layers": 3, "intermediate_size": 128, "context": 256}
 BIG = {"hidden_size": 256, "layers": 4, "intermediate_size": 1024, "context": 512}

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from rlvr.dry_run import plan_lines
+from rlvr.config.stage_plan import stage_plans
 from rlvr.errors import ConfigError, TrainingError
 from rlvr.recipes.__main__ import main
 from rlvr.recipes.page import papers_page
 from rlvr.recipes.papers import find_paper, read_paper, read_papers, without_file
 from rlvr.recipes.smoke import against_grpo, smoke
-from rlvr.stage_plan import stage_plans
+from rlvr.run.dry_run import plan_lines
 from rlvr.train import main as train
 
 ROOT = Path(__file__).resolve().parents[2]

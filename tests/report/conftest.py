@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
 from rlvr.monitor.metrics import record
 from rlvr.monitor.rollout_log import RolloutLog
 from rlvr.records import UPDATED, Batch, Rollout, StopReason, Task, Verdict, VerdictStatus

@@ -21,7 +21,7 @@ PIECES = '''
 import os, time
 from dataclasses import dataclass
 from rlvr.losses import LossTerm
-from rlvr.needs import Need
+from rlvr.core.needs import Need
 
 MARKS = {marks!r}
 

@@ -61,7 +61,7 @@ def test_a_disk_that_fills_up_ends_the_run_in_one_line_and_the_run_goes_on_later
 
 
 def test_a_full_disk_at_the_lock_names_it_and_leaves_nothing_locked(tmp_path, small_disk):
-    from rlvr.run_lock import RunLock
+    from rlvr.run.run_lock import RunLock
 
     (small_disk / "run").mkdir()
     full = small_disk / "full"

@@ -16,14 +16,15 @@ import yaml
 from resume_helpers import Run, merged, short_tree
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from rlvr import GRPOTrainer, registry, run_lock
+from rlvr import GRPOTrainer, registry
 from rlvr.config import CheckpointConfig
+from rlvr.core.signals import StopRequest
 from rlvr.distributed import World
 from rlvr.distributed.checkpoint_writer import Contents, Writer
 from rlvr.errors import ConfigError, TrainingError, command
 from rlvr.monitor.trackers import MetricsFile
-from rlvr.run_lock import RunLock
-from rlvr.signals import StopRequest
+from rlvr.run import run_lock
+from rlvr.run.run_lock import RunLock
 
 # signals
 

@@ -17,12 +17,13 @@ import pytest
 import torch
 from resume_helpers import Run, assert_same, make_tree, merged, rows, timeless
 
-from rlvr import GRPOTrainer, saved_state
+from rlvr import GRPOTrainer
+from rlvr.core.waits import Wait, finished
 from rlvr.distributed.checkpoint import best
 from rlvr.errors import CheckpointError, ConfigError, TrainingError, WaitTimeout
 from rlvr.monitor.trackers import MetricsFile
-from rlvr.run_lock import RunLock
-from rlvr.waits import Wait, finished
+from rlvr.run import checkpointing as saved_state
+from rlvr.run.run_lock import RunLock
 
 SHORT = {
     "stages": [],

@@ -8,7 +8,7 @@ import pytest
 from resume_helpers import Run, make_tree, merged
 
 from rlvr import GRPOTrainer
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
 from rlvr.diff.__main__ import main as diff
 from rlvr.errors import CheckpointError, ConfigError
 from rlvr.evaluate import main as evaluate
@@ -16,7 +16,7 @@ from rlvr.replay.__main__ import main as replay
 from rlvr.report.folder import read_run
 from rlvr.rollout import HFEngine
 from rlvr.rollout.vllm.gate import check_released
-from rlvr.run_lock import holder_of
+from rlvr.run.run_lock import holder_of
 from rlvr.train import main as train
 from small_run import task_rows
 

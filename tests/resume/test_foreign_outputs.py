@@ -13,11 +13,11 @@ import pytest
 from resume_helpers import make_tree, merged
 
 from rlvr import GRPOTrainer, audit, evaluate, merge
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
 from rlvr.errors import ConfigError
 from rlvr.replay.__main__ import main as replay
 from rlvr.report.__main__ import main as report
-from rlvr.sweep import sweep
+from rlvr.train.sweep import sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 MINE = '{"id": 1, "thesis": "mine"}\n'

@@ -9,7 +9,7 @@ import pytest
 from reward_helpers import make_batch
 
 from rlvr.config import Config
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
 from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.rewards import Setting, at_step, bind, build_terms, controllers_of, scheduled, score

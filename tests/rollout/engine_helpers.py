@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlvr.config import LoraConfig, ModelConfig, ScratchConfig
-from rlvr.needs import CURRENT, Need
+from rlvr.core.needs import CURRENT, Need
 from rlvr.policy import Policy, forward, load_policy, rows_of
 from rlvr.records import Batch, Task
 from rlvr.rollout import Request, Sampling, make_rollout

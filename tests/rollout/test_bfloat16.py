@@ -6,7 +6,7 @@ import torch
 from engine_helpers import ask, some_requests
 
 from rlvr.config import LoraConfig, ModelConfig, ScratchConfig
-from rlvr.needs import Need
+from rlvr.core.needs import Need
 from rlvr.policy import forward, load_policy, make_policy, rows_of
 from rlvr.records import Batch, Task
 from rlvr.rollout import HFEngine, make_rollout

@@ -12,6 +12,7 @@ import pytest
 from engine_helpers import PATIENCE, DrawOf, alphabet_chain, chain, ids_of, recomputed, shake, small
 
 from rlvr import registry
+from rlvr.core.seeding import seed_of
 from rlvr.errors import WaitTimeout
 from rlvr.records import Origin, Rollout, StopReason, Task, Verdict
 from rlvr.rollout import (
@@ -27,7 +28,6 @@ from rlvr.rollout import (
     make_rollout,
     single_turn,
 )
-from rlvr.seeding import seed_of
 
 DEADLINE = 60.0
 

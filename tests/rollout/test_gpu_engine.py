@@ -7,6 +7,7 @@ import torch
 from engine_helpers import small
 
 from rlvr.config import Config, ModelConfig, ScratchConfig
+from rlvr.config.stage_plan import longest_sequence, stage_plans
 from rlvr.distributed import PlainBackend, World
 from rlvr.distributed.farm import Elsewhere, open_engine
 from rlvr.distributed.plain import PlainOptions
@@ -16,7 +17,6 @@ from rlvr.rollout.engine import Published
 from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions, devices, engine, installed, launch, server_engine
 from rlvr.rollout.vllm.members import Member
 from rlvr.rollout.weights import weight_buckets
-from rlvr.stage_plan import longest_sequence, stage_plans
 
 CUDA = torch.device("cuda", 0)
 

@@ -17,11 +17,11 @@ from real_shapes import CONFIGS, PARAMETERS, on_meta
 from vllm_helpers import needs_vllm, until
 from without_cuda import without_cuda
 
+from rlvr.core.waits import Wait
 from rlvr.distributed import PlainBackend
 from rlvr.distributed.farm import Elsewhere
 from rlvr.errors import LostRankError, TrainingError, WaitTimeout
 from rlvr.rollout.weights import Description, described, in_wire_dtype, weight_buckets
-from rlvr.waits import Wait
 
 pytestmark = needs_vllm
 

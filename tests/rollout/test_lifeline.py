@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from vllm_helpers import alive, group_of, until
 
-from rlvr import lifeline
+from rlvr.core import lifeline
 
 HOLDS_SEMAPHORES = """
 import multiprocessing, sys, time
 from pathlib import Path
 
 def below(lock, name):
-    from rlvr import lifeline
+    from rlvr.core import lifeline
     lifeline.tie()  # as vLLM's workers
     Path(name).touch()
     time.sleep(600)
@@ -71,7 +71,7 @@ child.wait()  # as vLLM's server, which ends when its engine core does
 OWNER = """
 import sys, time
 from pathlib import Path
-from rlvr import lifeline
+from rlvr.core import lifeline
 path, ready, scratch = sys.argv[1:]
 lifeline.start("ends_with_its_child", [ready], {"PYTHONPATH": path}, Path(scratch), Path(scratch) / "log")
 time.sleep(600)

@@ -18,9 +18,9 @@ from test_gpu_engine import gpus, on_gpu  # noqa: F401
 from test_gpu_transfer import no_cuda  # noqa: F401
 from vllm_helpers import needs_vllm
 
-from rlvr import device_memory
 from rlvr.config import LoraConfig
-from rlvr.device_memory import CACHE, HostOffload, MemoryEvent, record_event, recorded_events
+from rlvr.core import device_memory
+from rlvr.core.device_memory import CACHE, HostOffload, MemoryEvent, record_event, recorded_events
 from rlvr.distributed import PlainBackend
 from rlvr.distributed.deepspeed import DeepSpeedBackend
 from rlvr.distributed.models import model_files

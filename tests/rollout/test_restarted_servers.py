@@ -15,6 +15,7 @@ from test_gpu_engine import gpus, on_gpu  # noqa: F401
 from vllm_helpers import needs_vllm, until
 from without_cuda import without_cuda
 
+from rlvr.core.waits import Wait
 from rlvr.distributed import PlainBackend
 from rlvr.errors import ConfigError, TrainingError
 from rlvr.rollout import Request, Sampling
@@ -22,7 +23,6 @@ from rlvr.rollout.vllm import VLLMServerOptions, devices, server_engine
 from rlvr.rollout.vllm.client import ServerTrouble
 from rlvr.rollout.vllm.members import State
 from rlvr.rollout.vllm.requests import Answer
-from rlvr.waits import Wait
 
 pytestmark = needs_vllm
 

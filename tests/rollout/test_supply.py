@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from rlvr import registry
 from rlvr.config import RefillConfig, RolloutConfig
+from rlvr.core.seeding import seed_of
 from rlvr.data import Draw, TaskPool
 from rlvr.errors import WaitTimeout
 from rlvr.records import StopReason, Task, Verdict
 from rlvr.rollout import Completion, HFEngine, HFEngineOptions, Means, Sampling, Supply, single_turn
-from rlvr.seeding import seed_of
 
 TASKS = [Task(f"t{n}", "abcdefghijkl"[n % 12]) for n in range(7)]
 

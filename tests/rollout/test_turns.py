@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr import registry
+from rlvr.core.seeding import seed_of
 from rlvr.data import Prompts
 from rlvr.errors import ConfigError
 from rlvr.records import Origin, Rollout, StopReason, Task, Verdict
 from rlvr.rollout import Collector, Completion, HFEngine, Interrupted, Means, Sampling, Turns
 from rlvr.rollout.environments import calculator
-from rlvr.seeding import seed_of
 
 DEADLINE = 60.0
 END = 1

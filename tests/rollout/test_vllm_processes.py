@@ -14,7 +14,7 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 from vllm_helpers import alive, group_of, needs_vllm, until
 
-from rlvr import lifeline
+from rlvr.core import lifeline
 
 pytestmark = [needs_vllm, pytest.mark.alone]
 START = 300  # seconds that an engine and a server may take to start on a busy machine

@@ -10,13 +10,13 @@ import pytest
 import torch
 from vllm_helpers import needs_vllm, tiny
 
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
+from rlvr.config.stage_plan import stage_plans
 from rlvr.errors import ConfigError
 from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions, checks, engine, launch, server_engine
 from rlvr.rollout.vllm.model_folder import cache_folder, content_digest, model_folder, stable_copy
 from rlvr.rollout.vllm.started import flags
 from rlvr.rollout.vllm.transfer import checksum
-from rlvr.stage_plan import stage_plans
 from rlvr.stages.objective import build_objective, warn_uncorrected
 
 GIB = 1 << 30

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from rlvr import train
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
 from rlvr.monitor.recording import read_rollouts
 from small_run import lines, task_rows, timeless
 

@@ -10,10 +10,10 @@ from pydantic import BaseModel
 from trainer_helpers import PIECES
 
 from rlvr.config import Config, Section
-from rlvr.config_loading import load_config, make_config
+from rlvr.config.config_loading import load_config, make_config
+from rlvr.config.stage_plan import stage_plans
+from rlvr.core.tree import merge, read_yaml
 from rlvr.errors import ConfigError
-from rlvr.stage_plan import stage_plans
-from rlvr.tree import merge, read_yaml
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("**/*.yaml"))
 CONFIGS = [path for path in CONFIGS if path.parent.name != "accelerate"]  # those are accelerate's own

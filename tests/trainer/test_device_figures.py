@@ -10,7 +10,7 @@ import torch
 
 from rlvr import GRPOTrainer
 from rlvr.config import LoraConfig, ModelConfig, OptimConfig, ScratchConfig
-from rlvr.device_memory import PeakMemory
+from rlvr.core.device_memory import PeakMemory
 from rlvr.distributed.step_meters import RankUse, idle_share, use
 from rlvr.monitor.lines import step_cells
 from rlvr.monitor.phases import Phases

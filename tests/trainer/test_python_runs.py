@@ -14,12 +14,12 @@ import pytest
 import yaml
 
 from rlvr import MathVerifier, Task, Verdict, Verifier, registry
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
 from rlvr.data import load_tasks
 from rlvr.errors import CheckpointError, ConfigError
 from rlvr.evaluate import main as evaluate
-from rlvr.given_objects import verifier_as_written
 from rlvr.replay.__main__ import main as replay
+from rlvr.run.given_objects import verifier_as_written
 from rlvr.train import main as train
 from rlvr.verifiers import CombineVerifier
 from small_run import TREE, lines, overlaid, task_rows, timeless
@@ -176,7 +176,7 @@ def test_a_run_that_overwrites_the_one_its_tasks_are_of_keeps_them(make_trainer,
 
 
 def test_too_many_tasks_are_counted_in_words(make_trainer, monkeypatch):
-    monkeypatch.setattr("rlvr.given_objects.LARGEST", 100)
+    monkeypatch.setattr("rlvr.run.given_objects.LARGEST", 100)
     trainer = make_trainer({"data": {"train": None}}, tasks=task_rows(), verifier="exact")
     trainer.train(1)
     written = yaml.safe_load((trainer.folder.path / "config.yaml").read_text())["data"]["train"]

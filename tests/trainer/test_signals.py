@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from rlvr.signals import reporting
+from rlvr.core.signals import reporting
 
 
 @pytest.mark.parametrize("taken", [False, True], ids=["free", "beside an event loop"])

@@ -8,7 +8,7 @@ import torch
 from rlvr import Verdict, Verifier
 from rlvr.data import Sampler
 from rlvr.losses import LossTerm
-from rlvr.needs import Need
+from rlvr.core.needs import Need
 
 CONSTANT = 3
 

@@ -14,7 +14,7 @@ from hostile_verifiers import AwaitsInProcess, Cached, InProcess, Ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvr.calling import by_signature
+from rlvr.core.calling import by_signature
 from rlvr.records import Origin, Rollout, StopReason, Task, Verdict, VerdictStatus
 from rlvr.verifiers import FunctionVerifier, Needs, Verifier, VerifierPool, as_verifier
 

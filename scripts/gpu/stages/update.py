@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
 from rlvr.distributed import PlainBackend
 from rlvr.learner import Learner
 from rlvr.losses import ClippedPolicyLoss, Component, Objective

@@ -12,7 +12,7 @@ import torch
 
 from rlvr import registry
 from rlvr.config import ModelConfig
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
 from rlvr.distributed import World
 from rlvr.learner import Learner
 from rlvr.losses import ClippedPolicyLoss, Component, Objective

@@ -10,10 +10,10 @@ import numpy as np
 from rlvr.advantages.group import group_advantage
 from rlvr.advantages.statistics import Advantage, decided, stds
 from rlvr.config import Config, term_name
+from rlvr.core.schedules import Scalar, refuse_above, refuse_below
 from rlvr.errors import ConfigError, nearest
 from rlvr.records import Batch, Task
 from rlvr.registry import register
-from rlvr.schedules import Scalar, refuse_above, refuse_below
 
 
 @register("modifier", "blend")

@@ -8,10 +8,10 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from rlvr.advantages.statistics import Tokens
-from rlvr.needs import CURRENT, Need
+from rlvr.core.needs import CURRENT, Need
+from rlvr.core.schedules import Scalar
 from rlvr.records import Batch
 from rlvr.registry import register
-from rlvr.schedules import Scalar
 
 
 @register("advantage", "conditional")

@@ -10,9 +10,9 @@ import numpy as np
 
 from rlvr.advantages.group import group_advantage
 from rlvr.advantages.statistics import means, same, std
+from rlvr.core.schedules import Scalar
 from rlvr.records import Batch
 from rlvr.registry import register
-from rlvr.schedules import Scalar
 
 
 @register("advantage", "consistency")

@@ -12,10 +12,10 @@ import numpy as np
 
 from rlvr.advantages.group import group_advantage
 from rlvr.advantages.statistics import Advantage, Tokens, decided
-from rlvr.needs import CURRENT, Need
+from rlvr.core.needs import CURRENT, Need
+from rlvr.core.schedules import Scalar
 from rlvr.records import Batch
 from rlvr.registry import register
-from rlvr.schedules import Scalar
 
 
 @register("modifier", "surprise")

@@ -16,10 +16,10 @@ import numpy as np
 from rlvr import registry
 from rlvr.advantages.statistics import Tokens, counts, means, same, std, stds
 from rlvr.config import Config, term_name
+from rlvr.core.schedules import Scalar, refuse_below
 from rlvr.errors import ConfigError, nearest
 from rlvr.records import Batch, Task
 from rlvr.registry import register
-from rlvr.schedules import Scalar, refuse_below
 
 Baseline = Literal["mean", "leave_one_out", "length_weighted", "batch_mean", "greedy", "reference", "history", "none"]
 Scale = Literal["std", "batch_std", "none"]

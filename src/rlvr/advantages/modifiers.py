@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 
 from rlvr.advantages.statistics import Advantage, Tokens, decided, elementwise, std
+from rlvr.core.schedules import Scalar
 from rlvr.records import Batch
 from rlvr.registry import register
-from rlvr.schedules import Scalar
 
 
 @register("modifier", "clip")

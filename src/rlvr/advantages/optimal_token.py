@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from rlvr.advantages.statistics import Tokens, decided, same
-from rlvr.needs import CURRENT, Need
+from rlvr.core.needs import CURRENT, Need
 from rlvr.records import Batch
 from rlvr.registry import register
 

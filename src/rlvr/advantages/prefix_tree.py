@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from rlvr.advantages.statistics import Tokens, decided, means, same, stds
+from rlvr.core.schedules import Scalar
 from rlvr.records import Batch, Origin
 from rlvr.registry import register
-from rlvr.schedules import Scalar
 
 
 @register("advantage", "prefix_tree")

@@ -16,9 +16,9 @@ import numpy as np
 
 from rlvr.advantages.group import group_advantage
 from rlvr.advantages.statistics import Tokens, decided
+from rlvr.core.schedules import Scalar
 from rlvr.records import Batch, Rollout
 from rlvr.registry import register
-from rlvr.schedules import Scalar
 
 Transform = Literal["clip", "delta"]
 

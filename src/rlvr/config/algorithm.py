@@ -8,9 +8,9 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from rlvr import registry
 from rlvr.config.pieces import Section, piece_of
+from rlvr.core.schedules import Scalar
+from rlvr.core.tree import merge
 from rlvr.errors import ConfigError
-from rlvr.schedules import Scalar
-from rlvr.tree import merge
 
 
 def _known_preset(name: str) -> str:

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from rlvr import registry
+from rlvr.core.schedules import Scalar
 from rlvr.errors import ConfigError
-from rlvr.schedules import Scalar
 
 Piece = str | dict[str, Any]
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, field_validator
 
 from rlvr.config.pieces import Section, piece_of
-from rlvr.schedules import Scalar, refuse_below
+from rlvr.core.schedules import Scalar, refuse_below
 
 
 class DataConfig(Section):

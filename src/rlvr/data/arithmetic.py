@@ -11,11 +11,11 @@ import random
 from collections.abc import Iterator
 from typing import Literal
 
+from rlvr.core.seeding import seed_of
 from rlvr.data.splits import in_split
 from rlvr.errors import ConfigError
 from rlvr.records import Task
 from rlvr.registry import register
-from rlvr.seeding import seed_of
 
 EVAL_SHARE = 0.1
 

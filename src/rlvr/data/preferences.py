@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from rlvr.core.seeding import seed_of
 from rlvr.data.sources import load_tasks
 from rlvr.errors import DataError
 from rlvr.records import Task
 from rlvr.registry import register
-from rlvr.seeding import seed_of
 
 TEMPLATE = (
     "Which of two responses to a request is the better one?\n\n# Request\n{prompt}\n\n# Response A\n{a}\n\n# Response B\n{b}\n\n"

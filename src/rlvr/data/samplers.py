@@ -17,12 +17,12 @@ from typing import Any, Self
 
 import numpy as np
 
+from rlvr.core.seeding import seed_of
 from rlvr.data.history import History
 from rlvr.data.pool import TaskPool
 from rlvr.errors import CheckpointError, DataError
 from rlvr.records import Task
 from rlvr.registry import register
-from rlvr.seeding import seed_of
 
 
 @dataclass(frozen=True)

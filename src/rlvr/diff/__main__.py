@@ -21,7 +21,7 @@ from rlvr.diff.tensors import compare_checkpoints
 from rlvr.errors import ConfigError, DataError, command
 from rlvr.monitor.console import Console
 from rlvr.monitor.recording import recorded_config
-from rlvr.run_folder import differences
+from rlvr.run.run_folder import differences
 
 KEYS = 6
 """Configuration keys that are named."""

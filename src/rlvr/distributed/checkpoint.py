@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from rlvr.core.own_files import remove_files, set_aside
 from rlvr.errors import CheckpointError
-from rlvr.own_files import remove_files, set_aside
 
 log = logging.getLogger(__name__)
 SEAL, STATE = "complete.json", "state.json"

@@ -28,12 +28,12 @@ import torch
 from safetensors.torch import save_file
 
 from rlvr.config import CheckpointConfig
+from rlvr.core.waits import finished
 from rlvr.distributed import checkpoint
 from rlvr.distributed.checkpoint import SEAL, STATE, Seal, checksum_of
 from rlvr.distributed.versions import installed
 from rlvr.distributed.world import Watch, World
 from rlvr.errors import CheckpointError
-from rlvr.waits import finished
 
 log = logging.getLogger(__name__)
 

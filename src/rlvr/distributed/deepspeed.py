@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from rlvr import registry
-from rlvr.device_memory import HostOffload, free_cached
+from rlvr.core.device_memory import HostOffload, free_cached
 from rlvr.distributed.plain import share_from_first
 from rlvr.distributed.shares import OPTIMIZER, WEIGHTS, check_weights, optimizer_keys, owners
 from rlvr.distributed.world import World

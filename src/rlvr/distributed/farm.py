@@ -28,13 +28,13 @@ from typing import Any
 import numpy as np
 
 from rlvr import registry
+from rlvr.core.waits import Wait
 from rlvr.distributed.world import World, machine
 from rlvr.errors import LostRankError, RlvrError, TrainingError
 from rlvr.policy import Policy
 from rlvr.records import StopReason
 from rlvr.rollout import Collector, probe
 from rlvr.rollout.engine import Bucket, Completion, Engine, InFlight, Published, Request
-from rlvr.waits import Wait
 
 log = logging.getLogger(__name__)
 

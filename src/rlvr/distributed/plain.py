@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from rlvr import registry
-from rlvr.device_memory import HostOffload, free_cached, record_event
+from rlvr.core.device_memory import HostOffload, free_cached, record_event
 from rlvr.distributed.shares import OPTIMIZER, WEIGHTS, check_weights, optimizer_keys, owners
 from rlvr.distributed.versions import check_versions
 from rlvr.distributed.world import World

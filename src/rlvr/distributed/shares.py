@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from rlvr.device_memory import record_event
+from rlvr.core.device_memory import record_event
 from rlvr.distributed.world import World
 from rlvr.errors import CheckpointError
 from rlvr.policy import Snapshot

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rlvr.device_memory import PeakMemory
+from rlvr.core.device_memory import PeakMemory
 from rlvr.distributed.world import World
 from rlvr.monitor.phases import KNOWN, Phases
 from rlvr.policy.flops import PassCounter, peak_flops

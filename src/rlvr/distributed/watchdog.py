@@ -20,8 +20,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from rlvr.core.waits import Wait, stacks
 from rlvr.errors import LostRankError, tell_launcher
-from rlvr.waits import Wait, stacks
 
 log = logging.getLogger(__name__)
 

@@ -29,9 +29,9 @@ from typing import Any, ClassVar, TypeVar
 import torch
 import torch.distributed as dist
 
+from rlvr.core.waits import Wait
 from rlvr.distributed.watchdog import BEAT, Watchdog, beat_key, failure_key
 from rlvr.errors import LostRankError, TrainingError, WaitTimeout
-from rlvr.waits import Wait
 
 T = TypeVar("T")
 

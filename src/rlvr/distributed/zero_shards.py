@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlvr.device_memory import HostOffload, record_event
+from rlvr.core.device_memory import HostOffload, record_event
 from rlvr.distributed.plain import optimizer_tensors
 from rlvr.distributed.shares import whole_on_host
 from rlvr.rollout.weights import whole_shape, whole_size

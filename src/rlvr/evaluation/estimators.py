@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rlvr.seeding import seed_of
+from rlvr.core.seeding import seed_of
 
 SUBSETS = 64
 """Random subsets that maj@k averages over when k is below the number of samples."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rlvr.seeding import seed_of
+from rlvr.core.seeding import seed_of
 
 RESAMPLES = 2000
 CHUNK = 2_000_000

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from rlvr.config import OptimConfig
+from rlvr.core.needs import BEHAVIOUR, PROXIMAL, REFERENCE
 from rlvr.losses import Component, Objective
 from rlvr.losses.ahead import Ahead
-from rlvr.needs import BEHAVIOUR, PROXIMAL, REFERENCE
 from rlvr.policy import MicroBatch
 from rlvr.policy.transfer import to_device
 from rlvr.records import UPDATED, Batch

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from rlvr.config import OptimConfig
+from rlvr.core.needs import BEHAVIOUR, CURRENT, PROXIMAL, REFERENCE, SEVERAL_PER_TOKEN, Need, Statistic
 from rlvr.distributed import Backend, World
 from rlvr.errors import TrainingError
 from rlvr.learner.inputs import WITHOUT_DROPOUT, LossInputs, Work
@@ -36,7 +37,6 @@ from rlvr.losses.ahead import Ahead, look_ahead, needs_ahead
 from rlvr.losses.correction import LARGEST_GAP
 from rlvr.losses.step_metrics import StepMetrics, gap_sums, with_effective_size
 from rlvr.monitor.averages import Averages, is_maximum
-from rlvr.needs import BEHAVIOUR, CURRENT, PROXIMAL, REFERENCE, SEVERAL_PER_TOKEN, Need, Statistic
 from rlvr.policy import MicroBatch, Snapshot, forward, micro_batches
 from rlvr.policy.flops import PassCounter
 from rlvr.policy.microbatch import DeferredColumns, deal

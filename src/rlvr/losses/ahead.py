@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from rlvr.core.needs import CURRENT, PROXIMAL, REFERENCE, Need
 from rlvr.losses.objective import Component
 from rlvr.losses.sequences import SequenceBatch, SequenceLoss
 from rlvr.losses.tokens import TokenBatch
-from rlvr.needs import CURRENT, PROXIMAL, REFERENCE, Need
 from rlvr.records import Batch
 
 Columns = Mapping[tuple[str, str], Sequence[np.ndarray]]

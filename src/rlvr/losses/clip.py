@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
+from rlvr.core.needs import PROXIMAL, Need
+from rlvr.core.schedules import Scalar, refuse_above, refuse_below
 from rlvr.losses import clipping
 from rlvr.losses.clipping import Clip, Surrogate
 from rlvr.losses.ratio import Ratio, log_ratio
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
-from rlvr.needs import PROXIMAL, Need
 from rlvr.registry import register
-from rlvr.schedules import Scalar, refuse_above, refuse_below
 
 
 @register("loss", "clip")

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
+from rlvr.core.needs import PROXIMAL, Need
+from rlvr.core.schedules import Scalar, refuse_above, refuse_below
 from rlvr.losses import clipping
 from rlvr.losses.ratio import log_ratio
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
-from rlvr.needs import PROXIMAL, Need
 from rlvr.registry import register
-from rlvr.schedules import Scalar, refuse_above, refuse_below
 
 
 def covariances(tokens: TokenBatch) -> torch.Tensor:

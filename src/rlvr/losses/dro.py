@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlvr.core.needs import PROXIMAL, Need
+from rlvr.core.schedules import Scalar
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
-from rlvr.needs import PROXIMAL, Need
 from rlvr.registry import register
-from rlvr.schedules import Scalar
 
 
 @register("loss", "dro")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlvr.core.needs import Need
+from rlvr.core.schedules import Scalar
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
-from rlvr.needs import Need
-from rlvr.schedules import Scalar
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import torch
 
+from rlvr.core.needs import PROXIMAL, Need
+from rlvr.core.schedules import Scalar, refuse_below
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
-from rlvr.needs import PROXIMAL, Need
 from rlvr.registry import register
-from rlvr.schedules import Scalar, refuse_below
 
 
 @register("loss", "gmpo")

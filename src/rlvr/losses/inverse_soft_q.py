@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlvr.core.needs import CURRENT, Need
+from rlvr.core.schedules import Scalar
 from rlvr.losses.rover import next_of_sequence
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
-from rlvr.needs import CURRENT, Need
 from rlvr.registry import register
-from rlvr.schedules import Scalar
 
 
 @register("auxiliary", "inverse_soft_q")

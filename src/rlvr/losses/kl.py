@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
+from rlvr.core.needs import PROXIMAL, REFERENCE, Need
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
-from rlvr.needs import PROXIMAL, REFERENCE, Need
 from rlvr.registry import register
 
 Estimator = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

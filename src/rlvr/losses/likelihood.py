@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
+from rlvr.core.needs import Need
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
-from rlvr.needs import Need
 from rlvr.records import Batch, Origin
 from rlvr.registry import register
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from rlvr.core.needs import PROXIMAL, Need
+from rlvr.core.schedules import Scalar
 from rlvr.losses.ratio import log_ratio
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
-from rlvr.needs import PROXIMAL, Need
 from rlvr.registry import register
-from rlvr.schedules import Scalar
 
 
 @register("loss", "m2po")

@@ -8,13 +8,13 @@ from typing import Protocol
 
 import numpy as np
 
+from rlvr.core.needs import PROXIMAL, REFERENCE, Need, Statistic
+from rlvr.core.schedules import Scalar, at, scalar_value
 from rlvr.losses.correction import Correction
 from rlvr.losses.selectors import TokenSelector
 from rlvr.losses.sequences import SequenceLoss
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
-from rlvr.needs import PROXIMAL, REFERENCE, Need, Statistic
 from rlvr.records import Batch
-from rlvr.schedules import Scalar, at, scalar_value
 
 
 class Loss(Protocol):

@@ -8,11 +8,11 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from rlvr.core.needs import PROXIMAL, Need
+from rlvr.core.schedules import Scalar
 from rlvr.losses.sequences import SequenceBatch
 from rlvr.losses.tokens import Average
-from rlvr.needs import PROXIMAL, Need
 from rlvr.registry import register
-from rlvr.schedules import Scalar
 
 
 @register("loss", "pacs")

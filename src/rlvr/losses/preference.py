@@ -13,11 +13,11 @@ from typing import ClassVar, Literal
 import torch
 from torch.nn.functional import logsigmoid
 
+from rlvr.core.needs import REFERENCE, Need
+from rlvr.core.schedules import Scalar
 from rlvr.losses.sequences import SequenceBatch
 from rlvr.losses.tokens import Average
-from rlvr.needs import REFERENCE, Need
 from rlvr.registry import register
-from rlvr.schedules import Scalar
 
 Pairs = Literal["all", "extremes"]
 

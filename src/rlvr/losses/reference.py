@@ -6,7 +6,7 @@ from typing import Any
 
 from rlvr import registry
 from rlvr.config import AlgorithmConfig, bare_auxiliary
-from rlvr.needs import REFERENCE
+from rlvr.core.needs import REFERENCE
 
 
 def compares_with_reference(algorithm: AlgorithmConfig) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlvr.core.needs import Need
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
-from rlvr.needs import Need
 from rlvr.registry import register
 
 

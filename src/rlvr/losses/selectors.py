@@ -12,10 +12,10 @@ from typing import Protocol
 
 import torch
 
+from rlvr.core.needs import Need
+from rlvr.core.schedules import Scalar, refuse_above, refuse_below
 from rlvr.losses.tokens import TokenBatch
-from rlvr.needs import Need
 from rlvr.registry import register
-from rlvr.schedules import Scalar, refuse_above, refuse_below
 
 
 class TokenSelector(Protocol):

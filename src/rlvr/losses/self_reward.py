@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from rlvr.core.needs import REFERENCE, Need
+from rlvr.core.schedules import Scalar
 from rlvr.losses.sequences import SequenceBatch
 from rlvr.losses.tokens import Average
-from rlvr.needs import REFERENCE, Need
 from rlvr.records import Batch, Origin
 from rlvr.registry import register
-from rlvr.schedules import Scalar
 
 
 @register("auxiliary", "last_token")

@@ -12,8 +12,8 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from rlvr.core.needs import Need
 from rlvr.losses.tokens import Average
-from rlvr.needs import Need
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from rlvr.needs import CURRENT, REFERENCE
+from rlvr.core.needs import CURRENT, REFERENCE
 
 Average = Literal["tokens", "sequences", "groups", "constant"]
 

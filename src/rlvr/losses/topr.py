@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from rlvr.core.needs import BEHAVIOUR, Need
+from rlvr.core.schedules import Scalar
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
-from rlvr.needs import BEHAVIOUR, Need
 from rlvr.registry import register
-from rlvr.schedules import Scalar
 
 
 @register("loss", "topr")

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import torch
 
+from rlvr.core.needs import Need
+from rlvr.core.schedules import Scalar, refuse_below
 from rlvr.losses.sequences import SequenceBatch
 from rlvr.losses.tokens import Average
-from rlvr.needs import Need
 from rlvr.registry import register
-from rlvr.schedules import Scalar, refuse_below
 
 
 @register("loss", "trajectory_balance")

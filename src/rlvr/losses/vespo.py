@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
+from rlvr.core.needs import PROXIMAL, Need
+from rlvr.core.schedules import Scalar
 from rlvr.losses.ratio import log_ratio
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
-from rlvr.needs import PROXIMAL, Need
 from rlvr.registry import register
-from rlvr.schedules import Scalar
 
 LEAST, MOST = math.log(1e-8), 20.0
 """The log of a response's ratio is kept in this band."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlvr.core.needs import Need
+from rlvr.core.schedules import Scalar, refuse_below
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
-from rlvr.needs import Need
 from rlvr.registry import register
-from rlvr.schedules import Scalar, refuse_below
 
 
 @register("loss", "weighted_likelihood")

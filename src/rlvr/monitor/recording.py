@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from rlvr.core.tree import read_mapping
 from rlvr.errors import DataError
 from rlvr.records import BASELINE, Rollout
-from rlvr.tree import read_mapping
 
 COMPUTED = ("advantage", BASELINE)
 """Columns of a batch that come after scoring."""

@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 import orjson
 
+from rlvr.core.own_files import numbered
+from rlvr.core.waits import finished
 from rlvr.monitor.whole_file import naming
-from rlvr.own_files import numbered
 from rlvr.records import BASELINE, UPDATED, Batch, Origin, Rollout
-from rlvr.waits import finished
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ import torch
 
 from rlvr import registry
 from rlvr.config import Config, LoraConfig
+from rlvr.config.stage_plan import StagePlan
 from rlvr.planner.devices import UNITS, Devices
 from rlvr.planner.engine_memory import utilization
 from rlvr.planner.plan import Plan
@@ -20,7 +21,6 @@ from rlvr.planner.planner import UNDESCRIBED, Planner, changed
 from rlvr.policy.loading import dtype_of
 from rlvr.rollout.hf import HFEngineOptions
 from rlvr.rollout.vllm.options import Common, VLLMOptions
-from rlvr.stage_plan import StagePlan
 
 TOGETHER = 4
 """Changes that are tried at once at most."""

@@ -14,6 +14,7 @@ import torch
 
 from rlvr import registry
 from rlvr.config import Config
+from rlvr.config.stage_plan import StagePlan
 from rlvr.errors import ConfigError
 from rlvr.losses.reference import compares_with_reference, reads_reference
 from rlvr.planner.devices import Devices
@@ -36,7 +37,6 @@ from rlvr.planner.trainer_memory import (
 )
 from rlvr.policy.loading import dtype_of
 from rlvr.rollout.vllm.options import VLLMOptions, VLLMServerOptions
-from rlvr.stage_plan import StagePlan
 
 GIB = 1 << 30
 CONTEXT = GIB

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlvr.config import Config, ModelConfig
+from rlvr.config.stage_plan import StagePlan, stage_plans
 from rlvr.errors import RlvrError
 from rlvr.planner.devices import Devices
 from rlvr.planner.meta_model import shape_of
 from rlvr.planner.plan import Plan, plan_stage, training_ranks
 from rlvr.planner.shape import Shape
-from rlvr.stage_plan import StagePlan, stage_plans
 
 MARGIN = {True: 0.1, False: 0.15}
 """Share of a GPU, and of a CPU's memory, that `auto` leaves free in the phases with micro-batches: for fragmentation and for what the plan does not count. The plan of

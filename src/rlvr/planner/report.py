@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlvr.config.stage_plan import StagePlan
 from rlvr.planner.fixes import fixes
 from rlvr.planner.plan import Phase, Plan
 from rlvr.planner.planner import Planner
-from rlvr.stage_plan import StagePlan
 
 GIB = 1 << 30
 

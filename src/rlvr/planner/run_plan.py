@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlvr.config import Config
+from rlvr.config.stage_plan import StagePlan, stage_plans
 from rlvr.distributed import World
 from rlvr.errors import ConfigError
 from rlvr.planner.devices import Devices, own_devices
@@ -17,7 +18,6 @@ from rlvr.planner.report import gib, plan_lines, refusal
 from rlvr.planner.saved_values import automatic_keys, setting, with_saved
 from rlvr.policy.loading import device_of
 from rlvr.rollout.automatic import with_engine
-from rlvr.stage_plan import StagePlan, stage_plans
 
 UNKNOWN_TOKENS = 8192
 """Tokens of a micro-batch on a GPU where a model cannot be described, with gradient checkpointing."""

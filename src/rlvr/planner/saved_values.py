@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlvr.config import Config
+from rlvr.config.stage_plan import StagePlan, stage_plans
+from rlvr.core.tree import merge
 from rlvr.planner.planner import with_tokens
-from rlvr.stage_plan import StagePlan, stage_plans
-from rlvr.tree import merge
 
 CHECKPOINTING = "model.gradient_checkpointing"
 TOKENS = "optim.micro_batch_tokens"

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from rlvr.config import OptimConfig
-from rlvr.needs import Need, Statistic
+from rlvr.core.needs import Need, Statistic
 from rlvr.policy.microbatch import DeferredColumns
 from rlvr.policy.model import Policy
 from rlvr.policy.packing import micro_batches

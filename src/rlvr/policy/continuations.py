@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlvr.config import OptimConfig
-from rlvr.needs import CURRENT, Need
+from rlvr.core.needs import CURRENT, Need
 from rlvr.policy.columns import add_statistics
 from rlvr.policy.model import Policy
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from rlvr.needs import CURRENT, Need
+from rlvr.core.needs import CURRENT, Need
 from rlvr.policy.fused_head import fused_statistics
 from rlvr.policy.head import Head, head_of
 from rlvr.policy.microbatch import MicroBatch

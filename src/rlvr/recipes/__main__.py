@@ -18,10 +18,10 @@ from collections.abc import Iterable, Sequence
 
 import yaml
 
-from rlvr.config_loading import make_config
+from rlvr.config.config_loading import make_config
+from rlvr.config.stage_plan import stage_plans
 from rlvr.errors import RlvrError, command
 from rlvr.recipes.papers import Paper, find_paper, read_papers
-from rlvr.stage_plan import stage_plans
 
 
 @command

@@ -15,9 +15,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlvr.config import Config
-from rlvr.config_loading import make_config
+from rlvr.config.config_loading import make_config
+from rlvr.core.tree import read_yaml
 from rlvr.errors import ConfigError, nearest
-from rlvr.tree import read_yaml
 
 FOLDER = Path("configs/papers")
 """Where the files are, from the working directory or else from the checkout."""

@@ -17,17 +17,17 @@ import numpy as np
 import torch
 
 from rlvr.config import Config
-from rlvr.config_loading import make_config
+from rlvr.config.config_loading import make_config
+from rlvr.config.stage_plan import STAGE_SECTIONS
+from rlvr.core.tree import merge
 from rlvr.distributed import World
 from rlvr.distributed.plain import PlainBackend
 from rlvr.errors import TrainingError
 from rlvr.learner import Learner
 from rlvr.recipes.papers import Paper, Smoke
 from rlvr.rollout import Collected
-from rlvr.stage_plan import STAGE_SECTIONS
 from rlvr.stages import Stage
 from rlvr.trainer import GRPOTrainer
-from rlvr.tree import merge
 
 SIZES = {"prompts_per_step": 3, "group_size": 6, "max_new_tokens": 16}
 """Largest sizes of a smoke run."""

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from rlvr.core.own_files import check_output, first_keys
 from rlvr.errors import ConfigError, command
 from rlvr.monitor.console import Console
 from rlvr.monitor.whole_file import naming
-from rlvr.own_files import check_output, first_keys
 from rlvr.replay.changes import Change
 from rlvr.replay.rescore import Replay, row_of
 from rlvr.replay.show import Examples, examples, table

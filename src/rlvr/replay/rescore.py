@@ -16,14 +16,14 @@ import numpy as np
 
 from rlvr import registry
 from rlvr.config import Config
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
+from rlvr.core.schedules import at
+from rlvr.core.tree import as_tree
 from rlvr.errors import ConfigError, DataError
 from rlvr.monitor.recording import Recorded, columns_of, ranges, read_recorded, recorded_config, recorded_steps
 from rlvr.records import BASELINE, Batch, Task
 from rlvr.replay.changes import Change, change
 from rlvr.rewards import Setting, Term, at_step, bind, build_terms, score, walk
-from rlvr.schedules import at
-from rlvr.tree import as_tree
 from rlvr.verifiers import VerifierPool
 from rlvr.verifiers.routing import Verification, verify_again
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlvr.core.tree import read_mapping
 from rlvr.errors import ConfigError, DataError
 from rlvr.monitor.health import MONITORS, Finding, findings_of
 from rlvr.monitor.recording import rollout_files
-from rlvr.tree import read_mapping
 
 PARTS = ("config.yaml", "metrics.jsonl", "evaluations.jsonl", "rollouts")
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlvr.core.own_files import check_output
 from rlvr.errors import ConfigError
 from rlvr.monitor.metrics import FAMILIES, METRICS
 from rlvr.monitor.whole_file import write_whole
-from rlvr.own_files import check_output
 from rlvr.report.compare import differences, experiment_of, flat
 from rlvr.report.folder import RunData, read_run, reads
 from rlvr.report.sampling import BYTES, histogram, read_rollouts

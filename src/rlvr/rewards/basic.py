@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlvr.core.seeding import seed_of
 from rlvr.errors import ConfigError, nearest
 from rlvr.records import Batch, Verdict
 from rlvr.registry import register
-from rlvr.seeding import seed_of
 
 
 @register("reward", "verdict")

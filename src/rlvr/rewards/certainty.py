@@ -11,11 +11,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from rlvr.needs import Need
+from rlvr.core.needs import Need
+from rlvr.core.schedules import Scalar
 from rlvr.records import Batch, Rollout
 from rlvr.registry import register
 from rlvr.rewards.terms import TermSpec
-from rlvr.schedules import Scalar
 
 
 @register("reward", "self_certainty")

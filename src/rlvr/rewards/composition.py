@@ -11,10 +11,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from rlvr.core.schedules import Scalar
 from rlvr.records import Batch
 from rlvr.registry import register
 from rlvr.rewards.terms import TermSpec
-from rlvr.schedules import Scalar
 
 
 @register("reward", "sum")

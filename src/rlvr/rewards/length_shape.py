@@ -11,12 +11,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from rlvr.core.schedules import Scalar
 from rlvr.errors import ConfigError
 from rlvr.records import Batch
 from rlvr.registry import register
 from rlvr.rewards.basic import lengths
 from rlvr.rewards.terms import Setting, TermSpec
-from rlvr.schedules import Scalar
 
 
 @register("reward", "soft_overlong")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlvr.calling import ByColumns, ByName, by_signature, sampled_ids, score_of
+from rlvr.core.calling import ByColumns, ByName, by_signature, sampled_ids, score_of
 from rlvr.errors import USER_CODE_ERRORS, ConfigError, user_traceback
 from rlvr.records import Batch, Rollout, Task, cut
 

@@ -1,7 +1,7 @@
 """The terms of a reward: how they are written, built, evaluated and summed.
 
 A term is a function of the batch that returns float64 [B] (NaN where undecided), or a plain function of one completion or,
-in TRL's form, of a group's completions (rlvr.calling says what it may ask for). A plain function is called once per rollout.
+in TRL's form, of a group's completions (rlvr.core.calling says what it may ask for). A plain function is called once per rollout.
 A function of the batch is called once per step with all rollouts of the step, and under dynamic sampling (`rollout.refill`)
 before that with those of each draw by itself, to see whether the draw's rewards differ. Every term becomes the column `reward/<name>`; the column `reward` is their
 weighted sum, undecided where a term is undecided whose weight is not 0 at the step.
@@ -29,12 +29,12 @@ import numpy as np
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
 from rlvr import registry
-from rlvr.calling import name_of
 from rlvr.config import TERM_KEYS, Config, bare_term, term_name
+from rlvr.core.calling import name_of
+from rlvr.core.schedules import Scalar, at, controllers, moving_options, scalar_value
 from rlvr.errors import USER_CODE_ERRORS, ConfigError, RlvrError, UserCodeError, nearest, user_traceback
 from rlvr.records import Batch, Task, cut
 from rlvr.rewards.per_completion import PerCompletion
-from rlvr.schedules import Scalar, at, controllers, moving_options, scalar_value
 
 log = logging.getLogger(__name__)
 

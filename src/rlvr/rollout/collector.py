@@ -16,10 +16,10 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from typing import Any, Generic, TypeVar
 
+from rlvr.core.waits import finished
 from rlvr.errors import WaitTimeout
 from rlvr.records import Rollout
 from rlvr.rollout.plans import Draw, Means, Plan
-from rlvr.waits import finished
 
 T = TypeVar("T")
 

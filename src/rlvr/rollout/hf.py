@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from rlvr.core.waits import Wait
 from rlvr.errors import DataError
 from rlvr.policy import Policy
 from rlvr.policy.adapters import is_adapter
@@ -31,7 +32,6 @@ from rlvr.rollout.decoder import Decoder
 from rlvr.rollout.engine import Bucket, Completion, InFlight, Request
 from rlvr.rollout.kv_cache import RowCache, check_cacheable
 from rlvr.rollout.rows import Row, Rows, padded
-from rlvr.waits import Wait
 
 COMPACT_AT = 1 / 16
 """Finished rows are dropped when they are at least this share of the batch: dropping copies the cache."""

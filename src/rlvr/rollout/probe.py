@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import torch
 
+from rlvr.core.needs import CURRENT, Need
+from rlvr.core.waits import finished
 from rlvr.data import Draw
 from rlvr.errors import TrainingError
-from rlvr.needs import CURRENT, Need
 from rlvr.policy import Policy, forward, rows_of
 from rlvr.records import Batch, Task
 from rlvr.rollout.collector import Collector
 from rlvr.rollout.engine import Bucket, Completion, Engine, Request, Sampling
 from rlvr.rollout.plans import make_rollout
-from rlvr.waits import finished
 
 TOKENS = 8
 """Length of the probe's prompt, and of what is sampled after it."""

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from rlvr.device_memory import record_event
+from rlvr.core.device_memory import record_event
 from rlvr.policy import Policy
 from rlvr.policy.head import gathered
 from rlvr.policy.quantization import dense, dense_dtype, dense_shape, is_quantized

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from rlvr.core.schedules import Scalar
 from rlvr.records import Batch
 from rlvr.registry import register
-from rlvr.schedules import Scalar
 
 
 @register("selector", "mixed_groups")

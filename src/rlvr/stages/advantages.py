@@ -12,13 +12,13 @@ import numpy as np
 
 from rlvr import registry
 from rlvr.config import Config
+from rlvr.core.schedules import at
 from rlvr.errors import ConfigError
 from rlvr.losses import SequenceLoss
 from rlvr.policy import Policy
 from rlvr.policy.columns import add_statistics
 from rlvr.records import Batch, Task
 from rlvr.rollout.characters import char_ends
-from rlvr.schedules import at
 from rlvr.stages.objective import build_penalty
 from rlvr.stages.reference_penalty import less_penalty
 

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from rlvr import registry
+from rlvr.config.stage_plan import StagePlan
+from rlvr.core.schedules import Controller, Schedule, StepSchedule, controllers, scalar_value
 from rlvr.data import History, Sampler, TaskPool
 from rlvr.errors import ConfigError, DataError
 from rlvr.losses import Objective
 from rlvr.policy import Policy, Snapshot, check_packing
 from rlvr.records import Batch, Rollout, Task
 from rlvr.rollout import Collected, Collector, Means, Sampling
-from rlvr.schedules import Controller, Schedule, StepSchedule, controllers, scalar_value
-from rlvr.stage_plan import StagePlan
 
 
 @dataclass

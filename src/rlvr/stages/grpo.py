@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from rlvr import registry
+from rlvr.config.stage_plan import StagePlan
+from rlvr.core.schedules import Controller, controllers, moving_options
 from rlvr.errors import ConfigError, DataError
 from rlvr.losses import Objective
 from rlvr.monitor.batch import advantage_metrics, batch_metrics
@@ -19,9 +21,7 @@ from rlvr.records import BASELINE, Batch, Origin, Rollout, Task
 from rlvr.registry import register
 from rlvr.rewards import Setting
 from rlvr.rollout import Collected, Means, Supply, answer_characters
-from rlvr.schedules import Controller, controllers, moving_options
 from rlvr.selection import mixed_groups
-from rlvr.stage_plan import StagePlan
 from rlvr.stages.advantages import Advantages
 from rlvr.stages.appended import token_after, with_token
 from rlvr.stages.base import Parts, Stage, sampling_of, token_weights

@@ -10,12 +10,12 @@ from typing import Any
 
 from rlvr import registry
 from rlvr.config import AlgorithmConfig, Config, KLConfig, bare_auxiliary, coefficient
+from rlvr.config.stage_plan import StagePlan
+from rlvr.core.needs import BEHAVIOUR, Need
 from rlvr.errors import ConfigError
 from rlvr.losses import Component, Divergence, EntropyBonus, KLPenalty, Objective, Renewal, SequenceLoss
 from rlvr.losses.correction import Correction
-from rlvr.needs import BEHAVIOUR, Need
 from rlvr.rollout.vllm.options import deviations
-from rlvr.stage_plan import StagePlan
 from rlvr.stages.reference_penalty import ReferencePenalty
 
 log = logging.getLogger(__name__)

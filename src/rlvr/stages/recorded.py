@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from rlvr import registry
+from rlvr.config.stage_plan import StagePlan
+from rlvr.core.needs import BEHAVIOUR, PROXIMAL, Need
 from rlvr.data import Sampler
 from rlvr.errors import ConfigError
 from rlvr.losses import Objective
 from rlvr.monitor.recording import recorded_config
-from rlvr.needs import BEHAVIOUR, PROXIMAL, Need
 from rlvr.records import Rollout
 from rlvr.rollout import Collected, Means
 from rlvr.rollout.recorded import RecordedOptions, Recording
-from rlvr.stage_plan import StagePlan
 from rlvr.stages.base import Parts
 from rlvr.verifiers.routing import verify_again
 

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from rlvr.config import OptimConfig
+from rlvr.core.needs import Need
+from rlvr.core.schedules import Scalar, scalar_value
 from rlvr.losses import Divergence
-from rlvr.needs import Need
 from rlvr.policy import Policy, Snapshot
 from rlvr.policy.columns import add_statistics
 from rlvr.records import Batch
-from rlvr.schedules import Scalar, scalar_value
 
 
 @dataclass(frozen=True)

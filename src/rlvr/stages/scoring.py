@@ -18,6 +18,7 @@ import numpy as np
 
 from rlvr import registry
 from rlvr.config import Config
+from rlvr.core.schedules import Controller, at, controllers, moving_options
 from rlvr.data import History
 from rlvr.errors import ConfigError
 from rlvr.policy import Policy
@@ -27,7 +28,6 @@ from rlvr.records import Batch, Rollout, Task
 from rlvr.rewards import Setting, Term, at_step, bind, build_terms, call_plain, controllers_of, score, walk
 from rlvr.rewards import scheduled as scheduled_terms
 from rlvr.rollout.characters import char_ends
-from rlvr.schedules import Controller, at, controllers, moving_options
 from rlvr.selection.members import check_order
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from rlvr import registry
 from rlvr.config.pieces import piece_of
+from rlvr.config.stage_plan import StagePlan
 from rlvr.errors import ConfigError, DataError, nearest
 from rlvr.losses import Component, LikelihoodLoss, Objective, SequenceLoss
 from rlvr.losses.tokens import Average
@@ -16,7 +17,6 @@ from rlvr.monitor.batch import batch_metrics
 from rlvr.records import Batch, Origin, Task
 from rlvr.registry import register
 from rlvr.rollout import Collected
-from rlvr.stage_plan import StagePlan
 from rlvr.stages.base import Parts, Stage, token_weights
 from rlvr.stages.demonstrations import demonstration
 

@@ -22,7 +22,7 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, ClassVar
 
 from rlvr import registry
-from rlvr.calling import ByColumns, ByName, by_signature, score_of
+from rlvr.core.calling import ByColumns, ByName, by_signature, score_of
 from rlvr.errors import USER_CODE_ERRORS, ConfigError
 from rlvr.records import Task, Verdict
 
@@ -98,7 +98,7 @@ class Verifier(ABC):
 
 
 class FunctionVerifier(Verifier):
-    """A plain function as a verifier: it receives by name what its signature asks for (rlvr.calling says which names).
+    """A plain function as a verifier: it receives by name what its signature asks for (rlvr.core.calling says which names).
 
     It returns a number (1 correct, 0 wrong, else partial), a bool, None (undecided), a mapping with one of these as `score` or a
     Verdict, and may be asynchronous. It may be a `compute_score` of verl.

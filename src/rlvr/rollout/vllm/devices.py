@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rlvr.device_memory import free_cached
+from rlvr.core.device_memory import free_cached
 from rlvr.errors import ConfigError
 from rlvr.policy import Policy
 from rlvr.rollout.weights import sources

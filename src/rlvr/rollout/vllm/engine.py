@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rlvr.device_memory import free_cached, record_event
+from rlvr.core.device_memory import free_cached, record_event
 from rlvr.errors import TrainingError
 from rlvr.policy import Policy
 from rlvr.rollout.engine import Bucket, Completion, InFlight, Published, Request

@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 
+from rlvr.core.waits import Wait
 from rlvr.errors import TrainingError
-from rlvr.waits import Wait
 
 
 class Gate:

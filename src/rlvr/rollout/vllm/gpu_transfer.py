@@ -23,12 +23,12 @@ from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactor
 from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-from rlvr.device_memory import record_event
+from rlvr.core.device_memory import record_event
+from rlvr.core.waits import Wait
 from rlvr.errors import TrainingError, WaitTimeout
 from rlvr.rollout.engine import Bucket, Published
 from rlvr.rollout.vllm.transfer import Call, Weights
 from rlvr.rollout.weights import Description
-from rlvr.waits import Wait
 
 BUFFER_BYTES = 256 << 20
 """Least size of the buffers that weights are packed into."""

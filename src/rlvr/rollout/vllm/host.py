@@ -20,10 +20,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from rlvr import lifeline
+from rlvr.core import lifeline
+from rlvr.core.waits import finished
 from rlvr.errors import ConfigError, TrainingError
 from rlvr.rollout.vllm.requests import Answer
-from rlvr.waits import finished
 
 MODULE = "rlvr.rollout.vllm.process"
 

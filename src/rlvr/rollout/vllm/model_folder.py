@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from rlvr import lifeline
+from rlvr.core import lifeline
 from rlvr.policy import Policy
 
 log = logging.getLogger(__name__)

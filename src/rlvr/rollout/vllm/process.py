@@ -15,7 +15,7 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rlvr import lifeline
+from rlvr.core import lifeline
 from rlvr.rollout.vllm.requests import Answer
 
 WEIGHTS = (

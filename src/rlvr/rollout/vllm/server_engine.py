@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from rlvr.core.waits import finished
 from rlvr.errors import DataError, TrainingError
 from rlvr.policy import Policy
 from rlvr.rollout.engine import Bucket, Completion, InFlight, Published, Request
@@ -38,7 +39,6 @@ from rlvr.rollout.vllm.requests import Answer
 from rlvr.rollout.vllm.started import StartedServer
 from rlvr.rollout.vllm.transfer import SHARED_MEMORY, Call, FileTransfer, SharedMemoryTransfer, Transfer, differing
 from rlvr.rollout.weights import described, has_parts, in_wire_dtype, weight_buckets
-from rlvr.waits import finished
 
 T = TypeVar("T")
 COLLECTIVE = ("init_weight_transfer_engine", "update_weights")

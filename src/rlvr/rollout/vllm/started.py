@@ -1,7 +1,7 @@
 """A server that the run starts on this machine: its process, port and key.
 
 It listens on loopback, on a free port, with a random key. Invariant: it ends with the trainer, however that ends (see
-rlvr.lifeline).
+rlvr.core.lifeline).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlvr import lifeline
+from rlvr.core import lifeline
+from rlvr.core.waits import Wait
 from rlvr.errors import ConfigError, DataError, WaitTimeout
 from rlvr.rollout.vllm.client import Client, ServerTrouble
 from rlvr.rollout.vllm.guard import KEY
-from rlvr.waits import Wait
 
 HOST = "127.0.0.1"
 TRIES = 5

@@ -20,7 +20,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
 
-from rlvr.calling import sampled_ids
+from rlvr.core.calling import sampled_ids
 from rlvr.records import Rollout, Task, Verdict, VerdictStatus
 from rlvr.verifiers.base import FunctionVerifier, Verifier, as_verdict, display_name, is_coroutine, timed
 from rlvr.verifiers.pool.cache import VerdictCache

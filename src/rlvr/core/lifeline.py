@@ -35,7 +35,7 @@ LAUNCHED = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(WORLD_SIZE|RANK)$|ROLE_NAME$|MAST
 """Environment variables by which a launcher makes a process a rank of ours, which what it starts is not."""
 RUN = """
 import sys
-from rlvr import lifeline
+from rlvr.core import lifeline
 lifeline.tie()
 import runpy
 sys.argv = sys.argv[1:]

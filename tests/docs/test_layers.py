@@ -1,4 +1,4 @@
-"""Imports point down: the floors that docs/architecture.md lists hold for every import in the library."""
+"""Imports point to lower layers: the layers that docs/architecture.md lists hold for every import in the library."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def floors(root):
-    """Room -> floor, from 0."""
+def layers(root):
+    """Package -> layer, from 0."""
     page = (root / "docs/architecture.md").read_text()
-    (block,) = re.findall(r"```floors\n(.*?)```", page, re.DOTALL)
-    return {room: number for number, line in enumerate(block.splitlines()) for room in line.split()}
+    (block,) = re.findall(r"```layers\n(.*?)```", page, re.DOTALL)
+    return {name: number for number, line in enumerate(block.splitlines()) for name in line.split()}
 
 
 @pytest.fixture(scope="module")
@@ -25,22 +25,22 @@ def modules(root):
     }
 
 
-def test_every_room_stands_on_a_floor_and_in_the_table(root, floors, modules):
-    rooms = {name.split(".")[1] for name in modules if name != "rlvr"}
-    assert set(floors) == rooms
-    page = (root / "docs/architecture.md").read_text().split("## Rooms")[1].split("## Records")[0]
+def test_every_package_is_in_a_layer_and_in_the_table(root, layers, modules):
+    packages = {name.split(".")[1] for name in modules if name != "rlvr"}
+    assert set(layers) == packages
+    page = (root / "docs/architecture.md").read_text().split("## Packages")[1].split("## Records")[0]
     assert {
         name for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
-    } == rooms
+    } == packages
 
 
-def test_no_import_points_up_or_to_its_own_floor(floors, modules):
+def test_no_import_points_up_or_to_its_own_layer(layers, modules):
     wrong = [
         f"{name} imports {target}"
         for name, path in modules.items()
         if name != "rlvr"
         for target in imported(path, modules)
-        if (mine := name.split(".")[1]) != (theirs := target.split(".")[1]) and floors[theirs] >= floors[mine]
+        if (mine := name.split(".")[1]) != (theirs := target.split(".")[1]) and layers[theirs] >= layers[mine]
     ]
     assert not wrong
 

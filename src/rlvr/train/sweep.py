@@ -20,16 +20,16 @@ from typing import Any
 import numpy as np
 import yaml
 
-from rlvr import lifeline
 from rlvr.config import Config
+from rlvr.core import lifeline
+from rlvr.core.own_files import check_output, is_run_config, is_verbatim
+from rlvr.core.signals import StopRequest, reporting
 from rlvr.errors import ConfigError, DataError
 from rlvr.evaluation import interquartile_mean, interval, over_runs, read_result
 from rlvr.monitor.console import Console
 from rlvr.monitor.trackers import MetricsFile
 from rlvr.monitor.whole_file import write_whole
-from rlvr.own_files import check_output, is_run_config, is_verbatim
 from rlvr.report import write_report
-from rlvr.signals import StopRequest, reporting
 
 ENDS = ("reward/mean", "completion/length_mean", "entropy")
 """Metrics of the last step that the table shows beside the evaluation's results."""

@@ -20,18 +20,18 @@ from typing import Any
 import yaml
 
 from rlvr.config import Config
-from rlvr.config_loading import TASK_FILES
+from rlvr.config.config_loading import TASK_FILES
+from rlvr.core.own_files import free_path, is_run_config, is_verbatim, numbered, set_aside
+from rlvr.core.tree import read_mapping
 from rlvr.distributed import checkpoint
 from rlvr.errors import CheckpointError, ConfigError
 from rlvr.evaluation import Tally, write_tallies
-from rlvr.given_objects import GivenObjects
 from rlvr.monitor.console import Console
 from rlvr.monitor.log_screen import ConsoleHandler
 from rlvr.monitor.trackers import MetricsFile
 from rlvr.monitor.whole_file import write_whole
-from rlvr.own_files import free_path, is_run_config, is_verbatim, numbered, set_aside
-from rlvr.run_lock import LOCK, RunLock, holder_of
-from rlvr.tree import read_mapping
+from rlvr.run.given_objects import GivenObjects
+from rlvr.run.run_lock import LOCK, RunLock, holder_of
 
 log = logging.getLogger(__name__)
 

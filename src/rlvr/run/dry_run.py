@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlvr.config import Config
+from rlvr.config.stage_plan import StagePlan
 from rlvr.monitor.rollout_log import estimate
-from rlvr.stage_plan import StagePlan
 
 PROMPT_TOKENS = 512
 """Tokens of a prompt that are reckoned with where `data.max_prompt_tokens` sets no bound."""

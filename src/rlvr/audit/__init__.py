@@ -22,20 +22,19 @@ import itertools
 import json
 import logging
 import signal
-import sys
 import warnings
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from rlvr.core.own_files import check_output, first_keys
+from rlvr.core.tree import as_tree, merge
 from rlvr.data.adapters import to_task
 from rlvr.errors import ConfigError, DataError, command
 from rlvr.monitor.console import Console
 from rlvr.monitor.whole_file import naming
-from rlvr.own_files import check_output, first_keys
 from rlvr.records import Task, Verdict
-from rlvr.tree import as_tree, merge
 from rlvr.verifiers.audit.examples import examples_for
 from rlvr.verifiers.audit.findings import Case, Findings
 from rlvr.verifiers.audit.in_order import in_order
@@ -306,7 +305,3 @@ def _checkable(verifier: Verifier, examples: Sequence[Example], console: Console
     for task_id, problem in refused:
         console.message(f"task {task_id} is left out, since it cannot be checked: {problem}", "warning")
     return [example for example, problem in problems if problem is None]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

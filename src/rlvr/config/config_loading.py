@@ -11,8 +11,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from rlvr.config import Config
+from rlvr.core.tree import as_tree, merge, read_mapping
 from rlvr.errors import ConfigError, nearest
-from rlvr.tree import as_tree, merge, read_mapping
 
 TASK_FILES = {"train": "tasks.jsonl", "eval": "eval_tasks.jsonl"}
 """The files of a run folder that hold the tasks which a trainer was given as objects."""

@@ -1,6 +1,6 @@
 """python -m rlvr.train --config FILE [key.path=value ...] [--dry-run [--devices 8x80GB]] [--resume auto|PATH] [--control random|format]
 
-With `run.seeds` it trains one seed after the other (rlvr.sweep). `--control` trains the same run with a reward that says nothing
+With `run.seeds` it trains one seed after the other (rlvr.train.sweep). `--control` trains the same run with a reward that says nothing
 of the answer: where the held-out score rises as much, it was not the verifier that taught.
 
 Exit codes: 0 done, 1 a run that could not go on, 2 bad input, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,10 @@ import yaml
 
 from rlvr import registry
 from rlvr.config import Config, bare_term
-from rlvr.config_loading import load_config
+from rlvr.config.config_loading import load_config
+from rlvr.config.stage_plan import stage_plans
+from rlvr.core.signals import reporting
 from rlvr.errors import ConfigError, DataError, command
-from rlvr.signals import reporting
-from rlvr.stage_plan import stage_plans
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.control is not None:
         config = as_control(config, options.control)
     if config.run.seeds:
-        from rlvr.sweep import of_seed, sweep
+        from rlvr.train.sweep import of_seed, sweep
 
         if not options.dry_run:
             return sweep(config, options.resume)
@@ -84,8 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _dry_run(config: Config, devices: str | None) -> int:
-    from rlvr.dry_run import plan_lines
     from rlvr.planner import own_devices, parse_devices, plan_for
+    from rlvr.run.dry_run import plan_lines
 
     memory: tuple[str, ...]
     ranks = None
@@ -192,7 +191,3 @@ def _milestones(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     last = {row["stage"]: row for row in evaluations if row["step"] > 0}
     first = [{**evaluations[0], "label": "start"}] if evaluations[0]["step"] == 0 else []
     return first + [{**row, "label": f"after {stage} (step {row['step']})"} for stage, row in last.items()]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -22,10 +22,10 @@ from typing import Any
 
 from rlvr import registry
 from rlvr.config import Config
-from rlvr.config_loading import TASK_FILES
+from rlvr.config.config_loading import TASK_FILES
+from rlvr.core.own_files import set_aside
 from rlvr.data.pool import fingerprint_of
 from rlvr.monitor.whole_file import write_whole
-from rlvr.own_files import set_aside
 from rlvr.records import Task
 from rlvr.verifiers.base import FunctionVerifier
 

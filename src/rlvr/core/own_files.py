@@ -15,8 +15,8 @@ from pathlib import Path
 
 import yaml
 
+from rlvr.core.tree import read_mapping
 from rlvr.errors import ConfigError
-from rlvr.tree import read_mapping
 
 SECTIONS = frozenset({"run", "model", "data", "rollout", "algorithm", "optim", "checkpoint", "logging"})
 """Sections that the resolved configuration of every version has; a file that a person wrote hardly names them all."""

@@ -25,25 +25,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlvr.config import Config
-from rlvr.config_loading import load_config, with_tasks_of
+from rlvr.config.config_loading import load_config, with_tasks_of
+from rlvr.config.stage_plan import stage_plans
+from rlvr.core.own_files import check_output
+from rlvr.core.tree import read_mapping
 from rlvr.data import Draw, History, Prompts, load_tasks
 from rlvr.data.prompts import refuse_long
 from rlvr.distributed.checkpoint import latest
 from rlvr.errors import ConfigError, command
 from rlvr.evaluation import Collect, SameAnswer, Scorer, compare, contamination, describe, evaluate, read_result
 from rlvr.monitor.whole_file import write_whole
-from rlvr.own_files import check_output
 from rlvr.records import Rollout, Task
-from rlvr.stage_plan import stage_plans
-from rlvr.tree import read_mapping
 from rlvr.verifiers.raised_verdicts import RaisedVerdicts
 
 WRITTEN = "config.yaml"
 """Where in a run folder its configuration is."""
 
 if TYPE_CHECKING:
+    from rlvr.core.signals import StopRequest
     from rlvr.distributed import World
-    from rlvr.signals import StopRequest
 
 
 @command
@@ -258,6 +258,8 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
 
     Samples are those that the trainer's own evaluation would draw: seeds follow from the run's seed, task, member and call.
     """
+    from rlvr.core.seeding import seed_of
+    from rlvr.core.signals import StopRequest
     from rlvr.distributed.farm import open_engine, prove
     from rlvr.distributed.gpu_checks import check_gpus
     from rlvr.distributed.prompt_lengths import encoded_lengths
@@ -266,8 +268,6 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
     from rlvr.rollout import Collector, Interrupted, Means, Sampling, evaluation_plan
     from rlvr.rollout.vllm.options import low_precision
     from rlvr.rollout.weights import weight_buckets
-    from rlvr.seeding import seed_of
-    from rlvr.signals import StopRequest
     from rlvr.stages.choosing import chooser
     from rlvr.verifiers import VerifierPool
     from rlvr.verifiers.routing import Verification
@@ -336,7 +336,3 @@ def _write(result: Mapping[str, Any], output: str | None) -> None:
     except OSError as error:
         raise ConfigError(f"--output {output!r} cannot be written: {error}") from error
     print(f"results: {path}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

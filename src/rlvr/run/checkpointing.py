@@ -28,13 +28,13 @@ from rlvr.distributed.checkpoint import Saved, Seal
 from rlvr.distributed.checkpoint_writer import Contents, HostCopies, Writer, versions
 from rlvr.distributed.models import Files, merged_files, model_files
 from rlvr.distributed.shares import load_reference, saved_reference
-from rlvr.dry_run import recorded_bytes, size_text
 from rlvr.errors import CheckpointError, ConfigError, TrainingError
 from rlvr.monitor.metrics import record
 from rlvr.planner import STATE, automatic_keys, plan_resumed, put_values
 from rlvr.policy.adapters import is_adapter
 from rlvr.policy.loading import set_checkpointing
 from rlvr.rollout.weights import whole_size
+from rlvr.run.dry_run import recorded_bytes, size_text
 
 if TYPE_CHECKING:
     from rlvr.trainer import GRPOTrainer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from rlvr.core.waits import Wait
 from rlvr.monitor.lines import step_cells
-from rlvr.waits import Wait
 
 if TYPE_CHECKING:
     from rlvr.trainer import GRPOTrainer

@@ -9,9 +9,9 @@ from pydantic import Field, ValidationError
 
 from rlvr import registry
 from rlvr.config import Config, Section
-from rlvr.config_loading import make_config, problems
+from rlvr.config.config_loading import make_config, problems
+from rlvr.core.tree import merge
 from rlvr.errors import ConfigError
-from rlvr.tree import merge
 
 STAGE_SECTIONS = ("data", "rollout", "verifier", "rewards", "algorithm", "optim", "evaluation")
 """The parts of the tree that a stage may override."""

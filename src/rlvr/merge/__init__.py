@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlvr.core.own_files import check_new_folder
 from rlvr.errors import command
-from rlvr.own_files import check_new_folder
 
 
 @command
@@ -28,7 +27,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     merge_adapter(options.adapter, options.base, options.out)
     print(f"merged model: {options.out}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

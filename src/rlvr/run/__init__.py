@@ -1,0 +1,1 @@
+"""The folder of a run, its checkpoints, its status and its evaluations."""
