@@ -73,7 +73,7 @@ def measure(steps: int) -> dict[str, Any]:
     from speed_workloads import WORKLOADS, prompts, score, write_model
 
     import rlvr.monitor.batch as of_batch
-    import rlvr.stages.grpo as stage
+    import rlvr.stages.grpo.stage as stage
     import rlvr.trainer as loop
     from rlvr import GRPOTrainer
 

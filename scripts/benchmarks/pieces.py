@@ -29,7 +29,7 @@ from speed_workloads import WORKLOADS, Workload, prompts, score, write_model
 from rlvr import GRPOTrainer, registry
 from rlvr.core.tree import merge
 from rlvr.learner import Learner
-from rlvr.stages import advantages, reference_penalty, scoring
+from rlvr.stages.grpo import advantages, reference_penalty, scoring
 
 ASKED: dict[str, dict[str, Any]] = {"blend": {"of": "verdict"}, "last_token": {"token": "-"}}
 """Options that a piece needs to do anything here."""

@@ -38,7 +38,7 @@ from rlvr.policy.attention import Spans
 from rlvr.policy.loading import set_checkpointing
 from rlvr.policy.scratch import build_tokenizer
 from rlvr.policy.transfer import to_device
-from rlvr.stages.objective import build_objective
+from rlvr.stages.grpo.build_objective import build_objective
 
 SIZED_BY_DATA = ("_local_scalar_dense", "nonzero", "masked_select", "bincount", "equal")
 SIZED_BY_DATA += ("unique", "_unique2", "unique_consecutive")

@@ -236,7 +236,7 @@ def test_at_fixes_schedules_and_drops_what_weighs_nothing():
 def test_every_component_of_a_stage_divides_by_the_same_constant(make_rollout):
     from rlvr.config.config_loading import load_config
     from rlvr.config.stage_plan import stage_plans
-    from rlvr.stages.objective import build_objective
+    from rlvr.stages.grpo.build_objective import build_objective
 
     loss = {"name": "clip", "average": "constant", "constant": 5}
     tree = {"run": {"steps": 1}, "algorithm": {"loss": loss, "kl": {"coef": 0.1}, "entropy": 0.1}}

@@ -15,7 +15,7 @@ from rlvr.errors import ConfigError
 from rlvr.policy.continuations import continuation_logprobs, encoded
 from rlvr.records import Batch, Task
 from rlvr.rewards import AnswerLikelihood, SelfAligned, Setting, bind, build_terms
-from rlvr.stages.scoring import Scoring
+from rlvr.stages.grpo.scoring import Scoring
 
 TASK = Task(id="t", prompt="?", answer="ab")
 

@@ -17,7 +17,7 @@ from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions, checks, engine, la
 from rlvr.rollout.vllm.model_folder import cache_folder, content_digest, model_folder, stable_copy
 from rlvr.rollout.vllm.started import flags
 from rlvr.rollout.vllm.transfer import checksum
-from rlvr.stages.objective import build_objective, warn_uncorrected
+from rlvr.stages.grpo.build_objective import build_objective, warn_uncorrected
 
 GIB = 1 << 30
 

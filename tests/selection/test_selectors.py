@@ -13,7 +13,7 @@ from rlvr import registry
 from rlvr.config import Config
 from rlvr.errors import ConfigError
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
-from rlvr.stages.scoring import Scoring
+from rlvr.stages.grpo.scoring import Scoring
 
 NAN = np.nan
 

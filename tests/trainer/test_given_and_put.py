@@ -8,7 +8,7 @@ import torch
 
 from rlvr.errors import ConfigError, DataError
 from rlvr.records import Batch, Origin, StopReason
-from rlvr.stages.appended import with_token
+from rlvr.stages.grpo.appended import with_token
 from small_run import changed, overlaid, task_rows, weights
 
 SCORE = {"name": "last_token", "token": "?", "beta": 0.2, "constant": -5.0}

@@ -92,7 +92,7 @@ def test_a_factor_of_nothing_is_no_penalty(make_trainer):
 
 
 def test_parts_of_a_text_with_turns(make_trainer):
-    from rlvr.stages.kl_scale import kl_factors
+    from rlvr.stages.grpo.kl_scale import kl_factors
 
     trainer = make_trainer({"rollout": {"max_new_tokens": 4, "ignore_eos": True}})
     trainer.train(1)

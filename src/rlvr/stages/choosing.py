@@ -12,7 +12,7 @@ from rlvr.errors import ConfigError
 from rlvr.policy import Policy
 from rlvr.records import Rollout, Task
 from rlvr.rewards import Setting, walk
-from rlvr.stages.scoring import Scoring
+from rlvr.stages.grpo.scoring import Scoring
 
 
 class Chooser:

@@ -18,7 +18,7 @@ from rlvr.records import Batch, Origin, Task
 from rlvr.registry import register
 from rlvr.rollout import Collected
 from rlvr.stages.base import Parts, Stage, token_weights
-from rlvr.stages.demonstrations import demonstration
+from rlvr.stages.grpo.demonstrations import demonstration
 
 
 @register("stage", "sft")

@@ -19,8 +19,8 @@ from rlvr.policy import Policy
 from rlvr.policy.columns import add_statistics
 from rlvr.records import Batch, Task
 from rlvr.rollout.characters import char_ends
-from rlvr.stages.objective import build_penalty
-from rlvr.stages.reference_penalty import less_penalty
+from rlvr.stages.grpo.build_objective import build_penalty
+from rlvr.stages.grpo.reference_penalty import less_penalty
 
 
 class Advantages:

@@ -22,15 +22,15 @@ from rlvr.registry import register
 from rlvr.rewards import Setting
 from rlvr.rollout import Collected, Means, Supply, answer_characters
 from rlvr.selection import mixed_groups
-from rlvr.stages.advantages import Advantages
-from rlvr.stages.appended import token_after, with_token
 from rlvr.stages.base import Parts, Stage, sampling_of, token_weights
-from rlvr.stages.demonstrations import with_demonstrations
-from rlvr.stages.kl_scale import check_scale, kl_factors
-from rlvr.stages.objective import build_objective, build_penalty, warn_uncorrected
-from rlvr.stages.raised import Raised
-from rlvr.stages.recorded import RecordedSupply, recording_of
-from rlvr.stages.scoring import Scoring
+from rlvr.stages.grpo.advantages import Advantages
+from rlvr.stages.grpo.appended import token_after, with_token
+from rlvr.stages.grpo.build_objective import build_objective, build_penalty, warn_uncorrected
+from rlvr.stages.grpo.demonstrations import with_demonstrations
+from rlvr.stages.grpo.kl_scale import check_scale, kl_factors
+from rlvr.stages.grpo.raised import Raised
+from rlvr.stages.grpo.recorded import RecordedSupply, recording_of
+from rlvr.stages.grpo.scoring import Scoring
 from rlvr.verifiers.pool.threads import Threads
 
 

@@ -16,7 +16,7 @@ from rlvr.errors import ConfigError
 from rlvr.losses import Component, Divergence, EntropyBonus, KLPenalty, Objective, Renewal, SequenceLoss
 from rlvr.losses.correction import Correction
 from rlvr.rollout.vllm.options import deviations
-from rlvr.stages.reference_penalty import ReferencePenalty
+from rlvr.stages.grpo.reference_penalty import ReferencePenalty
 
 log = logging.getLogger(__name__)
 
