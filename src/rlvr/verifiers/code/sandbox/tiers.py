@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlvr.verifiers.code.packages import PLACE, paths_of
-from rlvr.verifiers.code.sandbox.inside.program import STREAMS
-from rlvr.verifiers.code.sandbox.inside.supervisor import TMP, Setting
+from rlvr.verifiers.code.sandbox.inside.job_limits import STREAMS, TMP, Setting
 
 NOBODY = 65534
 SANDBOX_MB = 64

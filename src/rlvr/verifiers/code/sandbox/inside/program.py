@@ -24,20 +24,16 @@ import traceback
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CoroutineType, FrameType, ModuleType
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TextIO
+from typing import Any, BinaryIO, NoReturn, TextIO
 
 from rlvr.verifiers.code import values
 from rlvr.verifiers.code.sandbox.inside import crossing, frames, kernel, landlock, nodes, objects, sealing, seccomp
-
-if TYPE_CHECKING:
-    from rlvr.verifiers.code.sandbox.inside.supervisor import Order, Setting
+from rlvr.verifiers.code.sandbox.inside.job_limits import STREAMS, Order, Setting
 
 VALUE, RAISED, CALL, LOADED, CHANGED = b"v", b"r", b"c", b"l", b"m"
 """Reports: a value; an exception as in `crossing`; a test's call of its candidate as `[args, kwargs]`; ready for calls; a value
 and the arguments, which the call changed, as `[value, args, kwargs]`."""
 
-STREAMS = "/proc/fd"
-"""Where a program in namespaces of its own finds its standard streams by path; `/dev/stdin` and the like are links to it."""
 _CHANNEL = 3
 _FILE = "program.py"
 SIZE_BYTES = 8

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import math
 import os
 import select
 import signal
 import socket
 import struct
 import time
-from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from rlvr.verifiers.code.sandbox.inside import frames, kernel
-from rlvr.verifiers.code.sandbox.inside.program import STREAMS, run_program
+from rlvr.verifiers.code.sandbox.inside.job_limits import STREAMS, Order, Setting
+from rlvr.verifiers.code.sandbox.inside.program import run_program
 
 STARTED = b"F"
 """The first byte to the trainer: from here on, the program is to blame for an end without an outcome."""
-TMP = "/tmp"
 _WATCH_SECONDS = 0.03
 """Between two looks at the memory of all processes together."""
 _STREAM_BUFFERS = 1.5
@@ -37,46 +35,6 @@ _SWEEPS = 50
 _TWO = struct.Struct("2i")
 """The descriptors that come with a job."""
 _NO_PROGRAMS = kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What the parts of a tier are, for a zygote and its jobs."""
-
-    user: int | None = None
-    """Whom to become, by number; None: stay."""
-    namespaces: bool = True
-    landlock: bool = True
-    seccomp: bool = True
-    tmp: str = TMP
-    """The one writable folder."""
-    readable: tuple[str, ...] = ("/",)
-    socket_bytes: int = 212_992
-    """What the kernel buffers for one socket (net.core.wmem_default)."""
-    processes_beside: int | None = 1
-    """How many processes of the same user the kernel counts beside the program's own; None: they cannot be limited."""
-    packages: tuple[str, ...] = ()
-    """Imported before there is a program ..."""
-    place: str = ""
-    """... from this folder."""
-
-
-class Order(NamedTuple):
-    """The limits of a job, as the trainer sends them (see `runner.Limits`), and how to give them to a program."""
-
-    seconds: float
-    memory_mb: int
-    output_bytes: int
-    processes: int
-    file_mb: int
-    address_space: bool = True
-    """Limit what a process may map to the memory that all may use; V8 maps gigabytes that it never uses."""
-    cpu_seconds: float | None = None
-
-    @property
-    def cpu_limit(self) -> int:
-        """Whole seconds of processor time; by default more than the wall clock, so that only several threads get there first."""
-        return math.ceil(self.seconds) + 1 if self.cpu_seconds is None else math.ceil(self.cpu_seconds)
 
 
 def supervise(control: socket.socket, waiting: int, setting: Setting) -> NoReturn:

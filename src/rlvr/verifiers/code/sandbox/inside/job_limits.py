@@ -1,0 +1,51 @@
+"""The limits of a job and the parts of a tier, which the supervisor and the process of the program read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+TMP = "/tmp"
+STREAMS = "/proc/fd"
+"""Where a program in namespaces of its own finds its standard streams by path; `/dev/stdin` and the like are links to it."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the parts of a tier are, for a zygote and its jobs."""
+
+    user: int | None = None
+    """Whom to become, by number; None: stay."""
+    namespaces: bool = True
+    landlock: bool = True
+    seccomp: bool = True
+    tmp: str = TMP
+    """The one writable folder."""
+    readable: tuple[str, ...] = ("/",)
+    socket_bytes: int = 212_992
+    """What the kernel buffers for one socket (net.core.wmem_default)."""
+    processes_beside: int | None = 1
+    """How many processes of the same user the kernel counts beside the program's own; None: they cannot be limited."""
+    packages: tuple[str, ...] = ()
+    """Imported before there is a program ..."""
+    place: str = ""
+    """... from this folder."""
+
+
+class Order(NamedTuple):
+    """The limits of a job, as the trainer sends them (see `runner.Limits`), and how to give them to a program."""
+
+    seconds: float
+    memory_mb: int
+    output_bytes: int
+    processes: int
+    file_mb: int
+    address_space: bool = True
+    """Limit what a process may map to the memory that all may use; V8 maps gigabytes that it never uses."""
+    cpu_seconds: float | None = None
+
+    @property
+    def cpu_limit(self) -> int:
+        """Whole seconds of processor time; by default more than the wall clock, so that only several threads get there first."""
+        return math.ceil(self.seconds) + 1 if self.cpu_seconds is None else math.ceil(self.cpu_seconds)
