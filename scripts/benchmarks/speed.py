@@ -37,13 +37,16 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_
 QUIET = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-def run(side: str, python: str, workload: Workload, model: Path, cores: list[int]) -> dict[str, Any]:
-    """One run of one side, in a process of its own; RuntimeError with the end of what it said where it fails."""
+def run(
+    script: Path, python: str, workload: Workload, model: Path, cores: list[int], source: Path | None = None
+) -> dict[str, Any]:
+    """One run of one side's script, in a process of its own; RuntimeError with the end of its output where it fails. `source` is the
+    folder of the library that it imports, where that is not the installed one."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         done = subprocess.run(
-            [python, str(HERE / SIDES[side]), json.dumps(asdict(workload)), str(model), str(result)],
-            env={**os.environ, **ONE_THREAD, **QUIET},
+            [python, str(script), json.dumps(asdict(workload)), str(model), str(result)],
+            env={**os.environ, **ONE_THREAD, **QUIET, **({"PYTHONPATH": str(source)} if source else {})},
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
             timeout=DEADLINE,
             capture_output=True,
@@ -51,7 +54,7 @@ def run(side: str, python: str, workload: Workload, model: Path, cores: list[int
             errors="replace",
         )
         if done.returncode or not result.exists():
-            raise RuntimeError(f"{side} failed on {workload.text}:\n{(done.stdout + done.stderr)[-3000:]}")
+            raise RuntimeError(f"{script} failed on {workload.text}:\n{(done.stdout + done.stderr)[-3000:]}")
         return json.loads(result.read_text())
 
 
@@ -62,7 +65,7 @@ def measure(name: str, pythons: dict[str, str], rounds: int, cores: list[int]) -
         done: dict[str, list[dict[str, Any]]] = {side: [] for side in pythons}
         for number in range(rounds):
             for side in sorted(pythons, reverse=bool(number % 2)):
-                done[side].append(run(side, pythons[side], WORKLOADS[name], Path(folder), cores))
+                done[side].append(run(HERE / SIDES[side], pythons[side], WORKLOADS[name], Path(folder), cores))
                 print(f"{name} round {number + 1} {side}: {done[side][-1]['step_seconds']:.4f} s a step", flush=True)
     return {"settings": asdict(WORKLOADS[name]), "parameters": parameters, "rounds": done}
 
