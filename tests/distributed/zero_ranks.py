@@ -35,7 +35,7 @@ from rlvr.distributed.shares import load_reference, saved_reference
 from rlvr.distributed.zero_config import zero_config
 from rlvr.distributed.zero_loading import partition
 from rlvr.learner import Learner
-from rlvr.losses import ClippedPolicyLoss, Component, EntropyBonus, KLPenalty, Objective, k3
+from rlvr.losses import ClippedPolicyLoss, EntropyBonus, KLPenalty, Objective, ObjectiveTerm, k3
 from rlvr.losses.objective import Renewal
 from rlvr.policy import Snapshot, forward, load_policy
 from rlvr.policy.microbatch import rows_of
@@ -97,12 +97,12 @@ def recorded(policy, seed=0, rewards=REWARDS):
 def objective(loss=None):
     """Three terms, or the policy loss of a registered name."""
     if loss is not None:
-        return Objective((Component("policy", registry.build("loss", loss), "policy"),), 11.0)
+        return Objective((ObjectiveTerm("policy", registry.build("loss", loss), "policy"),), 11.0)
     return Objective(
         (
-            Component("policy", ClippedPolicyLoss(0.2, 0.2, "tokens"), "policy", zero_without_advantage=True),
-            Component("kl", KLPenalty(k3, "tokens"), "policy", 0.5),
-            Component("entropy", EntropyBonus("tokens"), "policy", 0.3),
+            ObjectiveTerm("policy", ClippedPolicyLoss(0.2, 0.2, "tokens"), "policy", zero_without_advantage=True),
+            ObjectiveTerm("kl", KLPenalty(k3, "tokens"), "policy", 0.5),
+            ObjectiveTerm("entropy", EntropyBonus("tokens"), "policy", 0.3),
         ),
         11.0,
     )

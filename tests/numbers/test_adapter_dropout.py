@@ -9,7 +9,7 @@ from rlvr import registry
 from rlvr.config import OptimConfig
 from rlvr.distributed.plain import PlainBackend
 from rlvr.learner import Learner
-from rlvr.losses import ClippedPolicyLoss, Component, Objective, Truncate
+from rlvr.losses import ClippedPolicyLoss, Objective, ObjectiveTerm, Truncate
 
 TWICE = OptimConfig(optimizer="sgd", lr=1.0, max_grad_norm=1e9, epochs_per_batch=2)
 
@@ -33,7 +33,7 @@ def make_noisy(make_policy):
 def test_the_passes_of_a_first_update_are_without_dropout(make_noisy, make_batch):
     """The pass over the batch is the first thing that the policy computes, and finds out meanwhile what the model can do."""
     policy = make_noisy()
-    target = Objective((Component("policy", ClippedPolicyLoss(), "policy", corrected=True),), 11.0, Truncate())
+    target = Objective((ObjectiveTerm("policy", ClippedPolicyLoss(), "policy", corrected=True),), 11.0, Truncate())
     torch.manual_seed(0)
     metrics = Learner(PlainBackend(policy, "sgd")).update(make_batch(policy), target, TWICE, 0.0)
     assert metrics["ratio/max"] == metrics["ratio/mean"] == 1.0
@@ -45,7 +45,7 @@ def test_what_a_loss_compares_beside_log_probs_is_without_dropout(make_noisy, ma
     found = {}
     for dropout in (0.0, 0.5):
         policy = make_noisy(dropout)
-        target = Objective((Component("policy", registry.build("loss", "rover"), "policy"),), 11.0)
+        target = Objective((ObjectiveTerm("policy", registry.build("loss", "rover"), "policy"),), 11.0)
         torch.manual_seed(0)
         found[dropout] = Learner(PlainBackend(policy, "sgd")).update(make_batch(policy), target, TWICE, 0.0)
     assert found[0.5]["loss/policy"] == pytest.approx(found[0.0]["loss/policy"], abs=1e-6)

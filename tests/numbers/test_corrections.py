@@ -16,7 +16,7 @@ from rlvr.config import OptimConfig
 from rlvr.core.needs import CURRENT
 from rlvr.errors import ConfigError, TrainingError
 from rlvr.learner import Learner
-from rlvr.losses import ClippedPolicyLoss, Component, Mask, MaskNegatives, Objective, Reject, TokenBatch, Truncate
+from rlvr.losses import ClippedPolicyLoss, Mask, MaskNegatives, Objective, ObjectiveTerm, Reject, TokenBatch, Truncate
 
 
 def tokens_of(gaps, sequence=None):
@@ -150,7 +150,7 @@ def test_the_corrected_gradient_is_that_of_float64_however_it_is_cut(policy, mak
     recorded = Recorded(policy, batch)
     correction, weight_of = ORACLES[name]
     want = gradient_of(recorded.model, recorded.loss(average, weight_of))
-    component = Component(
+    component = ObjectiveTerm(
         "policy", ClippedPolicyLoss(average=average), "policy", zero_without_advantage=True, corrected=True
     )
     for cut in ({}, {"micro_batch_size": 1}, {"micro_batch_tokens": 40}):
@@ -165,7 +165,7 @@ def test_the_corrected_gradient_is_that_of_float64_however_it_is_cut(policy, mak
 def test_the_effective_sample_size_and_the_touched_share_by_hand(policy, make_batch, recording):
     batch = make_batch(policy)
     recorded = Recorded(policy, batch)
-    component = Component("policy", ClippedPolicyLoss(), "policy", corrected=True)
+    component = ObjectiveTerm("policy", ClippedPolicyLoss(), "policy", corrected=True)
     metrics = Learner(recording(policy, moves=False)).update(
         batch, Objective((component,), 1.0, Truncate(1.3)), OptimConfig(optimizer="sgd", lr=1.0), 1.0
     )
@@ -190,7 +190,7 @@ def test_the_effective_sample_size_and_the_touched_share_by_hand(policy, make_ba
 def test_without_a_cap_only_what_is_masked_is_touched(policy, make_batch, recording):
     """mask_negatives with cap null weighs by 1, not by the ratio: with a bound that nothing passes no token is touched."""
     batch = make_batch(policy)
-    component = Component("policy", ClippedPolicyLoss(), "policy", corrected=True)
+    component = ObjectiveTerm("policy", ClippedPolicyLoss(), "policy", corrected=True)
     touched = []
     for max_kl in (1e9, 1e-6):
         objective = Objective((component,), 1.0, MaskNegatives(max_kl, None))
@@ -205,7 +205,7 @@ def test_unknown_behaviour_log_probs_cannot_be_corrected(policy, make_batch, rec
     batch = make_batch(policy)
     trained = next(r for i, r in enumerate(batch.rollouts) if batch.token_columns["weight/policy"][i].any())
     trained.behaviour_logprobs[:] = np.nan
-    component = Component("policy", ClippedPolicyLoss(), "policy", corrected=True)
+    component = ObjectiveTerm("policy", ClippedPolicyLoss(), "policy", corrected=True)
     learner, options = Learner(recording(policy)), OptimConfig(optimizer="sgd", lr=1.0)
     with pytest.raises(TrainingError, match="correction null"):
         learner.update(batch, Objective((component,), 1.0, Truncate()), options, 1.0)
@@ -219,7 +219,7 @@ def second_gradient(policy, batch, recording, decoupled):
     """(gradient of the second of two epochs, its float64 model, the first model)"""
     backend = recording(policy)
     before = double(policy)
-    component = Component("policy", ClippedPolicyLoss(1.0, 10.0, "tokens"), "policy", corrected=True)
+    component = ObjectiveTerm("policy", ClippedPolicyLoss(1.0, 10.0, "tokens"), "policy", corrected=True)
     options = OptimConfig(optimizer="sgd", lr=0.02, max_grad_norm=1e9, epochs_per_batch=2)
     after = {}
     step = backend.step
@@ -255,7 +255,7 @@ def test_later_steps_take_their_ratio_to_the_proximal_policy_when_decoupled(poli
 
 def test_one_optimizer_step_needs_no_extra_pass(policy, make_batch, recording):
     batch = make_batch(policy)
-    component = Component("policy", ClippedPolicyLoss(), "policy", corrected=True)
+    component = ObjectiveTerm("policy", ClippedPolicyLoss(), "policy", corrected=True)
     options = OptimConfig(optimizer="sgd", lr=1.0)
     Learner(recording(policy)).update(batch, Objective((component,), 1.0, None, decoupled=True), options, 1.0)
     assert "logprobs/proximal" not in batch.token_columns
@@ -264,7 +264,7 @@ def test_one_optimizer_step_needs_no_extra_pass(policy, make_batch, recording):
 @pytest.mark.parametrize("parts", [2, 3])
 def test_only_the_rollouts_of_later_steps_are_passed_again(policy, make_batch, recording, parts):
     batch = make_batch(policy)
-    component = Component("policy", ClippedPolicyLoss(), "policy", corrected=True)
+    component = ObjectiveTerm("policy", ClippedPolicyLoss(), "policy", corrected=True)
     options = OptimConfig(optimizer="sgd", lr=1e-3, updates_per_batch=parts)
     Learner(recording(policy)).update(batch, Objective((component,), 1.0, None, decoupled=True), options, 1e-3)
     known = [bool(np.isfinite(values).any()) for values in batch.token_columns["logprobs/proximal"]]
@@ -317,7 +317,7 @@ def test_every_step_weighs_and_clips(policy, make_batch, recording, name, moment
     batch = make_batch(policy)
     Recorded(policy, batch, size=0.4)
     correction, weight_of = STEP_ORACLES[name]
-    component = Component("policy", ClippedPolicyLoss(0.05, 0.08, "sequences"), "policy", corrected=True)
+    component = ObjectiveTerm("policy", ClippedPolicyLoss(0.05, 0.08, "sequences"), "policy", corrected=True)
     target = Objective((component,), 1.0, correction)
     backend, metrics, models, parts = two_steps(policy, batch, recording, target, moments)
     start, touched, importances = models[0], [], []
@@ -368,7 +368,7 @@ def test_a_large_gap_of_the_engine_is_bounded_in_every_step(
         return plain(loss, tokens, over)
 
     monkeypatch.setattr(ClippedPolicyLoss, "__call__", call)
-    component = Component("policy", ClippedPolicyLoss(), "policy", corrected=True)
+    component = ObjectiveTerm("policy", ClippedPolicyLoss(), "policy", corrected=True)
     options = OptimConfig(optimizer="sgd", lr=1e-6, epochs_per_batch=3)
     target = Objective((component,), 1.0, registry.build("correction", name))
     Learner(recording(policy)).update(batch, target, options, 1e-6)
@@ -381,7 +381,7 @@ def test_the_recomputed_log_probs_cost_one_pass(policy, make_batch, recording, f
     """A correction with four steps a batch computes the rollouts of the later three once more; without one nothing is."""
     batch = make_batch(policy, rewards=((1.0, 0.0),) * 4)
     Recorded(policy, batch, size=0.1)
-    component = Component("policy", ClippedPolicyLoss(), "policy", corrected=True)
+    component = ObjectiveTerm("policy", ClippedPolicyLoss(), "policy", corrected=True)
     options = OptimConfig(optimizer="sgd", lr=1e-3, updates_per_batch=4)
     Learner(recording(policy)).update(batch, Objective((component,), 1.0, Truncate()), options, 1e-3)
     assert forwards == [(6, False)] + [(2, True)] * 4
@@ -404,7 +404,7 @@ def test_a_loss_that_chooses_sees_the_same_ratio_as_it_trains(policy, make_batch
         return plain(loss, tokens)
 
     monkeypatch.setattr(SecondMomentLoss, "choose", choose)
-    component = Component("policy", SecondMomentLoss(), "policy", corrected=True)
+    component = ObjectiveTerm("policy", SecondMomentLoss(), "policy", corrected=True)
     options = OptimConfig(optimizer="sgd", lr=1e-5, epochs_per_batch=2)
     Learner(recording(policy)).update(batch, Objective((component,), 1.0, Truncate()), options, 1e-5)
     assert shown[0] == 0.0 and shown[1] < 0.01

@@ -15,7 +15,7 @@ from rlvr.distributed.plain import PlainBackend
 from rlvr.distributed.shares import load_reference, saved_reference
 from rlvr.errors import TrainingError
 from rlvr.learner import Learner
-from rlvr.losses import ClippedPolicyLoss, Component, EntropyBonus, KLPenalty, LikelihoodLoss, Objective, k1, k2, k3
+from rlvr.losses import ClippedPolicyLoss, EntropyBonus, KLPenalty, LikelihoodLoss, Objective, ObjectiveTerm, k1, k2, k3
 from rlvr.losses.step_metrics import GATE
 from rlvr.policy import Snapshot
 from rlvr.records import Batch, Origin
@@ -30,11 +30,11 @@ CUTS = [
 
 
 def make_objective(average="sequences", kl=None, entropy=0.0, skip=True, low=0.2, high=0.2, constant=11.0):
-    components = [Component("policy", ClippedPolicyLoss(low, high, average), "policy", zero_without_advantage=skip)]
+    components = [ObjectiveTerm("policy", ClippedPolicyLoss(low, high, average), "policy", zero_without_advantage=skip)]
     if kl is not None:
-        components.append(Component("kl", KLPenalty(KL[kl[0]], average), "policy", kl[1]))
+        components.append(ObjectiveTerm("kl", KLPenalty(KL[kl[0]], average), "policy", kl[1]))
     if entropy:
-        components.append(Component("entropy", EntropyBonus(average), "policy", entropy))
+        components.append(ObjectiveTerm("entropy", EntropyBonus(average), "policy", entropy))
     return Objective(tuple(components), constant)
 
 
@@ -86,7 +86,7 @@ def test_an_entropy_bonus_may_be_the_whole_objective(policy, make_batch, recordi
     batch, model = make_batch(policy), double(policy)
     _, values = objective(model, batch, "tokens", entropy=0.3, constant=11.0)
     want = gradient_of(model, 0.3 * values["entropy"])
-    target = Objective((Component("entropy", EntropyBonus("tokens"), "policy", 0.3),), 11.0)
+    target = Objective((ObjectiveTerm("entropy", EntropyBonus("tokens"), "policy", 0.3),), 11.0)
     gradient, metrics = one_gradient(recording, policy, batch, target)
     assert gap(gradient, want) < 1e-5
     assert metrics["loss/total"] == pytest.approx(0.3 * float(values["entropy"].detach()), rel=1e-4)
@@ -371,7 +371,7 @@ def mixed(make_policy, make_batch, make_rollout):
         },
     )
     target = Objective(
-        (*make_objective("tokens").components, Component("likelihood", LikelihoodLoss(), "likelihood", 0.3))
+        (*make_objective("tokens").components, ObjectiveTerm("likelihood", LikelihoodLoss(), "likelihood", 0.3))
     )
     return policy, joined, target
 

@@ -15,12 +15,12 @@ from number_oracles import clipped, divergence, finite_differences
 from rlvr.core.needs import CURRENT, REFERENCE
 from rlvr.losses import (
     ClippedPolicyLoss,
-    Component,
     Denominators,
     EntropyBonus,
     KLPenalty,
     LikelihoodLoss,
     Objective,
+    ObjectiveTerm,
     TokenBatch,
     k1,
     k2,
@@ -199,13 +199,13 @@ def test_denominators_and_what_trains(make_rollout):
     weights = [np.asarray([0] * 2 + [1] * (len(r) - 2), dtype=np.float32) for r in rollouts]
     weights[2][:] = 0
     batch = Batch(rollouts, {"advantage": np.asarray([1.0, 0.0, 3.0, -1.0])}, {"weight/policy": weights})
-    policy = Component("policy", ClippedPolicyLoss(), "policy", zero_without_advantage=True)
+    policy = ObjectiveTerm("policy", ClippedPolicyLoss(), "policy", zero_without_advantage=True)
     objective = Objective((policy,), constant=9.0)
     assert objective.denominators(batch) == {"policy": Denominators(7.0, 3.0, 9.0)}
     assert objective.trains(batch).tolist() == [True, False, False, True]
-    kl = Component("kl", KLPenalty(k3, "sequences"), "policy", 0.1)
+    kl = ObjectiveTerm("kl", KLPenalty(k3, "sequences"), "policy", 0.1)
     assert Objective((policy, kl)).trains(batch).tolist() == [True, True, False, True]
-    fixed = Component("policy", ClippedPolicyLoss(average="constant", constant=5), "policy")
+    fixed = ObjectiveTerm("policy", ClippedPolicyLoss(average="constant", constant=5), "policy")
     assert Objective((fixed,), constant=9.0).denominators(batch)["policy"].constant == 5.0
     per_token = batch.select(range(4))
     del per_token.columns["advantage"]
@@ -221,8 +221,10 @@ def test_at_fixes_schedules_and_drops_what_weighs_nothing():
 
     objective = Objective(
         (
-            Component("policy", ClippedPolicyLoss(clip_high=Schedule(schedule="linear", start=0.2, end=0.4)), "policy"),
-            Component("kl", KLPenalty(k3, "sequences"), "policy", StepSchedule(at={0: 0.0, 5: 0.1})),
+            ObjectiveTerm(
+                "policy", ClippedPolicyLoss(clip_high=Schedule(schedule="linear", start=0.2, end=0.4)), "policy"
+            ),
+            ObjectiveTerm("kl", KLPenalty(k3, "sequences"), "policy", StepSchedule(at={0: 0.0, 5: 0.1})),
         )
     )
     start, later = objective.at(0, 10), objective.at(5, 10)

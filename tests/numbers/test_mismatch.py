@@ -9,7 +9,7 @@ from number_oracles import double, token_statistics
 
 from rlvr.config import OptimConfig
 from rlvr.learner import Learner
-from rlvr.losses import ClippedPolicyLoss, Component, Objective, Truncate
+from rlvr.losses import ClippedPolicyLoss, Objective, ObjectiveTerm, Truncate
 
 
 def exact_batch(policy, make_batch, **options):
@@ -28,7 +28,7 @@ def exact_batch(policy, make_batch, **options):
     return batch
 
 
-COMPONENT = Component("policy", ClippedPolicyLoss(), "policy", zero_without_advantage=True, corrected=True)
+COMPONENT = ObjectiveTerm("policy", ClippedPolicyLoss(), "policy", zero_without_advantage=True, corrected=True)
 
 
 @pytest.mark.parametrize("correction", [None, Truncate()])

@@ -15,7 +15,7 @@ from rlvr.config import ModelConfig, OptimConfig, ScratchConfig
 from rlvr.core.needs import CURRENT, Need
 from rlvr.errors import ConfigError
 from rlvr.learner import Learner
-from rlvr.losses import ClippedPolicyLoss, Component, Objective
+from rlvr.losses import ClippedPolicyLoss, Objective, ObjectiveTerm
 from rlvr.policy import Cost, check_packing, forward, load_policy, micro_batches, packing
 from rlvr.policy.attention import Spans, attending
 from rlvr.policy.microbatch import DeferredColumns
@@ -176,7 +176,7 @@ def test_the_learners_gradient(make_policy, make_batch, recording, options, adap
     policy = make_policy(adapter=adapter)
     batch, model = make_batch(policy), double(policy)
     want = gradient_of(model, objective(model, batch, "sequences")[0])
-    target = Objective((Component("policy", ClippedPolicyLoss(0.2, 0.2, "sequences"), "policy"),))
+    target = Objective((ObjectiveTerm("policy", ClippedPolicyLoss(0.2, 0.2, "sequences"), "policy"),))
     backend = recording(policy, moves=False)
     metrics = Learner(backend).update(batch, target, OptimConfig(optimizer="sgd", max_grad_norm=1e9, **options), 1.0)
     assert gap(backend.gradients[0], want) < 1e-5

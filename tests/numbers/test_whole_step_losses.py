@@ -22,7 +22,6 @@ from rlvr.losses import (
     ChosenLikelihood,
     ClipCovLoss,
     ClippedPolicyLoss,
-    Component,
     ContrastiveLoss,
     Divergence,
     GammaWeightedLoss,
@@ -33,6 +32,7 @@ from rlvr.losses import (
     LastTokenReward,
     LikelihoodLoss,
     Objective,
+    ObjectiveTerm,
     OutcomeClassifier,
     QuadraticPenaltyLoss,
     RandomPolicyValueLoss,
@@ -247,7 +247,7 @@ def steps(make_policy, make_batch, recording):
 
 
 def component(loss, **more):
-    return Component(
+    return ObjectiveTerm(
         "policy", loss, "policy", zero_without_advantage=getattr(loss, "zero_without_advantage", False), **more
     )
 
@@ -284,20 +284,20 @@ OBJECTIVES = {
             Reinforce(average="groups"),
         )
     },
-    "inverse soft q": (component(ClippedPolicyLoss()), Component("td", InverseSoftQ(0.2, 0.9), "policy", 0.5)),
-    "outcome": (component(ClippedPolicyLoss()), Component("outcome", OutcomeClassifier(), "policy", 0.5)),
+    "inverse soft q": (component(ClippedPolicyLoss()), ObjectiveTerm("td", InverseSoftQ(0.2, 0.9), "policy", 0.5)),
+    "outcome": (component(ClippedPolicyLoss()), ObjectiveTerm("outcome", OutcomeClassifier(), "policy", 0.5)),
     "kl by token": (
         component(ClippedPolicyLoss()),
-        Component("kl", KLPenalty(k3, "tokens"), "policy", 0.5, by_token=True),
+        ObjectiveTerm("kl", KLPenalty(k3, "tokens"), "policy", 0.5, by_token=True),
     ),
     "top entropy": (component(ClippedPolicyLoss(), keep=(TopEntropy(0.3),)),),
-    "weighted kl": (component(ClippedPolicyLoss()), Component("kl", KLPenalty(k3, "tokens", True), "policy", 0.5)),
+    "weighted kl": (component(ClippedPolicyLoss()), ObjectiveTerm("kl", KLPenalty(k3, "tokens", True), "policy", 0.5)),
     "kl, value of one, gradient of another": (
         component(ClippedPolicyLoss()),
-        Component("kl", KLPenalty(Divergence(k1, k2), "tokens"), "policy", 0.5),
+        ObjectiveTerm("kl", KLPenalty(Divergence(k1, k2), "tokens"), "policy", 0.5),
     ),
     **{
-        name: (component(ClippedPolicyLoss()), Component(name, loss, "policy", 0.5))
+        name: (component(ClippedPolicyLoss()), ObjectiveTerm(name, loss, "policy", 0.5))
         for name, loss in (("dpo", DPO()), ("ipo", IPO()), ("kto", KTO()))
     },
 }
@@ -347,7 +347,7 @@ def test_the_gradient_of_a_loss_of_responses_is_that_of_the_float64_model(steps,
     )
     slopes = finite_differences(lambda x: wanted(x, s), values)
     want = gradient_of(steps.model, sum(float(d) * v for d, v in zip(slopes, now, strict=True)))
-    weights = Objective((Component("policy", loss, "policy"),))
+    weights = Objective((ObjectiveTerm("policy", loss, "policy"),))
     for options in CUTS:
         (gradient,), metrics = steps.gradients(weights, **options)
         assert gap(gradient, want) < 1e-5, options
@@ -373,7 +373,7 @@ def implied(steps, penalty, discount):
 def test_inverse_soft_q_is_that_of_the_float64_model(steps, penalty, discount):
     value = implied(steps, penalty, discount)
     want = gradient_of(steps.model, value)
-    objective = Objective((Component("td", InverseSoftQ(penalty, discount), "policy"),))
+    objective = Objective((ObjectiveTerm("td", InverseSoftQ(penalty, discount), "policy"),))
     for options in CUTS:
         (gradient,), metrics = steps.gradients(objective, **options)
         assert gap(gradient, want) < 1e-5, options
@@ -381,8 +381,8 @@ def test_inverse_soft_q_is_that_of_the_float64_model(steps, penalty, discount):
 
 
 def test_inverse_soft_q_without_a_penalty_is_the_likelihood(steps):
-    plain = steps.gradients(Objective((Component("td", LikelihoodLoss(), "policy"),)))[0][0]
-    own = steps.gradients(Objective((Component("td", InverseSoftQ(0.0), "policy"),)))[0][0]
+    plain = steps.gradients(Objective((ObjectiveTerm("td", LikelihoodLoss(), "policy"),)))[0][0]
+    own = steps.gradients(Objective((ObjectiveTerm("td", InverseSoftQ(0.0), "policy"),)))[0][0]
     assert gap(own, plain) < 1e-6
 
 
@@ -397,7 +397,7 @@ def test_factors_of_tokens_multiply_a_coefficient(steps):
         d = reference - token_statistics(steps.model, rollout)[0]
         value = value + ((d.exp() - 1 - d) * torch.as_tensor(factor[1:] * weight[1:]).double()).sum() / total
     want = gradient_of(steps.model, value)
-    kl = Component("kl", KLPenalty(k3, "tokens"), "policy", by_token=True)
+    kl = ObjectiveTerm("kl", KLPenalty(k3, "tokens"), "policy", by_token=True)
     for options in CUTS:
         (gradient,), metrics = steps.gradients(Objective((kl,)), **options)
         assert gap(gradient, want) < 1e-5
@@ -491,7 +491,7 @@ def test_unknown_behaviour_is_refused_where_it_is_read(steps):
 def test_the_reference_follows(steps):
     """After a step: mix x policy + (1 - mix) x reference, and nothing while it is not due."""
     objective = Objective(
-        (component(ClippedPolicyLoss()), Component("kl", KLPenalty(k3, "tokens"), "policy", 0.1)),
+        (component(ClippedPolicyLoss()), ObjectiveTerm("kl", KLPenalty(k3, "tokens"), "policy", 0.1)),
         renewal=Renewal(every=3, mix=0.25),
     )
     before = {name: w.clone() for name, w in steps.reference.weights.items()}
@@ -530,5 +530,5 @@ def test_likelihood_of_chosen_responses(steps):
         want = gradient_of(steps.model, value)
         loss = ChosenLikelihood(weigh=weigh)
         for options in CUTS:
-            (gradient,), _ = steps.gradients(Objective((Component("likelihood", loss, "likelihood"),)), **options)
+            (gradient,), _ = steps.gradients(Objective((ObjectiveTerm("likelihood", loss, "likelihood"),)), **options)
             assert gap(gradient, want) < 1e-5

@@ -10,7 +10,7 @@ import torch
 from rlvr.config.config_loading import load_config
 from rlvr.distributed import PlainBackend
 from rlvr.learner import Learner
-from rlvr.losses import ClippedPolicyLoss, Component, Objective
+from rlvr.losses import ClippedPolicyLoss, Objective, ObjectiveTerm
 from rlvr.policy.flops import PassCounter, peak_flops
 from rlvr.records import Batch
 from stages.context import Context, free_memory
@@ -81,7 +81,7 @@ def measure_case(context: Context, case: Case, rate: float) -> dict[str, Any]:
 
 def step(backend: PlainBackend, batch: Batch) -> tuple[dict[str, float | None], PassCounter]:
     """One optimizer step of the learner, in one micro-batch: its metrics, and what it computed."""
-    loss = Component("policy", ClippedPolicyLoss(0.2, 0.2, "tokens"), "policy", zero_without_advantage=True)
+    loss = ObjectiveTerm("policy", ClippedPolicyLoss(0.2, 0.2, "tokens"), "policy", zero_without_advantage=True)
     config = load_config({}).optim
     learner = Learner(backend)
     return learner.update(batch, Objective((loss,), 1.0), config, 1e-6), learner.computed

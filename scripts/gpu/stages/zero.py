@@ -15,7 +15,7 @@ from rlvr.config import ModelConfig
 from rlvr.config.config_loading import load_config
 from rlvr.distributed import World
 from rlvr.learner import Learner
-from rlvr.losses import ClippedPolicyLoss, Component, Objective
+from rlvr.losses import ClippedPolicyLoss, Objective, ObjectiveTerm
 from rlvr.policy import load_policy
 from stages.context import Context, Skip
 from stages.models import made_up, model_section
@@ -49,7 +49,7 @@ def steps(context: Context, dtype: str, backend: dict[str, Any]) -> dict[str, An
     policy = load_policy(ModelConfig(**section), shared_out=options.partitions)
     opened = options.open(policy, "adamw", World())
     learner = Learner(opened)
-    loss = Component("policy", ClippedPolicyLoss(0.2, 0.2, "tokens"), "policy")
+    loss = ObjectiveTerm("policy", ClippedPolicyLoss(0.2, 0.2, "tokens"), "policy")
     config = load_config({"optim": {"micro_batch_size": 4}}).optim
     batch = made_up(policy, rollouts=8, prompt=8, response=24 if context.toy else 120, group=4)
     batch.columns["advantage"] = np.random.default_rng(0).normal(size=8)

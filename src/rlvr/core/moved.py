@@ -1,14 +1,15 @@
-"""Old module names, which are read for one version with a notice."""
+"""Old names of modules and of what they contain, which are found for one version with a notice."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 MOVED = {
     "rlvr.needs": "rlvr.core.needs",
@@ -38,3 +39,17 @@ class MovedModules(MetaPathFinder, Loader):
         text = f"{module.__name__} is now {new}: the old name goes with the next version"
         warnings.warn(text, FutureWarning, stacklevel=2)
         sys.modules[module.__name__] = importlib.import_module(new)
+
+
+def renamed(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a module in which `names` (old name -> new name) were renamed. Warns with a FutureWarning."""
+
+    def find(name: str) -> Any:
+        new = names.get(name)
+        if new is None:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        text = f"{module}.{name} is now {module}.{new}: the old name goes with the next version"
+        warnings.warn(text, FutureWarning, stacklevel=2)
+        return vars(sys.modules[module])[new]
+
+    return find

@@ -12,7 +12,7 @@ import torch
 
 from rlvr.config import OptimConfig
 from rlvr.core.needs import BEHAVIOUR, PROXIMAL, REFERENCE
-from rlvr.losses import Component, Objective
+from rlvr.losses import Objective, ObjectiveTerm
 from rlvr.losses.ahead import Ahead
 from rlvr.policy import MicroBatch
 from rlvr.policy.transfer import to_device
@@ -134,12 +134,12 @@ class LossInputs:
                 host |= _places(weights, values, host["logprobs", BEHAVIOUR])
         return cls(host, dict(zip(host, to_device([*host.values()], rows.targets.device), strict=True)))
 
-    def trained_by(self, component: Component) -> TrainedTokens:
+    def trained_by(self, component: ObjectiveTerm) -> TrainedTokens:
         """The tokens that the component gives a weight."""
         weight = self.host["weight", component.weights]
         return TrainedTokens(np.flatnonzero(weight), self.device.get(("places", component.weights)))
 
-    def of_rollouts(self, what: str, component: Component, like: torch.Tensor) -> torch.Tensor | None:
+    def of_rollouts(self, what: str, component: ObjectiveTerm, like: torch.Tensor) -> torch.Tensor | None:
         """[S] in the type of `like`; None where the component has none."""
         values = self.device.get((what, component.name))
         return None if values is None else values.to(like.dtype)

@@ -32,7 +32,7 @@ from rlvr.core.needs import BEHAVIOUR, CURRENT, PROXIMAL, REFERENCE, SEVERAL_PER
 from rlvr.distributed import Backend, World
 from rlvr.errors import TrainingError
 from rlvr.learner.inputs import WITHOUT_DROPOUT, LossInputs, Work
-from rlvr.losses import Component, Denominators, LossTerm, Objective, SequenceLoss, TokenBatch
+from rlvr.losses import Denominators, LossTerm, Objective, ObjectiveTerm, SequenceLoss, TokenBatch
 from rlvr.losses.ahead import Ahead, look_ahead, needs_ahead
 from rlvr.losses.correction import LARGEST_GAP
 from rlvr.losses.step_metrics import StepMetrics, gap_sums, with_effective_size
@@ -321,7 +321,7 @@ def _comparable(objective: Objective) -> list[Need]:
     return [Need(name) for name in sorted(read - SEVERAL_PER_TOKEN)]
 
 
-def _term(component: Component, tokens: TokenBatch, over: Denominators, inputs: LossInputs) -> LossTerm:
+def _term(component: ObjectiveTerm, tokens: TokenBatch, over: Denominators, inputs: LossInputs) -> LossTerm:
     """The component's share of the loss for the tokens of a micro-batch, with what it knows of the whole step."""
     shares = inputs.of_rollouts("share", component, like=tokens.logprobs)
     slopes = inputs.of_rollouts("slope", component, like=tokens.logprobs)

@@ -1,5 +1,6 @@
 """Losses: pure functions of the statistics that they declare; they never see logits, models or batches."""
 
+from rlvr.core.moved import renamed
 from rlvr.losses.clip import ClippedPolicyLoss
 from rlvr.losses.copg import ContrastiveLoss
 from rlvr.losses.correction import Correction, Mask, MaskNegatives, Reject, Truncate
@@ -11,7 +12,7 @@ from rlvr.losses.inverse_soft_q import InverseSoftQ
 from rlvr.losses.kl import Divergence, KLPenalty, absolute, k1, k2, k3
 from rlvr.losses.likelihood import ChosenLikelihood, LikelihoodLoss
 from rlvr.losses.m2po import SecondMomentLoss
-from rlvr.losses.objective import Component, Loss, Objective, Renewal
+from rlvr.losses.objective import Loss, Objective, ObjectiveTerm, Renewal
 from rlvr.losses.pacs import RewardClassification
 from rlvr.losses.preference import DPO, IPO, KTO
 from rlvr.losses.reinforce import Reinforce
@@ -33,7 +34,6 @@ __all__ = [
     "ChosenLikelihood",
     "ClipCovLoss",
     "ClippedPolicyLoss",
-    "Component",
     "ContrastiveLoss",
     "Correction",
     "Denominators",
@@ -51,6 +51,7 @@ __all__ = [
     "Mask",
     "MaskNegatives",
     "Objective",
+    "ObjectiveTerm",
     "OutcomeClassifier",
     "QuadraticPenaltyLoss",
     "RandomPolicyValueLoss",
@@ -73,3 +74,5 @@ __all__ = [
     "k2",
     "k3",
 ]
+
+__getattr__ = renamed(__name__, {"Component": "ObjectiveTerm"})

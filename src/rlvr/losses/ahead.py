@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from rlvr.core.needs import CURRENT, PROXIMAL, REFERENCE, Need
-from rlvr.losses.objective import Component
+from rlvr.losses.objective import ObjectiveTerm
 from rlvr.losses.sequences import SequenceBatch, SequenceLoss
 from rlvr.losses.tokens import TokenBatch
 from rlvr.records import Batch
@@ -37,7 +37,7 @@ class Ahead:
     """float64 [B]: its derivative in the sum of the response's log-probs."""
 
 
-def needs_ahead(component: Component) -> frozenset[Need]:
+def needs_ahead(component: ObjectiveTerm) -> frozenset[Need]:
     """The statistics that a component has to be shown of the whole step; none where it asks for nothing."""
     needs = set().union(*(selector.needs for selector in component.keep))
     needs |= getattr(component.loss, "chooses_by", frozenset())
@@ -47,7 +47,7 @@ def needs_ahead(component: Component) -> frozenset[Need]:
 
 
 def look_ahead(
-    component: Component, batch: Batch, index: np.ndarray, columns: Columns, weights: Sequence[np.ndarray]
+    component: ObjectiveTerm, batch: Batch, index: np.ndarray, columns: Columns, weights: Sequence[np.ndarray]
 ) -> Ahead:
     """The answer of `component` for the rollouts at `index`, whose tokens weigh `weights`."""
     index = np.asarray([i for i in index if np.any(weights[i] != 0)], dtype=np.int64)

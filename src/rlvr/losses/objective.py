@@ -41,7 +41,7 @@ class Loss(Protocol):
 
 
 @dataclass(frozen=True)
-class Component:
+class ObjectiveTerm:
     """One term of the objective: coef x loss over the tokens that `weight/<weights>` marks.
 
     `zero_without_advantage` says that a token whose advantage is 0 adds nothing to the loss's gradient, so that rollouts
@@ -79,7 +79,7 @@ class Renewal:
 class Objective:
     """The components of a step, and the length that the constant average divides by."""
 
-    components: tuple[Component, ...]
+    components: tuple[ObjectiveTerm, ...]
     constant: float = 1.0
     correction: Correction | None = None
     """Weights for the gap between proximal and behaviour policy."""
@@ -135,7 +135,7 @@ class Objective:
         """What each component averages over in `batch` (this rank's share of it)."""
         return {c.name: self._denominator(c, batch) for c in self.components}
 
-    def _denominator(self, component: Component, batch: Batch) -> Denominators:
+    def _denominator(self, component: ObjectiveTerm, batch: Batch) -> Denominators:
         sums = np.asarray([float(w.sum()) for w in batch.tokens(f"weight/{component.weights}")])
         constant = getattr(component.loss, "constant", None) or self.constant
         groups = len(np.unique(batch.group_index()[sums > 0])) if component.loss.average == "groups" else 0

@@ -11,7 +11,7 @@ from rlvr import registry
 from rlvr.config.pieces import piece_of
 from rlvr.config.stage_plan import StagePlan
 from rlvr.errors import ConfigError, DataError, nearest
-from rlvr.losses import Component, LikelihoodLoss, Objective, SequenceLoss
+from rlvr.losses import LikelihoodLoss, Objective, ObjectiveTerm, SequenceLoss
 from rlvr.losses.tokens import Average
 from rlvr.monitor.batch import batch_metrics
 from rlvr.records import Batch, Origin, Task
@@ -97,17 +97,17 @@ class SFTStage(Stage):
         return self._objective
 
 
-def _component(plan: StagePlan, loss: Any, average: Average) -> Component:
+def _component(plan: StagePlan, loss: Any, average: Average) -> ObjectiveTerm:
     """What is learned from demonstrations. ConfigError for a loss that compares or chooses responses."""
     if loss == "likelihood":
-        return Component("likelihood", LikelihoodLoss(average), "likelihood")
+        return ObjectiveTerm("likelihood", LikelihoodLoss(average), "likelihood")
     piece, name = registry.build("auxiliary", loss), registry.split(loss)[0].rpartition(":")[2]
     if hasattr(piece, "weights") or getattr(piece, "smallest_group", 1) > 1:
         raise ConfigError(
             f"stage {plan.name!r}: the loss {name!r} chooses or compares sampled responses, and an sft stage has one given "
             "response for each task: use it in algorithm.auxiliary of a grpo stage, or choose another loss"
         )
-    return Component(name, piece, "likelihood")
+    return ObjectiveTerm(name, piece, "likelihood")
 
 
 def _is_number(value: Any) -> bool:

@@ -13,7 +13,7 @@ from rlvr.config import AlgorithmConfig, Config, KLConfig, bare_auxiliary, coeff
 from rlvr.config.stage_plan import StagePlan
 from rlvr.core.needs import BEHAVIOUR, Need
 from rlvr.errors import ConfigError
-from rlvr.losses import Component, Divergence, EntropyBonus, KLPenalty, Objective, Renewal, SequenceLoss
+from rlvr.losses import Divergence, EntropyBonus, KLPenalty, Objective, ObjectiveTerm, Renewal, SequenceLoss
 from rlvr.losses.correction import Correction
 from rlvr.rollout.vllm.options import deviations
 from rlvr.stages.grpo.reference_penalty import ReferencePenalty
@@ -38,10 +38,10 @@ def build_objective(plan: StagePlan, shares_weights: bool) -> Objective:
         )
     keep = tuple(registry.build("token_selector", spec) for spec in algorithm.token_select)
     skips = getattr(loss, "zero_without_advantage", False)
-    components = [Component("policy", loss, "policy", algorithm.loss_coef, skips, not corrects_itself, keep)]
+    components = [ObjectiveTerm("policy", loss, "policy", algorithm.loss_coef, skips, not corrects_itself, keep)]
     components += _kl(algorithm, loss, of_responses)
     if algorithm.entropy != 0.0:
-        components.append(Component("entropy", EntropyBonus(loss.average), "policy", algorithm.entropy, keep=keep))
+        components.append(ObjectiveTerm("entropy", EntropyBonus(loss.average), "policy", algorithm.entropy, keep=keep))
     components += _auxiliary(algorithm, plan.config.rollout.group_size)
     if algorithm.loss_coef == 0.0 and len(components) == 1:
         raise ConfigError(
@@ -100,7 +100,7 @@ def _check_group(piece: Any, called: str, group_size: int) -> None:
         )
 
 
-def _kl(algorithm: AlgorithmConfig, loss: Any, of_responses: bool) -> list[Component]:
+def _kl(algorithm: AlgorithmConfig, loss: Any, of_responses: bool) -> list[ObjectiveTerm]:
     kl = algorithm.kl
     if kl is None or kl.coef == 0.0:
         if kl is not None and kl.scale is not None:
@@ -110,7 +110,7 @@ def _kl(algorithm: AlgorithmConfig, loss: Any, of_responses: bool) -> list[Compo
         return []
     if kl.where == "loss":
         penalty = KLPenalty(_divergence(kl), loss.average, kl.weighted)
-        return [Component("kl", penalty, "policy", kl.coef, by_token=kl.scale is not None)]
+        return [ObjectiveTerm("kl", penalty, "policy", kl.coef, by_token=kl.scale is not None)]
     for option, neutral in (("gradient", None), ("weighted", False)):
         if getattr(kl, option) != neutral:
             raise ConfigError(
@@ -125,8 +125,8 @@ def _kl(algorithm: AlgorithmConfig, loss: Any, of_responses: bool) -> list[Compo
     return []
 
 
-def _auxiliary(algorithm: AlgorithmConfig, group_size: int) -> list[Component]:
-    components: list[Component] = []
+def _auxiliary(algorithm: AlgorithmConfig, group_size: int) -> list[ObjectiveTerm]:
+    components: list[ObjectiveTerm] = []
     for spec in algorithm.auxiliary:
         plain, coef = bare_auxiliary(spec), coefficient(spec)
         kind = registry.split(plain)[0].rpartition(":")[2]
@@ -145,7 +145,7 @@ def _auxiliary(algorithm: AlgorithmConfig, group_size: int) -> list[Component]:
                 "algorithm.kl.where to loss or advantage"
             )
         weights = name if hasattr(piece, "weights") else "policy"
-        components.append(Component(name, piece, weights, coef))
+        components.append(ObjectiveTerm(name, piece, weights, coef))
     return components
 
 
