@@ -28,6 +28,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlvr.core.calling import FIELDS
+from rlvr.core.specs import ComponentSpec, SpecLike
 from rlvr.errors import USER_CODE_ERRORS, ConfigError, RlvrError, nearest, user_traceback
 
 if TYPE_CHECKING:
@@ -251,22 +252,19 @@ def leave_loaded_script() -> None:
         raise _TrainerReached(str(_loading[-1]))
 
 
-def split(spec: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def split(spec: SpecLike) -> tuple[str, dict[str, Any]]:
     """A piece as written -> (name, options)."""
-    if isinstance(spec, str):
-        return spec, {}
-    options = dict(spec)
-    try:
-        return options.pop("name"), options
-    except KeyError:
-        raise ConfigError(f"a piece written as a mapping needs a `name`: {dict(spec)!r}") from None
+    parsed = ComponentSpec.parse(spec)
+    return parsed.name, dict(parsed.options)
 
 
-def check_options(kind: str, spec: str | Mapping[str, Any]) -> dict[str, Any]:
+def check_options(kind: str, spec: SpecLike) -> dict[str, Any]:
     """The options of a piece as written, checked and converted by the piece's own signature."""
     from pydantic import ValidationError
 
-    name, options = split(spec)
+    spec = ComponentSpec.parse(spec)
+    name = spec.name
+    options = dict(spec.options)
     piece = find(kind, name)
     known = options_of(piece)
     for option in options:
@@ -322,10 +320,11 @@ def _hints(piece: Any) -> dict[str, Any]:
         return {}
 
 
-def build(kind: str, spec: str | Mapping[str, Any]) -> Any:
+def build(kind: str, spec: SpecLike) -> Any:
     """The piece that `spec` writes: an instance of a class, or a function with its options bound."""
-    name, _ = split(spec)
-    piece, options = find(kind, name), check_options(kind, spec)
+    name = ComponentSpec.parse(spec).name
+    piece = find(kind, name)
+    options = check_options(kind, spec)
     if not inspect.isclass(piece):
         return functools.partial(piece, **options) if options else piece
     return instance(kind, name, piece, options)

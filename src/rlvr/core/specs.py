@@ -1,0 +1,62 @@
+"""A component as a configuration writes it: its name and its options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+from rlvr.errors import ConfigError
+
+WrittenSpec = str | dict[str, Any]
+"""A component in YAML: a name, or `{name: ..., option: value}`."""
+
+
+@dataclass(frozen=True)
+class ComponentSpec:
+    """The name and options of a component, as a configuration gives them: `registry.build(kind, spec)` builds it."""
+
+    name: str
+    """A registered name, `FILE.py:Name` or `module:Name`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Option -> value, as written: the component's own signature converts them when it is built."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Those of `extra_keys` that were written, with their values."""
+
+    extra_keys: ClassVar[tuple[str, ...]] = ()
+    """Keys of the mapping that are no options of the component: they say what the place makes of it."""
+
+    @classmethod
+    def parse(cls, written: SpecLike) -> Self:
+        """Return the spec that `written` gives. ConfigError for a mapping without a `name`."""
+        if isinstance(written, cls):
+            return written
+        if isinstance(written, ComponentSpec):
+            written = written.written
+        if isinstance(written, str):
+            return cls(written)
+        options = dict(written)
+        extra = {key: options.pop(key) for key in cls.extra_keys if key in options}
+        if "name" not in options:
+            raise ConfigError(f"a piece written as a mapping needs a `name`: {options!r}")
+        return cls(options.pop("name"), options, extra)
+
+    @property
+    def written(self) -> WrittenSpec:
+        """The component as YAML has it: its name alone where it has no options."""
+        if not self.options and not self.extra:
+            return self.name
+        return {"name": self.name, **self.options, **self.extra}
+
+    @property
+    def short_name(self) -> str:
+        """The name without the file or module in front of it."""
+        return self.name.rpartition(":")[2]
+
+    def with_options(self, **options: Any) -> Self:
+        """Return the spec with these options over its own."""
+        return type(self)(self.name, {**self.options, **options}, self.extra)
+
+
+SpecLike = ComponentSpec | str | Mapping[str, Any]
+"""A component as Python code may give it."""
