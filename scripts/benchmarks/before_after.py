@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("checkout", type=Path, help="a checkout of the library as it was before")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="WORKLOAD")
-    parser.add_argument("--output", type=result_file("format", "command", "workloads"), required=False)
+    parser.add_argument("--output", type=result_file("format", "command", "commits"), required=False)
     given = parser.parse_args()
     checkouts = {"before": given.checkout.resolve(), "after": HERE.parents[1]}
     cores = sorted(os.sched_getaffinity(0))[:2]
@@ -63,7 +63,7 @@ def main() -> None:
         "command": f"python scripts/benchmarks/before_after.py CHECKOUT --rounds {given.rounds}",
         "commits": {side: commit(checkout) for side, checkout in checkouts.items()},
         "load_before": os.getloadavg()[0],
-        "workloads": {name: measure(name, checkouts, given.rounds, cores) for name in given.only},
+        "ratios": {name: measure(name, checkouts, given.rounds, cores) for name in given.only},
     }
     if given.output is not None:
         given.output.write_text(json.dumps(result, indent=1) + "\n")

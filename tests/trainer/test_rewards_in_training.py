@@ -63,7 +63,7 @@ def test_looking_at_rewards_leaves_no_trace(make_trainer):
 
 
 def test_statistics_are_taken_once_for_rewards_and_advantages(make_trainer, monkeypatch):
-    from rlvr.stages import advantages, scoring
+    from rlvr.stages.grpo import advantages, scoring
 
     asked = []
     for module in (advantages, scoring):
