@@ -8,7 +8,7 @@ import torch
 from number_oracles import double, gap, gradient_of, token_statistics
 
 from rlvr.core.needs import CURRENT, REFERENCE, Need
-from rlvr.policy import head_tiles, statistics
+from rlvr.policy import fused_head, statistics
 from rlvr.policy.head import head_of
 from rlvr.policy.microbatch import DeferredColumns, cut, rows_of
 from rlvr.policy.statistics import forward
@@ -115,12 +115,12 @@ def test_tiles_change_neither_values_nor_gradients(policy, make_batch, monkeypat
         return got, gradient_of(policy.model, total)
 
     whole, gradient = values_and_gradient()
-    monkeypatch.setattr(head_tiles, "KEEP", 0)
-    monkeypatch.setattr(head_tiles, "TILE", size[0] * size[1])
-    monkeypatch.setattr(head_tiles, "COLUMNS", size[1])
+    monkeypatch.setattr(fused_head, "KEEP", 0)
+    monkeypatch.setattr(fused_head, "TILE", size[0] * size[1])
+    monkeypatch.setattr(fused_head, "COLUMNS", size[1])
     seen = []
-    real = head_tiles.Logits.tile
-    monkeypatch.setattr(head_tiles.Logits, "tile", lambda *a: seen.append(real(*a).numel()) or real(*a))
+    real = fused_head.Logits.tile
+    monkeypatch.setattr(fused_head.Logits, "tile", lambda *a: seen.append(real(*a).numel()) or real(*a))
     cut_up, gradient_cut = values_and_gradient()
     assert max(seen) <= size[0] * size[1]
     assert sum(seen) == 2 * len(rows.targets) * policy.causal_lm.config.vocab_size  # forward, and again backward

@@ -22,7 +22,7 @@ from rlvr.config import ModelConfig, OptimConfig, ScratchConfig
 from rlvr.core.needs import Need
 from rlvr.losses import ClippedPolicyLoss, Denominators, TokenBatch
 from rlvr.planner.decoder_passes import LiveBytes, to_cpu
-from rlvr.policy import MicroBatch, Policy, forward, fused_head, head_tiles, micro_batches
+from rlvr.policy import MicroBatch, Policy, forward, fused_head, micro_batches
 from rlvr.policy.attention import hook
 from rlvr.policy.loading import make_policy
 from rlvr.policy.packable import Packing
@@ -49,6 +49,9 @@ def gpu_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=Fa
     )[0]
 
 
+ALL_TILES = fused_head.tiles
+
+
 @contextlib.contextmanager
 def like_a_gpu(all_tiles: bool = False) -> Iterator[FakeTensorMode]:
     """Fake tensors inside, and what a GPU would take where code looks at the device or at values.
@@ -59,14 +62,14 @@ def like_a_gpu(all_tiles: bool = False) -> Iterator[FakeTensorMode]:
         patch.setattr(torch.nn.functional, "scaled_dot_product_attention", gpu_attention)
         # It reads values, and for rows without packed sequences gives None; with spans in place nothing looks at it.
         patch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
-        patch.setattr(head_tiles, "TILE", head_tiles.GPU_TILE)
+        patch.setattr(fused_head, "TILE", fused_head.GPU_TILE)
         if not all_tiles:
             patch.setattr(fused_head, "tiles", _first_and_last)
         yield mode
 
 
-def _first_and_last(tokens: int, plan: head_tiles.Plan, device: torch.device) -> Iterator[tuple[slice, list[slice]]]:
-    columns = list(head_tiles.tiles(tokens, plan, device))
+def _first_and_last(tokens: int, plan: fused_head.Plan, device: torch.device) -> Iterator[tuple[slice, list[slice]]]:
+    columns = list(ALL_TILES(tokens, plan, device))
     for part, rows in columns[:2] + columns[2:][-1:]:
         yield part, rows[:2] + rows[2:][-1:]
 

@@ -16,11 +16,11 @@ import torch
 from rlvr.config import ModelConfig
 from rlvr.planner.decoder_passes import DecoderPasses, Line, Way
 from rlvr.planner.shape import Shape
-from rlvr.policy.head_tiles import GPU_TILE
+from rlvr.policy.fused_head import GPU_TILE
 from rlvr.policy.loading import dtype_of
 
 TILE = 4 * GPU_TILE
-"""Bytes of a tile of logits in float32 (rlvr.policy.head_tiles); on a CPU it is a quarter."""
+"""Bytes of a tile of logits in float32 (rlvr.policy.fused_head); on a CPU it is a quarter."""
 TILES = 4
 """Tiles that the LM head has at once: logits, their gradient, and a product and the gradient in the type computed in, of half its
 size each, with the slice of the weights."""

@@ -3,20 +3,45 @@
 The logits [T, V] never exist: they are computed a tile [t, v] at a time, forward and again in the backward pass, where the
 tile becomes the gradient of the logits and is at once multiplied into the gradients of the inputs and the weights. The
 vocabulary is the outer loop, so that a slice of the weights is read, and its gradient summed, once. Where the logits are
-few they are one tile and are kept. Invariants: sums are in float32 (or
+few they are one tile and are kept. With p the softmax of a token's logits z, the gradient of every statistic in z has the form
+
+    p (a + b log p + c p) + d + (g at a few token ids)
+
+with one number a, b, c, d per token, so that all that were asked for cost one pass. Invariants: sums are in float32 (or
 float64 when the inputs are), whatever the matrix products are in; a logit of minus infinity is a token of probability
 zero; one that is NaN makes that token's statistics NaN and nothing fails; same inputs, same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 
 from rlvr.policy.head import Head, gather_until_backward_ends, gathered
-from rlvr.policy.head_sums import Running, Slope, finish
-from rlvr.policy.head_tiles import NAMES, PAIRS, TOP, Logits, Plan, fits, tiles
+
+COLUMNS = 2048
+"""Vocabulary entries of a tile."""
+TILE = 1 << 20
+"""Logits of a tile: 4 MiB in float32, which stay in a CPU's cache."""
+GPU_TILE = 1 << 22
+"""The same elsewhere, where a tile has to keep the device busy."""
+KEEP = 1 << 22
+"""Up to so many logits are one tile and are kept for the backward pass: 16 MiB in float32."""
+LOWEST = -1e30
+"""Stands for a log-probability of minus infinity where it is multiplied by a probability of zero."""
+PAIRS, ENTROPY, LSE, MEAN, MAXIMUM, SQUARES, TOP = (
+    "pair_logprobs",
+    "entropy",
+    "logsumexp",
+    "mean_logit",
+    "max_logit",
+    "sum_squared_probs",
+    "top_k",
+)
+NAMES = (PAIRS, ENTROPY, LSE, MEAN, MAXIMUM, SQUARES, TOP)
+"""In the order in which the autograd function returns them."""
 
 
 def fused_statistics(
@@ -66,6 +91,242 @@ def _check_ids(head: Head, id_range: tuple[int, int]) -> None:
 def _check_top_k(head: Head, top_k: int) -> None:
     if top_k > head.vocabulary:
         raise ValueError(f"top-k of {top_k} tokens was asked for and the LM head has {head.vocabulary} rows")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What does not change between the forward and the backward pass."""
+
+    asked: dict[str, bool]
+    top_k: int
+    terms: int
+    scale: float
+    cap: float | None
+    vocabulary: int
+    common_temperature: float | None = None
+    """That of all tokens, where it is known without reading it from the device."""
+
+    @property
+    def last_factor(self) -> float:
+        """What a tile is multiplied by last, before it is divided by the temperatures."""
+        return self.scale if self.cap is None else self.cap
+
+    @property
+    def top(self) -> int:
+        """How many of the largest logits are followed."""
+        return max(self.top_k if TOP in self.asked else 0, int(self.asked.get(MAXIMUM, False)))
+
+    @property
+    def outputs(self) -> list[bool]:
+        """Which of NAMES have a gradient."""
+        return [self.asked.get(name, False) for name in NAMES]
+
+
+def fits(tokens: int, plan: Plan) -> bool:
+    """Whether the logits are one tile that is kept."""
+    return tokens * plan.vocabulary <= KEEP and plan.cap is None
+
+
+def tiles(tokens: int, plan: Plan, device: torch.device) -> Iterator[tuple[slice, list[slice]]]:
+    """The tiles, column by column: (vocabulary entries, the rows of each tile)."""
+    if fits(tokens, plan):
+        yield slice(0, plan.vocabulary), [slice(0, tokens)]
+        return
+    width = min(plan.vocabulary, COLUMNS)
+    height = max(1, (TILE if device.type == "cpu" else GPU_TILE) // width)
+    rows = [slice(start, min(start + height, tokens)) for start in range(0, tokens, height)]
+    for start in range(0, plan.vocabulary, width):
+        yield slice(start, min(start + width, plan.vocabulary)), rows
+
+
+class Logits:
+    """Tiles of logits, tempered and capped, in one buffer that is used again and again."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        temperature: torch.Tensor,
+        inputs: tuple[torch.Tensor, ...],
+        weights: tuple[torch.Tensor, ...],
+    ) -> None:
+        self.plan, self.inputs, self.weights = plan, inputs, weights
+        self.dtype = torch.promote_types(inputs[0].dtype, torch.float32)
+        self.factor = plan.last_factor / temperature.to(self.dtype)[:, None]
+        """[T, 1]: what a tile is multiplied by last."""
+        self.unchanged = plan.common_temperature == plan.last_factor
+        """Whether that is known to be 1; where it is not known, a product with 1 has the same bits."""
+        self.buffer = inputs[0].new_empty(0, dtype=self.dtype)
+
+    def columns(self, part: slice) -> list[torch.Tensor]:
+        """The rows of the weights for some vocabulary entries, in the dtype of the inputs."""
+        return [weight[part].to(x.dtype) for x, weight in zip(self.inputs, self.weights, strict=False)]
+
+    def tile(self, rows: slice, part: slice, weights: list[torch.Tensor]) -> torch.Tensor:
+        """[t, v] logits, in the buffer."""
+        shape = (rows.stop - rows.start, part.stop - part.start)
+        if self.buffer.numel() < shape[0] * shape[1]:
+            self.buffer = self.buffer.new_empty(shape[0] * shape[1])
+        z = self.buffer[: shape[0] * shape[1]].view(shape)
+        if not weights:
+            z.copy_(self.inputs[0][rows, part])
+        for i, (x, weight) in enumerate(zip(self.inputs, weights, strict=False)):
+            if x.dtype != z.dtype:
+                product = x[rows] @ weight.t()
+                z.copy_(product) if i == 0 else z.add_(product)
+            elif i == 0:
+                torch.mm(x[rows], weight.t(), out=z)
+            else:
+                z.addmm_(x[rows], weight.t())
+        if self.plan.cap is not None:
+            z.mul_(self.plan.scale / self.plan.cap).tanh_()
+        return z if self.unchanged else z.mul_(self.factor[rows])
+
+
+class Running:
+    """Sums over the vocabulary so far, for every token, relative to its largest logit so far."""
+
+    def __init__(self, plan: Plan, ids: torch.Tensor | None, tokens: int, like: torch.Tensor) -> None:
+        def zeros(*shape: int) -> torch.Tensor:
+            return like.new_zeros(tokens, *shape)
+
+        asked = plan.asked
+        self.vocabulary = plan.vocabulary
+        self.ids = ids if PAIRS in asked else None
+        self.maximum = torch.full_like(zeros(), -torch.inf)
+        self.mass = zeros()
+        self.entropy = zeros() if ENTROPY in asked else None
+        self.squares = zeros() if SQUARES in asked else None
+        self.total = zeros() if MEAN in asked else None
+        self.chosen = zeros(self.ids.shape[1]) if self.ids is not None else None
+        self.top = torch.full_like(zeros(plan.top), -torch.inf) if plan.top else None
+        self.top_ids = torch.zeros_like(self.top, dtype=torch.int64) if self.top is not None else None
+
+    def add(self, rows: slice, part: slice, z: torch.Tensor, scratch: torch.Tensor) -> None:
+        """Count a tile, which is left relative to the largest logits; `scratch` is overwritten."""
+        self._follow(rows, part, z)
+        first, largest = part.start == 0, z.amax(1)
+        shift = None
+        if not first:
+            before = self.maximum[rows]
+            largest = torch.maximum(before, largest)
+            shift = _anchor(before) - _anchor(largest)
+        self.maximum[rows] = largest
+        z.sub_(_anchor(largest)[:, None])
+        weight = torch.exp(z, out=scratch)
+        mass = weight.sum(1)
+        faded, old = None if shift is None else shift.exp(), self.mass[rows]
+        if self.squares is not None:
+            squares = torch.linalg.vector_norm(weight, dim=1).square()
+            self.squares[rows] = squares if faded is None else squares + faded.square() * self.squares[rows]
+        if self.entropy is not None:  # last, as it overwrites the weights
+            entropy = weight.mul_(z.clamp_(min=LOWEST)).sum(1)
+            if shift is not None and faded is not None:
+                entropy += faded * (self.entropy[rows] + shift * old)
+            self.entropy[rows] = entropy
+        self.mass[rows] = mass if faded is None else mass + faded * old
+
+    def _follow(self, rows: slice, part: slice, z: torch.Tensor) -> None:
+        if self.total is not None:
+            self.total[rows] += z.sum(1)
+        if self.ids is not None and self.chosen is not None:
+            if self.vocabulary == z.shape[1]:
+                self.chosen[rows] = z.gather(1, self.ids[rows])
+            else:
+                inside, local = within(self.ids[rows], part)
+                self.chosen[rows] = torch.where(inside, z.gather(1, local), self.chosen[rows])
+        if self.top is not None and self.top_ids is not None:
+            values, ids = z.topk(min(self.top.shape[1], z.shape[1]), dim=1)
+            values, ids = torch.cat([self.top[rows], values], 1), torch.cat([self.top_ids[rows], ids + part.start], 1)
+            self.top[rows], best = values.topk(self.top.shape[1], dim=1)
+            self.top_ids[rows] = ids.gather(1, best)
+
+
+def _anchor(largest: torch.Tensor) -> torch.Tensor:
+    """What logits are taken relative to: the largest, or a finite number where all are minus infinity."""
+    return largest.clamp(min=torch.finfo(largest.dtype).min)
+
+
+def within(ids: torch.Tensor, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which token ids are among some vocabulary entries, and their places there (0 for the others)."""
+    inside = (ids >= part.start) & (ids < part.stop)
+    return inside, torch.where(inside, ids - part.start, 0)
+
+
+def finish(plan: Plan, running: Running) -> tuple[list[torch.Tensor | None], tuple[torch.Tensor, ...]]:
+    """The statistics in the order of NAMES, with the ids of the top k; and what the backward pass needs of the sums."""
+    asked, anchor = plan.asked, _anchor(running.maximum)
+    log_mass = running.mass.log()
+    entropy = None if running.entropy is None else log_mass - running.entropy / running.mass
+    squares = None if running.squares is None else running.squares / running.mass.square()
+
+    def logprobs(values: torch.Tensor) -> torch.Tensor:
+        return values - anchor[:, None] - log_mass[:, None]
+
+    top = running.top[:, : plan.top_k] if TOP in asked and running.top is not None else None
+    values = [
+        None if running.chosen is None else logprobs(running.chosen),
+        entropy,
+        anchor + log_mass if LSE in asked else None,
+        None if running.total is None else running.total / plan.vocabulary,
+        running.maximum if MAXIMUM in asked else None,
+        squares,
+        None if top is None else logprobs(top),
+        None if top is None or running.top_ids is None else running.top_ids[:, : plan.top_k].clone(),
+    ]
+    return values, (anchor, log_mass, entropy, squares)  # type: ignore[return-value]
+
+
+class Slope:
+    """The gradient of a tile of logits, from those of the statistics."""
+
+    def __init__(self, plan, gradients, ids, state, factor):  # type: ignore[no-untyped-def]
+        given = dict(zip(NAMES, gradients, strict=False))
+        self.plan, self.factor = plan, factor
+        self.anchor, self.log_mass, entropy, squares = state
+        inner = factor[:, 0] if plan.cap is None else factor[:, 0] * (plan.scale / plan.cap)
+        a = torch.zeros_like(inner)
+        self.hot: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.b = self.c = self.d = None
+        for name, where in ((PAIRS, ids[0]), (TOP, ids[1])):
+            if (g := given[name]) is not None:
+                a = a - g.sum(1)
+                self.hot.append((where[:, : g.shape[1]], g * inner[:, None]))
+        if (g := given[MAXIMUM]) is not None:
+            self.hot.append((ids[1][:, :1], (g * inner)[:, None]))
+        if (g := given[LSE]) is not None:
+            a = a + g
+        if (g := given[ENTROPY]) is not None:
+            a, self.b = a - g * entropy, (-g * inner)[:, None]
+        if (g := given[SQUARES]) is not None:
+            a, self.c = a - 2 * g * squares, (2 * g * inner)[:, None]
+        if (g := given[MEAN]) is not None:
+            self.d = (g * inner / plan.vocabulary)[:, None]
+        self.a = (a * inner)[:, None]
+
+    def of(self, rows: slice, part: slice, z: torch.Tensor, scratch: torch.Tensor, relative: bool) -> torch.Tensor:
+        """The gradient of the head's products in a tile, in `scratch`; z is overwritten, unless it is the kept one."""
+        flat = None if self.plan.cap is None else (z / self.factor[rows]).square_().neg_().add_(1)
+        if relative:
+            z = z - self.log_mass[rows, None]
+        else:
+            z.sub_(self.anchor[rows, None]).sub_(self.log_mass[rows, None])  # the bits of the forward pass
+        p = torch.exp(z, out=scratch)
+        if self.b is None and self.c is None:
+            p.mul_(self.a[rows])
+        else:
+            inside = z.clamp_(min=LOWEST).mul_(self.b[rows]) if self.b is not None else z.zero_()
+            if self.c is not None:
+                inside.addcmul_(p, self.c[rows])
+            p.mul_(inside.add_(self.a[rows]))
+        if self.d is not None:
+            p.add_(self.d[rows])
+        for ids, g in self.hot:
+            if p.shape[1] == self.plan.vocabulary:
+                p.scatter_add_(1, ids[rows], g[rows])
+            else:
+                here, local = within(ids[rows], part)
+                p.scatter_add_(1, local, torch.where(here, g[rows], 0))
+        return p if flat is None else p.mul_(flat)
 
 
 class _Fused(torch.autograd.Function):
