@@ -18,7 +18,8 @@ from rlvr.policy.loading import dtype_of
 from rlvr.rollout.hf import HFEngineOptions
 from rlvr.rollout.kv_cache import GROWTH
 from rlvr.rollout.recorded import RecordedOptions
-from rlvr.rollout.vllm.options import Common, VLLMOptions, VLLMServerOptions
+from rlvr.rollout.vllm.options import VLLMOptions, VLLMServerOptions
+from rlvr.rollout.vllm.settings import CommonSettings
 
 GIB = 1 << 30
 PROGRAM = 550 << 20
@@ -69,7 +70,7 @@ def shares_weights(options: Any, config: Config) -> bool:
     return embedded and not options.copy_weights and not config.rollout.staleness
 
 
-def utilization(options: Common) -> float:
+def utilization(options: CommonSettings) -> float:
     """The share of a GPU's memory that vLLM is told to take."""
     return float(options.engine_args.get("gpu_memory_utilization", options.gpu_memory_utilization))
 
@@ -102,7 +103,7 @@ def engine_memory(
     )
 
 
-def batch_limits(options: Common, devices: Devices) -> tuple[int, int]:
+def batch_limits(options: CommonSettings, devices: Devices) -> tuple[int, int]:
     """Tokens and sequences that vLLM computes in one step at most: as set, or as its own server chooses for the device (vLLM 0.32,
     EngineArgs.get_batch_defaults)."""
     if devices.on_gpu:
@@ -116,7 +117,7 @@ def batch_limits(options: Common, devices: Devices) -> tuple[int, int]:
     return tokens, min(sequences, tokens)
 
 
-def work_bytes(options: Common, shape: Shape, config: Config, devices: Devices) -> float:
+def work_bytes(options: CommonSettings, shape: Shape, config: Config, devices: Devices) -> float:
     """Bytes that vLLM takes beside weights, keys and values. Its profile run at the start has a batch of the most tokens go through the
     layers, then as many sequences as there may be sample, and what that takes is not given to the cache. A split model's activations
     are counted whole."""
@@ -135,7 +136,7 @@ def cached_bytes(shape: Shape, length: int, in_flight: int) -> float:
     return each * ((shape.layers - shape.windowed) * length + shape.windowed * kept)
 
 
-def _in_vllm(options: Common, shape: Shape, config: Config, devices: Devices, longest: int) -> Parts:
+def _in_vllm(options: CommonSettings, shape: Shape, config: Config, devices: Devices, longest: int) -> Parts:
     """What one copy of the model has to have on each of its devices: weights, and the cache of one longest sequence."""
     split = options.tensor_parallel_size
     width = torch.finfo(dtype_of(config.model)).bits // 8
@@ -152,7 +153,7 @@ def _in_vllm(options: Common, shape: Shape, config: Config, devices: Devices, lo
     }
 
 
-def _on_cpu(options: Common, shape: Shape, config: Config, copies: float) -> EngineMemory:
+def _on_cpu(options: CommonSettings, shape: Shape, config: Config, copies: float) -> EngineMemory:
     """`copies`: of the model, for each device."""
     cache = (CPU_CACHE if options.kv_cache_gib is None else options.kv_cache_gib) * GIB
     width = torch.finfo(dtype_of(config.model)).bits // 8

@@ -20,7 +20,8 @@ from rlvr.planner.plan import Plan
 from rlvr.planner.planner import UNDESCRIBED, Planner, changed
 from rlvr.policy.loading import dtype_of
 from rlvr.rollout.hf import HFEngineOptions
-from rlvr.rollout.vllm.options import Common, VLLMOptions
+from rlvr.rollout.vllm.options import VLLMOptions
+from rlvr.rollout.vllm.settings import CommonSettings
 
 TOGETHER = 4
 """Changes that are tried at once at most."""
@@ -309,7 +310,7 @@ def _engine_changes(planner: Planner, stages: Stages) -> Iterator[Change]:
                 lambda most: f"rollout.engine.max_rows={most}",
                 lambda stages, most: _with_engine(stages, {"max_rows": most}),
             )
-    if isinstance(options, Common) and planner.devices.on_gpu:
+    if isinstance(options, CommonSettings) and planner.devices.on_gpu:
         shares = tuple(_shares(planner, stages, options))
         if shares:
             yield Change(
@@ -317,7 +318,7 @@ def _engine_changes(planner: Planner, stages: Stages) -> Iterator[Change]:
                 lambda share: f"rollout.engine.gpu_memory_utilization={share}",
                 lambda stages, share: _with_engine(stages, {"gpu_memory_utilization": share}),
             )
-    if isinstance(options, Common) and planner.devices.on_gpu:
+    if isinstance(options, CommonSettings) and planner.devices.on_gpu:
         yield from _in_fp8(planner, stages, options)
     if isinstance(options, VLLMOptions) and planner.devices.on_gpu:
         count = planner.devices.count
@@ -330,7 +331,7 @@ def _engine_changes(planner: Planner, stages: Stages) -> Iterator[Change]:
             _with_server,
             lambda devices, split: replace(devices, count=devices.count + split),
         )
-    if isinstance(options, Common) and planner.devices.on_gpu:
+    if isinstance(options, CommonSettings) and planner.devices.on_gpu:
         yield Change(
             (64, 32, 16, 8),
             lambda rows: f"rollout.engine='{{name: hf, max_rows: {rows}}}'",
@@ -348,7 +349,7 @@ def _server(split: int) -> str:
     return f"rollout.engine='{{name: vllm-server, tensor_parallel_size: {split}}}'"
 
 
-def _in_fp8(planner: Planner, stages: Stages, options: Common) -> Iterator[Change]:
+def _in_fp8(planner: Planner, stages: Stages, options: CommonSettings) -> Iterator[Change]:
     """Weights of linear layers in fp8, with the present share of the GPU and with others that hold them."""
     if options.quantization is not None or dtype_of(stages[0].config.model) not in (torch.bfloat16, torch.float16):
         return
@@ -361,7 +362,7 @@ def _in_fp8(planner: Planner, stages: Stages, options: Common) -> Iterator[Chang
     )
 
 
-def _shares(planner: Planner, stages: Stages, options: Common) -> Iterator[float]:
+def _shares(planner: Planner, stages: Stages, options: CommonSettings) -> Iterator[float]:
     """Shares of a GPU that hold vLLM's weights and its work, from large to small; larger ones where the present is too small."""
     inside = max(
         (

@@ -12,7 +12,7 @@ from rlvr.errors import ConfigError, DataError
 from rlvr.policy import Policy
 from rlvr.rollout.vllm import installed, launch
 from rlvr.rollout.vllm.client import Client, ServerTrouble
-from rlvr.rollout.vllm.options import VLLMServerOptions
+from rlvr.rollout.vllm.settings import ServerSettings
 
 TEXT = "What is 12 + 30? Answer: 42, \\boxed{42}.\n"
 """Tokenised by both sides."""
@@ -30,7 +30,7 @@ SECONDS = 30.0
 HOW = 'start it with `VLLM_API_KEY=... python -m rlvr.rollout.vllm.serve --model PATH --port N --weight-transfer-config \'{"backend": "%s"}\'`'
 
 
-async def check_server(client: Client, policy: Policy, options: VLLMServerOptions, transfer: str) -> int:
+async def check_server(client: Client, policy: Policy, options: ServerSettings, transfer: str) -> int:
     """Set the client's model and return the server's context, in tokens. ConfigError says what does not fit."""
     how = HOW % ("nccl" if transfer == "nccl" else "shared_memory")
     try:
@@ -60,7 +60,7 @@ async def check_server(client: Client, policy: Policy, options: VLLMServerOption
 
 
 def _differs(
-    settings: Mapping[str, Any], model: Mapping[str, Any], policy: Policy, options: VLLMServerOptions, transfer: str
+    settings: Mapping[str, Any], model: Mapping[str, Any], policy: Policy, options: ServerSettings, transfer: str
 ) -> str | None:
     """What does not fit in a server's settings and model, in words."""
     ours = policy.causal_lm.config.get_text_config().to_dict()

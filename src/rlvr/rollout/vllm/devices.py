@@ -23,7 +23,7 @@ from rlvr.policy import Policy
 from rlvr.rollout.weights import sources
 
 if TYPE_CHECKING:
-    from rlvr.rollout.vllm.options import Common, VLLMOptions
+    from rlvr.rollout.vllm.settings import CommonSettings, EngineSettings
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 GIB = 1 << 30
@@ -132,7 +132,7 @@ def beside_trainer(home: torch.device, tensor_parallel: int) -> str:
     return ",".join([used[0], *free[: tensor_parallel - 1]])
 
 
-def engine_memory(policy: Policy, options: VLLMOptions) -> dict[str, int]:
+def engine_memory(policy: Policy, options: EngineSettings) -> dict[str, int]:
     """Bytes that an engine takes of the trainer's GPU, by the names of vLLM's `wake_up`."""
     weights = {id(source.parameters[0]): source.shape.numel() for source in sources(policy, merged=False)}
     taken = sum(weights.values()) * policy.dtype.itemsize // options.tensor_parallel_size
@@ -142,18 +142,18 @@ def engine_memory(policy: Policy, options: VLLMOptions) -> dict[str, int]:
     return {"weights": taken, "kv_cache": max(0, int(utilization(options) * total) - taken)}
 
 
-def utilization(options: Common) -> float:
+def utilization(options: CommonSettings) -> float:
     """The share of a GPU that vLLM is told to take."""
     return float(options.engine_args.get("gpu_memory_utilization", options.gpu_memory_utilization))
 
 
-def demanded(total: int, options: Common) -> int:
+def demanded(total: int, options: CommonSettings) -> int:
     """Bytes that have to be free on a GPU of `total` bytes. vLLM demands its share of the GPU when it starts (`request_memory` in its
     v1/worker/utils.py), also where `kv_cache_gib` says that it takes less."""
     return max(int(utilization(options) * total), int((options.kv_cache_gib or 0) * GIB))
 
 
-def check_free(home: torch.device, options: VLLMOptions) -> None:
+def check_free(home: torch.device, options: EngineSettings) -> None:
     """ConfigError where the GPU `home` of the trainer has less free memory than the engine demands."""
     free_cached(home)  # what torch's allocator keeps unused is free for the engine
     free, total = torch.cuda.mem_get_info(home)
@@ -162,7 +162,7 @@ def check_free(home: torch.device, options: VLLMOptions) -> None:
     _check_memory(visible()[index_of(home)], free, total, options, own, beside, "model.device or ")
 
 
-def check_split(home: torch.device, options: VLLMOptions) -> None:
+def check_split(home: torch.device, options: EngineSettings) -> None:
     """ConfigError where one of the GPUs beside the trainer's, over which the engine is split, has less free memory than it
     demands."""
     names = beside_trainer(home, options.tensor_parallel_size).split(",")[1:]
@@ -190,7 +190,7 @@ def of_servers(home: torch.device, servers: int, each: int, given: Sequence[str]
     return [",".join(free[number * each : (number + 1) * each]) for number in range(servers)]
 
 
-def check_servers(home: torch.device, each: int, servers: Sequence[str], options: Common) -> None:
+def check_servers(home: torch.device, each: int, servers: Sequence[str], options: CommonSettings) -> None:
     """ConfigError where one of the GPUs of `servers`, as CUDA_VISIBLE_DEVICES of each, is not there, is one that a rank trains on by
     another name, is there twice, or has less free memory than vLLM demands."""
     names = [name.strip() for shown in servers for name in shown.split(",")]
@@ -231,7 +231,7 @@ def _kind(name: str) -> str:
 
 
 def _check_memory(
-    name: str, free: int, total: int, options: Common, own: int = 0, beside: str = "", other: str = ""
+    name: str, free: int, total: int, options: CommonSettings, own: int = 0, beside: str = "", other: str = ""
 ) -> None:
     """ConfigError where the GPU `name` has less free memory than vLLM demands. `own`: bytes that the trainer has."""
     needed = demanded(total, options)

@@ -23,8 +23,8 @@ from rlvr.rollout.vllm.adapter import AdapterFiles
 from rlvr.rollout.vllm.gate import Gate, check_released
 from rlvr.rollout.vllm.host import EngineHost
 from rlvr.rollout.vllm.model_folder import model_folder, scratch_folder
-from rlvr.rollout.vllm.options import VLLMOptions
 from rlvr.rollout.vllm.requests import Answer
+from rlvr.rollout.vllm.settings import EngineSettings
 from rlvr.rollout.vllm.transfer import SHARED_MEMORY, SharedMemoryTransfer, Transfer, differing
 from rlvr.rollout.weights import described, in_wire_dtype, weight_buckets
 
@@ -34,7 +34,7 @@ class VLLMEngine:
 
     shares_weights = False
 
-    def __init__(self, policy: Policy, options: VLLMOptions, in_flight: InFlight | None = None) -> None:
+    def __init__(self, policy: Policy, options: EngineSettings, in_flight: InFlight | None = None) -> None:
         self.policy, self.options = policy, options
         self.version, self._has_weights = 0, False
         on_gpu = policy.home.type != "cpu"

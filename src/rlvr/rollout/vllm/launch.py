@@ -19,7 +19,7 @@ import torch
 from rlvr.errors import ConfigError
 from rlvr.policy import Policy
 from rlvr.policy.adapters import is_adapter
-from rlvr.rollout.vllm.options import Common
+from rlvr.rollout.vllm.settings import CommonSettings
 
 OURS = frozenset(
     {
@@ -50,12 +50,12 @@ LONGEST = 60
 """Characters of a folder for sockets, whose paths may have 107 in all."""
 
 
-def sends_adapter(policy: Policy, options: Common) -> bool:
+def sends_adapter(policy: Policy, options: CommonSettings) -> bool:
     """Whether an adapter goes to the engine by itself."""
     return is_adapter(policy.model) and not options.merge_adapter
 
 
-def engine_arguments(policy: Policy, folder: Path, options: Common, transfer: str) -> dict[str, Any]:
+def engine_arguments(policy: Policy, folder: Path, options: CommonSettings, transfer: str) -> dict[str, Any]:
     """The fields of vLLM's EngineArgs. ConfigError for one in `engine_args` that is not the user's to set."""
     if taken := sorted(OURS & options.engine_args.keys()):
         raise ConfigError(f"rollout.engine: engine_args may not set {', '.join(taken)}: the library decides it")
@@ -107,7 +107,7 @@ def engine_arguments(policy: Policy, folder: Path, options: Common, transfer: st
     return {**arguments, **options.engine_args}
 
 
-def quantization(options: Common) -> str | None:
+def quantization(options: CommonSettings) -> str | None:
     """What vLLM calls the quantization of weights; `fp8` is its name for checkpoints that are quantised already."""
     return "fp8_per_tensor" if options.quantization == "fp8" else options.quantization
 
@@ -139,7 +139,7 @@ def check_speculation(config: Mapping[str, Any] | None, home: torch.device) -> N
         )
 
 
-def check_precision(policy: Policy, options: Common) -> None:
+def check_precision(policy: Policy, options: CommonSettings) -> None:
     """ConfigError where vLLM cannot quantise the weights that are published."""
     if options.quantization is None:
         return
@@ -159,7 +159,7 @@ def check_precision(policy: Policy, options: Common) -> None:
         )
 
 
-def environment(policy: Policy, options: Common, folder: Path) -> dict[str, str]:
+def environment(policy: Policy, options: CommonSettings, folder: Path) -> dict[str, str]:
     """Environment variables of a started engine or server; what it leaves in its temporary folder goes with `folder`."""
     variables = {
         "VLLM_NO_USAGE_STATS": "1",

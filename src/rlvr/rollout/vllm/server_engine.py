@@ -34,8 +34,8 @@ from rlvr.rollout.vllm.client import Client, ServerTrouble
 from rlvr.rollout.vllm.gate import Gate, check_released
 from rlvr.rollout.vllm.members import Member, Members, ServerProcess, State
 from rlvr.rollout.vllm.model_folder import model_folder, scratch_folder
-from rlvr.rollout.vllm.options import VLLMServerOptions
 from rlvr.rollout.vllm.requests import Answer
+from rlvr.rollout.vllm.settings import ServerSettings
 from rlvr.rollout.vllm.started import StartedServer
 from rlvr.rollout.vllm.transfer import SHARED_MEMORY, Call, FileTransfer, SharedMemoryTransfer, Transfer, differing
 from rlvr.rollout.weights import described, has_parts, in_wire_dtype, weight_buckets
@@ -52,7 +52,7 @@ class VLLMServerEngine:
 
     shares_weights = False
 
-    def __init__(self, policy: Policy, options: VLLMServerOptions, in_flight: InFlight | None = None) -> None:
+    def __init__(self, policy: Policy, options: ServerSettings, in_flight: InFlight | None = None) -> None:
         self.policy, self.options = policy, options
         self.version, self._has_weights = 0, False
         self._newest = 0
