@@ -75,6 +75,7 @@ from rlvr.run.due_evaluations import DueEvaluations
 from rlvr.run.given_objects import GivenObjects, kept_in_folder
 from rlvr.run.run_folder import RunFolder
 from rlvr.run.run_status import status
+from rlvr.run.train_state import TrainState
 from rlvr.stages import Parts, Stage
 from rlvr.stages.choosing import chooser
 from rlvr.verifiers import VerifierPool
@@ -146,6 +147,7 @@ class GRPOTrainer:
         self.rollout_log = RolloutLog(self.folder.path, how.rollouts if leads else 0, limit)
         self.profiler = StepProfiler(self.folder.path, how.profile)
 
+        self.state = TrainState()
         self.history = History()
         checks = self.config.verification
         self.pool = VerifierPool(
@@ -160,16 +162,7 @@ class GRPOTrainer:
         self._engines = contextlib.ExitStack()
         """Closes the engine, where one was opened."""
 
-        self.step = 0
-        """Steps done, over all stages."""
-        self.version = 0
-        """Version of the policy's weights: optimised batches."""
-        self.stage_number, self.stage_step = 0, 0
-        self.metrics: list[dict[str, Any]] = []
-        self.evaluations: list[dict[str, Any]] = []
         self.batch: Batch | None = None
-        self.nonfinite = 0
-        """Steps in a row that had to be skipped."""
         self._begun = False
         self._published: Published | None = None
         try:
@@ -201,6 +194,21 @@ class GRPOTrainer:
         self._engines.callback(engine.close)
         return engine
 
+    @property
+    def step(self) -> int:
+        """Steps done, over all stages."""
+        return self.state.step
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One record for each step done."""
+        return self.state.metrics
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """One row of results for each evaluation, with its step and stage."""
+        return self.state.evaluations
+
     # the loop
 
     def train(self, steps: int | None = None, *, resume: str | None = None) -> list[dict[str, Any]]:
@@ -213,9 +221,9 @@ class GRPOTrainer:
             try:
                 self._begin(self._resume if resume is None else resume)
                 until = sum(plan.allowed for plan in self.plans)
-                until = until if steps is None else min(until, self.step + steps)
+                until = until if steps is None else min(until, self.state.step + steps)
                 self.due_evaluations.make_up()
-                while self.step < until and not self._told_to_stop():
+                while self.state.step < until and not self._told_to_stop():
                     self._go_through(self._next_stage(), until)
                 self._leave()
             except SystemExit as error:  # of a piece of the user's that nothing asked about: the run is not done
@@ -228,18 +236,20 @@ class GRPOTrainer:
                 raise
             finally:
                 self.console.finish()
-        return self.metrics
+        return self.state.metrics
 
     def _go_through(self, stage: Stage, until: int) -> None:
         self._ready(stage)
-        while self.stage_step < stage.steps and self.step < until and not self._told_to_stop():
-            with self._whole_step(stage), self.profiler(self.step + 1, self.metrics):
+        while self.state.stage_step < stage.steps and self.state.step < until and not self._told_to_stop():
+            with self._whole_step(stage), self.profiler(self.state.step + 1, self.state.metrics):
                 collected = self._collect(stage)
                 batch, metrics = self._score(stage, collected)
                 metrics |= self._update(stage, batch)
                 self._publish(stage)
                 self._record(stage, collected, batch, metrics)
-                self.saver.after_step(last=self.step == until)  # before the evaluation, which may take hours and fail
+                self.saver.after_step(
+                    last=self.state.step == until
+                )  # before the evaluation, which may take hours and fail
                 self._report(stage, batch)
 
     def _told_to_stop(self) -> bool:
@@ -253,16 +263,16 @@ class GRPOTrainer:
     @contextlib.contextmanager
     def _whole_step(self, stage: Stage) -> Iterator[None]:
         """A step that is stopped or fails before its update gives its draws back, and the steps before it are saved."""
-        version = self.version
+        version = self.state.version
         self.phases.start()
         try:
             yield
         except BaseException as error:
-            if self.version == version:
+            if self.state.version == version:
                 stage.give_back()
             if isinstance(error, Interrupted):
                 return
-            if self.version == version and not isinstance(error, KeyboardInterrupt):
+            if self.state.version == version and not isinstance(error, KeyboardInterrupt):
                 self._leave(failed=True)
             if isinstance(error, UserCodeError):
                 error.advice = self.saver.advice()
@@ -270,17 +280,17 @@ class GRPOTrainer:
 
     def _next_stage(self) -> Stage:
         """The stage of the next step, entered when the one before it is done."""
-        while self.stage_step >= self.stages[self.stage_number].steps:
-            self.enter(self.stage_number + 1)
-        return self.stages[self.stage_number]
+        while self.state.stage_step >= self.stages[self.state.stage_number].steps:
+            self.enter(self.state.stage_number + 1)
+        return self.stages[self.state.stage_number]
 
     def _collect(self, stage: Stage) -> Collected:
         """The step's rollouts, which rank 0 draws and values by the user's functions. Raises Interrupted when the run is to stop."""
-        collected, what = None, f"the rollouts of step {self.step + 1}"
+        collected, what = None, f"the rollouts of step {self.state.step + 1}"
         with self.phases("rollout"):
             try:
                 if self.world.leads:
-                    collected = stage.collect(self.stage_step)
+                    collected = stage.collect(self.state.stage_step)
                     with self.phases("score"):
                         stage.call_functions(collected)
             except Interrupted:
@@ -302,10 +312,10 @@ class GRPOTrainer:
     def _update(self, stage: Stage, batch: Batch) -> dict[str, Any]:
         device = self.policy.device
         with self.phases("update"), torch.random.fork_rng([] if device.type == "cpu" else [device]):
-            torch.manual_seed(seed_of(self.seed, "update", self.step))  # for an adapter's dropout
-            objective = stage.objective().at(self.stage_step, stage.steps)
-            lr = learning_rate(stage.config.optim, self.stage_step, stage.steps)
-            self.version += 1
+            torch.manual_seed(seed_of(self.seed, "update", self.state.step))  # for an adapter's dropout
+            objective = stage.objective().at(self.state.stage_step, stage.steps)
+            lr = learning_rate(stage.config.optim, self.state.stage_step, stage.steps)
+            self.state.version += 1
             return self.learner.update(batch, objective, stage.config.optim, lr)
 
     def _publish(self, stage: Stage) -> None:
@@ -318,7 +328,7 @@ class GRPOTrainer:
         """Publish the weights, and prove that the engine has them. TrainingError when it has not."""
         if not self.engine.shares_weights or self.config.distributed.offloads_during_rollout:
             self.backend.release()
-        self._published = self.engine.publish(self.version, self.backend.named_weights)
+        self._published = self.engine.publish(self.state.version, self.backend.named_weights)
         if not self.engine.shares_weights:
             coarse = bool(low_precision(self.config.rollout.engine))
             prove(self.engine, self.world, self.policy, self.collector, self.backend.named_weights, coarse)
@@ -326,16 +336,18 @@ class GRPOTrainer:
     def _record(self, stage: Stage, collected: Collected, batch: Batch, metrics: dict[str, Any]) -> None:
         """Count the step: what was measured, and how long it took."""
         self.history.record_rollouts([*collected.rollouts, *collected.dropped])
-        metrics |= stage.scheduled(self.stage_step)
-        self.step, self.stage_step, self.batch = self.step + 1, self.stage_step + 1, batch
+        metrics |= stage.scheduled(self.state.stage_step)
+        self.state.step += 1
+        self.state.stage_step += 1
+        self.batch = batch
         metrics |= (
             self._times(collected, metrics)
-            | staleness_metrics(batch, self.version - 1)
+            | staleness_metrics(batch, self.state.version - 1)
             | {
-                "step": self.step,
+                "step": self.state.step,
                 "run/stage": stage.plan.name,
                 "run/epoch": stage.sampler.epoch,
-                "policy/version": self.version,
+                "policy/version": self.state.version,
                 **(self._published.metrics() if self._published and stage.samples else {}),
                 **collected.metrics(),
             }
@@ -346,43 +358,43 @@ class GRPOTrainer:
         metrics = self.world.broadcast(metrics, "the metrics")  # what moves with them must move alike on all ranks
         stage.observe(metrics)
         row = record(metrics)
-        self.metrics.append(row)
-        self.nonfinite = self.nonfinite + 1 if row["skipped/nonfinite"] else 0
+        self.state.metrics.append(row)
+        self.state.nonfinite = self.state.nonfinite + 1 if row["skipped/nonfinite"] else 0
         self.due_evaluations.plan(stage)
         if self.world.leads:
             self.folder.check_held()  # before anything is written
-        self.rollout_log.later(self.step, batch, collected.rollouts, collected.dropped, collected.columns)
+        self.rollout_log.later(self.state.step, batch, collected.rollouts, collected.dropped, collected.columns)
 
     def _report(self, stage: Stage, batch: Batch) -> None:
         """Evaluate where that is due, and write the step's line. A line that a kill prevents is in the checkpoint."""
         self.due_evaluations.after_step()
-        row = self.metrics[-1]
+        row = self.state.metrics[-1]
         if self.world.leads:
             self.folder.check_held()
             self.folder.metrics.append(row)
         for tracker in self.trackers:
-            tracker.log(self.step, row)
-            tracker.log_rollouts(self.step, sample_rows(batch))
+            tracker.log(self.state.step, row)
+            tracker.log_rollouts(self.state.step, sample_rows(batch))
         self.console.step(row, batch)
         if (fewer := stage.fewer_updates(row)) is not None:
             self.console.message(fewer, "warning")
-        self._stop_when_hopeless(row, self.health.step(self.metrics, batch))
+        self._stop_when_hopeless(row, self.health.step(self.state.metrics, batch))
 
     def _times(self, collected: Collected, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """The step's time, memory and use of the devices."""
         apart = devices_apart(self.config.rollout.engine)
-        starting = self.step == self.saver.first_step  # most of whose time is that of starting, not of sampling
+        starting = self.state.step == self.saver.first_step  # most of whose time is that of starting, not of sampling
         sampled = metrics.get("tokens/sampled")
         return self.meters.finish(sampled, collected.verifying, self.learner.computed, apart, starting)
 
     def _stop_when_hopeless(self, row: Mapping[str, Any], finding: Finding | None) -> None:
         """TrainingError, after a checkpoint, when too many steps in a row had to be skipped or a monitor is told to stop."""
-        if self.nonfinite:
-            text = f"step {self.step}: the loss or gradient was not finite; its update was skipped"
+        if self.state.nonfinite:
+            text = f"step {self.state.step}: the loss or gradient was not finite; its update was skipped"
             self.console.message(text, "warning")
-        if self.nonfinite >= self.config.run.max_nonfinite:
+        if self.state.nonfinite >= self.config.run.max_nonfinite:
             raise TrainingError(
-                f"the loss or gradient was not finite for {self.nonfinite} steps in a row; stopped with the checkpoint "
+                f"the loss or gradient was not finite for {self.state.nonfinite} steps in a row; stopped with the checkpoint "
                 f"{self.save()}. Lower optim.lr, or look at the rewards and log-probs of the last rollouts"
             )
         if finding is not None:
@@ -397,7 +409,7 @@ class GRPOTrainer:
         sampling, verifying or scoring failed or took too long; UserCodeError when the verifier raised on every answer before the
         first step; LostRankError when another rank is gone.
         """
-        plan, verification = self.plans[self.stage_number], self.verifications[self.stage_number]
+        plan, verification = self.plans[self.state.stage_number], self.verifications[self.state.stage_number]
         chosen = load_tasks(tasks, split="eval") if tasks is not None else self.evaluation_tasks(plan.config)
         if not chosen:
             raise DataError("there are no tasks to evaluate on: set data.eval or evaluation.data")
@@ -423,7 +435,7 @@ class GRPOTrainer:
 
         def judge(verdicts: RaisedVerdicts) -> None:
             if (
-                not self.step
+                not self.state.step
             ):  # later the run has shown that the verifier works, and goes on without this evaluation's figures
                 verdicts.refuse_all("of the evaluation at the start")
 
@@ -443,14 +455,14 @@ class GRPOTrainer:
         told = None if failure is None else f"{type(failure).__name__}: {failure}"
         results, told = self.world.broadcast((results, told), "the evaluation")
         if told is not None:
-            raise EvaluationError(f"the evaluation at step {self.step} failed: {told}") from failure
+            raise EvaluationError(f"the evaluation at step {self.state.step} failed: {told}") from failure
         if not results:
             return {}
-        row = {"step": self.step, "stage": plan.name, **results}
-        self.evaluations.append(row)
+        row = {"step": self.state.step, "stage": plan.name, **results}
+        self.state.evaluations.append(row)
         if self._begun and self.world.leads:
             self.folder.keep_evaluation(row, tallies)
-        self.console.evaluation(self.step, results)
+        self.console.evaluation(self.state.step, results)
         return results
 
     def evaluation_tasks(self, config: Config) -> list[Task]:
@@ -539,7 +551,8 @@ class GRPOTrainer:
 
     def enter(self, number: int) -> None:
         """Come to the start of a stage: a fresh optimizer, and a snapshot of the policy where a reference is kept."""
-        self.stage_number, self.stage_step = number, 0
+        self.state.stage_number = number
+        self.state.stage_step = 0
         stage = self.stages[number]
         self.engine.release()  # the backend and the snapshot take memory, which an engine that is awake has taken
         self.backend: Backend = self._backends.open(self.policy, stage.config.optim.optimizer, self.world)
@@ -550,7 +563,7 @@ class GRPOTrainer:
         """Before a stage's next step: the baseline evaluation of a run, and the engine on the newest weights."""
         self.due_evaluations.at_start(stage)
         self._publish(stage)
-        self.console.stage(stage.plan.name, stage.plan.allowed, self.stage_step)
+        self.console.stage(stage.plan.name, stage.plan.allowed, self.state.stage_step)
 
     # beginning, saving and ending
 
@@ -574,13 +587,15 @@ class GRPOTrainer:
         if self.meters.notice is not None:
             self.console.message(self.meters.notice)
         if found is not None:
-            self.console.message(f"resumed from {found}: step {self.step}")
+            self.console.message(f"resumed from {found}: step {self.state.step}")
 
     def _leave(self, failed: bool = False) -> None:
         """After the last step of a call of `train`: a checkpoint of it."""
         self.saver.leave(failed)
         if self.stop:
-            self.console.message(f"stopped after step {self.step}; train again or --resume auto to go on", "warning")
+            self.console.message(
+                f"stopped after step {self.state.step}; train again or --resume auto to go on", "warning"
+            )
 
     def save(self) -> Path:
         """Write a checkpoint of the run as it is after the last whole step; before `train`, of a fresh run, whose folder is

@@ -61,7 +61,7 @@ def looked_after(trainer):
     def look(stage, batch):
         for rollout, expected in zip(batch.rollouts, recomputed(trainer.policy, batch.rollouts), strict=True):
             assert np.abs(rollout.behaviour_logprobs[rollout.sampled] - expected).max() < 1e-4
-            assert set(rollout.policy_version[rollout.sampled].tolist()) == {trainer.version}
+            assert set(rollout.policy_version[rollout.sampled].tolist()) == {trainer.state.version}
         seen.append(batch.rollouts)
         return update(stage, batch)
 

@@ -114,7 +114,7 @@ class Saver:
         files = (file for name in ("checkpoints", "rollouts") for file in (folder / name).rglob("*"))
         there = sum(file.stat().st_size for file in files if file.is_file()) - self._kept_rollouts
         free = shutil.disk_usage(folder).free
-        finished = trainer.step >= sum(plan.allowed for plan in trainer.plans)
+        finished = trainer.state.step >= sum(plan.allowed for plan in trainer.plans)
         if not finished and free + there < count * one + rollouts:
             raise ConfigError(
                 f"{folder} has {size_text(free)} of free space, and the run takes up to {size_text(count * one + rollouts)}: "
@@ -158,7 +158,7 @@ class Saver:
 
         The failure of a `last` step's is not logged: `leave` saves it once more, and raises where that fails too.
         """
-        every, step = self.config.every, self.trainer.step
+        every, step = self.config.every, self.trainer.state.step
         due = every > 0 and step % every == 0
         if self.config.best is not None or self.config.minutes > 0:  # rank 0 decides for all
             due = self.trainer.world.broadcast(due or self._is_due() or self._is_best(), "whether to save")
@@ -183,9 +183,9 @@ class Saver:
 
     def _is_best(self) -> bool:
         keeps, trainer = self.config.best, self.trainer
-        if keeps is None or not trainer.world.leads or not trainer.metrics:
+        if keeps is None or not trainer.world.leads or not trainer.state.metrics:
             return False
-        value = trainer.metrics[-1].get(keeps.metric)
+        value = trainer.state.metrics[-1].get(keeps.metric)
         if value is None:
             return False
         begun = self._best_under_way if self.writer.busy else None  # no step waits for the write; asked before the disk
@@ -202,7 +202,7 @@ class Saver:
         trainer.rollout_log.flush()
         if failed and trainer.world.size > 1:
             return
-        saved = self.writer.wait() is None and (self._path.exists() or not trainer.step)
+        saved = self.writer.wait() is None and (self._path.exists() or not trainer.state.step)
         if not trainer.world.broadcast(saved, "whether the last step is saved"):
             self.save()
 
@@ -212,12 +212,12 @@ class Saver:
         steps = [checkpoint.step_of(path) for path in checkpoint.checkpoints(folder) if checkpoint.is_sealed(path)]
         if steps:
             return f"Steps 1 to {max(steps)} are saved: correct it and go on with --resume auto"
-        done = "No step was saved" if self.trainer.step else "Nothing was trained"
+        done = "No step was saved" if self.trainer.state.step else "Nothing was trained"
         return f"{done}: correct it and start again"
 
     @property
     def _path(self) -> Path:
-        return self.trainer.folder.checkpoints / f"step-{self.trainer.step}"
+        return self.trainer.folder.checkpoints / f"step-{self.trainer.state.step}"
 
     def save(self, wait: bool = True, logs: bool = True) -> Path:
         """Save the run as it is after the last whole step; its path.
@@ -230,9 +230,9 @@ class Saver:
         began = time.monotonic()
         trainer.rollout_log.flush()
         logs = logs and not wait  # an error that is raised is reported by whoever catches it
-        if self.writer.open(trainer.step, logs):
-            if self.config.best is not None and trainer.metrics:
-                self._best_under_way = trainer.metrics[-1].get(self.config.best.metric)
+        if self.writer.open(trainer.state.step, logs):
+            if self.config.best is not None and trainer.state.metrics:
+                self._best_under_way = trainer.state.metrics[-1].get(self.config.best.metric)
             self.writer.write(self._contents(), logs)
         if wait:
             problem = self.writer.wait()
@@ -240,7 +240,7 @@ class Saver:
         if problem is not None:
             last = next(reversed(checkpoint.checkpoints(trainer.folder.checkpoints)), None)
             raise TrainingError(
-                f"the checkpoint of step {trainer.step} could not be written to {trainer.folder.checkpoints}: {problem}. The last one "
+                f"the checkpoint of step {trainer.state.step} could not be written to {trainer.folder.checkpoints}: {problem}. The last one "
                 f"is {last or 'none'}"
             ) from problem
         return self._path
@@ -257,12 +257,12 @@ class Saver:
         if (reference := trainer.learner.reference) is not None:
             tensors = {**tensors, **saved_reference(reference, trainer.world)}
         if not leads:
-            return Contents(trainer.step, tensors)
+            return Contents(trainer.state.step, tensors)
         return Contents(
-            trainer.step,
+            trainer.state.step,
             tensors,
             state=self._state(),
-            metrics=trainer.metrics[-1] if trainer.metrics else {},
+            metrics=trainer.state.metrics[-1] if trainer.state.metrics else {},
             models=_all(models),
             logs=[trainer.folder.metrics.path, trainer.folder.evaluations.path],
         )
@@ -270,16 +270,10 @@ class Saver:
     def _state(self) -> dict[str, Any]:
         trainer = self.trainer
         return {
-            "step": trainer.step,
-            "version": trainer.version,
-            "stage_number": trainer.stage_number,
-            "stage_step": trainer.stage_step,
+            **trainer.state.state_dict(),
             "stages": [stage.state_dict() for stage in trainer.stages],
             "history": trainer.history.state_dict(),
-            "nonfinite": trainer.nonfinite,
-            "owes_evaluation": trainer.due_evaluations.pending,
             "evaluated_on": self._evaluated_on(),
-            "logged": len(trainer.metrics),
             "rollouts_kept": trainer.rollout_log.kept_until,
             "config": trainer.config.dump(),
             "recorded": trainer.folder.given.tree,
@@ -316,8 +310,8 @@ class Saver:
         if trainer.world.leads:
             here = saved.path.resolve().parent == trainer.folder.checkpoints.resolve()
             made = [row for row in trainer.folder.evaluations.rows() if row["step"] == state["step"]]
-            trainer.due_evaluations.pending = state["owes_evaluation"] and here and not made
-            cut = trainer.folder.cut(state["step"], trainer.due_evaluations.pending, keep_cut)
+            trainer.state.evaluation_pending = state["owes_evaluation"] and here and not made
+            cut = trainer.folder.cut(state["step"], trainer.state.evaluation_pending, keep_cut)
             if cut is not None:
                 trainer.console.message(f"what came after step {state['step']} is now in {cut}")
             if here:
@@ -327,8 +321,8 @@ class Saver:
             if here and len(rows[0]) < state["logged"]:
                 lost = state["logged"] - len(rows[0])
                 log.warning("%s lacks %d of the steps before the checkpoint", trainer.folder.metrics.path, lost)
-        trainer.metrics, trainer.evaluations, trainer.due_evaluations.pending = trainer.world.broadcast(
-            (*rows, trainer.due_evaluations.pending), "the metrics so far"
+        trainer.state.metrics, trainer.state.evaluations, trainer.state.evaluation_pending = trainer.world.broadcast(
+            (*rows, trainer.state.evaluation_pending), "the metrics so far"
         )
 
     def _check_engine(self, saved: Any) -> None:
@@ -397,12 +391,10 @@ class Saver:
         trainer.history.load_state_dict(state["history"])
         for stage, saved in zip(trainer.stages, state["stages"], strict=True):
             stage.load_state_dict(saved)
-        trainer.step, trainer.version, trainer.nonfinite = state["step"], state["version"], state["nonfinite"]
-        self.first_step = trainer.step + 1
-        trainer.due_evaluations.pending = state["owes_evaluation"]
-        if trainer.stage_number != state["stage_number"]:
+        if trainer.state.stage_number != state["stage_number"]:
             trainer.enter(state["stage_number"])
-        trainer.stage_step = state["stage_step"]
+        trainer.state.load_state_dict(state)
+        self.first_step = trainer.state.step + 1
 
 
 def differing(seal: Seal, ranks: int) -> Iterator[str]:
