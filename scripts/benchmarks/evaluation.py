@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ def measure(tasks: int, samples: int) -> dict[str, Any]:
     from rlvr.data import History
     from rlvr.evaluation import describe, evaluate
     from rlvr.records import Rollout, StopReason, Task, Verdict
-    from rlvr.rollout import Collector, Completion, Means, Request, single_turn
+    from rlvr.rollout import Collector, Completion, Request, RolloutContext, single_turn
 
     logprobs, versions = np.full(TOKENS, -0.5, np.float32), np.ones(TOKENS, np.int32)
 
@@ -51,18 +52,17 @@ def measure(tasks: int, samples: int) -> dict[str, Any]:
     collector = Collector()
 
     def collect(draws: Any, sampling: Any, count: int) -> list[Rollout]:
-        means = Means(
-            generate=generate,
-            verify=verify,
-            prompt=lambda task: tuple(range(PROMPT)),
-            reply=lambda *parts: (),
-            context=4096,
-            seed=lambda draw, member, call: draw * samples + member,
+        context = RolloutContext(
+            engine=SimpleNamespace(generate=generate),
+            verification=SimpleNamespace(verify=verify, by_group=lambda task: False),
+            prompts=lambda task: tuple(range(PROMPT)),
             sampling=sampling,
             group_size=count,
+            context=4096,
             history=History(),
+            seed_path=("evaluation",),
         )
-        return collector.collect(draws, single_turn, means, 3600.0)
+        return collector.collect(draws, single_turn, context, 3600.0)
 
     config = load_config({"evaluation": {"samples": samples, "k": sorted({1, 8, samples}), "greedy": False}})
     made = [Task(f"task-{number}", f"prompt {number}", answer="0") for number in range(tasks)]

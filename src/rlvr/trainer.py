@@ -63,8 +63,8 @@ from rlvr.rollout import (
     Collector,
     Engine,
     Interrupted,
-    Means,
     Published,
+    RolloutContext,
     Sampling,
     evaluation_plan,
 )
@@ -509,7 +509,7 @@ class GRPOTrainer:
         prompts = self.prompts.under(plan.config.data.template)
         lengths = partial(encoded_lengths, prompts, self.world)
 
-        def means(sampling: Sampling) -> Means:
+        def means(sampling: Sampling) -> RolloutContext:
             group_size = plan.config.rollout.group_size
             return self._means(self.verifications[number], prompts, sampling, group_size, "rollout", number)
 
@@ -531,23 +531,19 @@ class GRPOTrainer:
 
     def _means(
         self, verification: Verification, prompts: Prompts, sampling: Sampling, group_size: int, *path: int | str
-    ) -> Means:
+    ) -> RolloutContext:
         """What a plan works with. Seeds follow a path, so that nothing depends on the order of events (N7)."""
-        means = Means(
-            generate=self.engine.generate,
-            verify=verification.verify,
-            prompt=prompts,
-            reply=prompts.reply,
+        return RolloutContext(
+            self.engine,
+            verification,
+            prompts,
+            sampling,
+            group_size,
             context=self.context,
-            seed=lambda *more: seed_of(self.seed, *path, *more),
-            sampling=sampling,
-            group_size=group_size,
             history=self.history,
-            verify_group=verification.verify_group,
-            by_group=verification.by_group,
-            same_answer=verification.same_answer,
+            seed_path=(self.seed, *path),
+            activity=self.activity,
         )
-        return self.activity.watched(means)
 
     def enter(self, number: int) -> None:
         """Come to the start of a stage: a fresh optimizer, and a snapshot of the policy where a reference is kept."""

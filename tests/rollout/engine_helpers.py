@@ -4,6 +4,7 @@ import asyncio
 import copy
 import math
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from rlvr.config import LoraConfig, ModelConfig, ScratchConfig
 from rlvr.core.needs import CURRENT, Need
 from rlvr.policy import Policy, forward, load_policy, rows_of
 from rlvr.records import Batch, Task
-from rlvr.rollout import Request, Sampling, make_rollout
+from rlvr.rollout import Request, RolloutContext, Sampling, make_rollout
 from rlvr.rollout.decoder import Unfit
 from rlvr.rollout.sampling import uniforms
 
@@ -196,3 +197,41 @@ def shake(policy, seed, size=0.1):
     generator = torch.Generator().manual_seed(seed)
     for parameter in policy.trainable().values():
         parameter += size * torch.randn(parameter.shape, generator=generator)
+
+
+async def unjudged(rollout):
+    return rollout
+
+
+def context_of(
+    generate,
+    verify=unjudged,
+    encode=lambda task: (1, 2, 3),
+    reply=lambda task, text, role, end: (7,),
+    context=64,
+    seed_path=(0, "rollout"),
+    sampling=None,
+    group_size=4,
+    by_group=lambda task: False,
+    **more,
+):
+    """A RolloutContext over functions in the place of the engine, the verifier and the prompts."""
+
+    class Tokens:
+        def __call__(self, task):
+            return encode(task)
+
+        def reply(self, *arguments):
+            return reply(*arguments)
+
+    return RolloutContext(
+        engine=SimpleNamespace(generate=generate),
+        verification=SimpleNamespace(verify=verify, by_group=by_group),
+        prompts=Tokens(),
+        sampling=sampling or Sampling(12),
+        group_size=group_size,
+        context=context,
+        history={},
+        seed_path=seed_path,
+        **more,
+    )

@@ -9,8 +9,9 @@ import warnings
 
 import numpy as np
 import pytest
-from engine_helpers import PATIENCE, DrawOf, alphabet_chain, chain, ids_of, recomputed, shake, small
+from engine_helpers import PATIENCE, DrawOf, alphabet_chain, chain, context_of, ids_of, recomputed, shake, small
 
+import rlvr.rollout
 from rlvr import registry
 from rlvr.core.seeding import seed_of
 from rlvr.errors import WaitTimeout
@@ -22,8 +23,8 @@ from rlvr.rollout import (
     HFEngine,
     HFEngineOptions,
     Interrupted,
-    Means,
     Request,
+    RolloutBuffer,
     Sampling,
     make_rollout,
     single_turn,
@@ -47,18 +48,11 @@ async def numbered(request):
     return Completion(ids, np.zeros(3, np.float32), np.zeros(3, np.int32), StopReason.END, "abc", 0.0)
 
 
-def means_of(generate=numbered, verify=marked, policy=None, sampling=None, group_size=4, run_seed=0):
-    return Means(
-        generate=generate,
-        verify=verify,
-        prompt=lambda task: ids_of(policy, task.prompt) if policy else (1, 2, 3),
-        reply=lambda task, text, role, end: ids_of(policy, text) if policy else (7,),
-        context=policy.context if policy else 64,
-        seed=lambda *path: seed_of(run_seed, "rollout", *path),
-        sampling=sampling or Sampling(12),
-        group_size=group_size,
-        history={},
-    )
+def context_with(generate=numbered, verify=marked, policy=None, run_seed=0, **more):
+    """With a policy, its own prompts and context."""
+    if policy:
+        more |= {"encode": lambda task: ids_of(policy, task.prompt), "context": policy.context}
+    return context_of(generate, verify, seed_path=(run_seed, "rollout"), **more)
 
 
 def left_over(collector):
@@ -103,7 +97,7 @@ def test_results_are_in_order_however_they_finish(collector):
         finished.append((int(rollout.group), rollout.member))
         return await marked(rollout)
 
-    rollouts = collector.collect(draws_of(12), single_turn, means_of(verify=verify), DEADLINE)
+    rollouts = collector.collect(draws_of(12), single_turn, context_with(verify=verify), DEADLINE)
     places = [(int(r.group), r.member) for r in rollouts]
     assert places == [(d, m) for d in range(12) for m in range(4)]
     assert sorted(finished) == places
@@ -124,32 +118,74 @@ def test_a_verdict_has_time_while_anything_is_sampled_and_none_at_the_end(collec
         return await marked(rollout)
 
     assert activity.patience() == 0.0
-    collector.collect(draws_of(3), single_turn, activity.watched(means_of(generate, verify)), DEADLINE)
+    collector.collect(draws_of(3), single_turn, context_with(generate, verify, activity=activity), DEADLINE)
     (waits, others), last = patience[0], patience[-1]
     assert waits and others > 0
     assert last == (False, 0)
     assert activity.patience() == 0.0
 
 
+def test_a_context_counts_what_was_asked_for_and_what_failed(collector):
+    activity = Activity()
+
+    async def generate(request):
+        if request.seed % 2:
+            raise ValueError("the engine is gone")
+        return await numbered(request)
+
+    async def plan(draw, context):
+        for seed in range(5):
+            try:
+                completion = await context.generate(Request((1,), context.sampling, seed))
+            except ValueError:
+                continue
+            yield await context.verify(make_rollout(draw, seed, Request((1,), context.sampling, seed), completion))
+
+    context = context_with(generate, activity=activity)
+    begun = context.sampled_at
+    assert len(collector.collect(draws_of(2), plan, context, DEADLINE)) == 6
+    assert activity.counts() == {"sampling": (10, 10), "verifying": (6, 6)}
+    assert context.sampled_at > begun
+
+
+def test_a_plan_that_was_written_for_the_version_before_works_with_a_notice(collector):
+    with pytest.warns(FutureWarning, match=r"rlvr\.rollout\.Means is now rlvr\.rollout\.RolloutContext"):
+        from rlvr.rollout import Means
+    with pytest.warns(FutureWarning, match=r"rlvr\.rollout\.Supply is now rlvr\.rollout\.RolloutBuffer"):
+        from rlvr.rollout import Supply
+    assert Supply is RolloutBuffer
+    assert not hasattr(rlvr.rollout, "Supplies")
+
+    async def plan(draw, means: Means):
+        for member in range(means.group_size):
+            request = Request(means.prompt(draw.task), means.sampling, means.seed(draw.number, member, 0))
+            yield await means.verify(make_rollout(draw, member, request, await means.generate(request)))
+
+    with pytest.warns(FutureWarning, match=r"RolloutContext\.prompt is now RolloutContext\.encode"):
+        found = collector.collect(draws_of(2), plan, context_with(), DEADLINE)
+    expected = collector.collect(draws_of(2), single_turn, context_with(), DEADLINE)
+    assert [r.token_ids.tolist() for r in found] == [r.token_ids.tolist() for r in expected]
+
+
 def test_nothing_drawn_is_nothing_collected(collector):
-    assert collector.collect([], single_turn, means_of(), DEADLINE) == []
+    assert collector.collect([], single_turn, context_with(), DEADLINE) == []
 
 
 def test_a_task_drawn_twice_gets_two_different_groups(collector, policy):
-    means = means_of(HFEngine(policy).generate, policy=policy)
+    context = context_with(HFEngine(policy).generate, policy=policy)
     draws = [DrawOf(3, Task("same", "abc")), DrawOf(8, Task("same", "abc"))]
-    rollouts = collector.collect(draws, single_turn, means, DEADLINE)
+    rollouts = collector.collect(draws, single_turn, context, DEADLINE)
     groups = {g: [tuple(r.token_ids.tolist()) for r in rollouts if r.group == g] for g in ("3", "8")}
     assert len(groups["3"]) == len(groups["8"]) == 4
     assert not set(groups["3"]) & set(groups["8"])
     assert len(set(groups["3"])) > 1
 
-    again = collector.collect(draws[::-1], single_turn, means, DEADLINE)
+    again = collector.collect(draws[::-1], single_turn, context, DEADLINE)
     assert [r.token_ids.tolist() for r in again] == [r.token_ids.tolist() for r in rollouts]
-    alone = collector.collect(draws[1:], single_turn, means, DEADLINE)
+    alone = collector.collect(draws[1:], single_turn, context, DEADLINE)
     assert [tuple(r.token_ids.tolist()) for r in alone] == groups["8"]
-    means = means_of(HFEngine(policy).generate, policy=policy, run_seed=1)
-    other = collector.collect(draws, single_turn, means, DEADLINE)
+    context = context_with(HFEngine(policy).generate, policy=policy, run_seed=1)
+    other = collector.collect(draws, single_turn, context, DEADLINE)
     assert [r.token_ids.tolist() for r in other] != [r.token_ids.tolist() for r in rollouts]
 
 
@@ -158,7 +194,7 @@ def test_a_rollout_is_the_flat_record_of_what_was_sampled(collector, policy):
     engine.publish(4, lambda: iter(()))
     sampling = Sampling(12, temperature=0.7)
     for rollout in collector.collect(
-        draws_of(3), single_turn, means_of(engine.generate, policy=policy, sampling=sampling), DEADLINE
+        draws_of(3), single_turn, context_with(engine.generate, policy=policy, sampling=sampling), DEADLINE
     ):
         prompt = ids_of(policy, rollout.task.prompt)
         n = len(prompt)
@@ -195,16 +231,16 @@ def test_what_a_plan_raises_is_raised_and_no_task_is_left(collector, where):
         await asyncio.sleep(3600)
         return rollout
 
-    async def plan(draw, means):
+    async def plan(draw, context):
         if where == "plan" and draw.number == 2:
             raise Broken("the third draw")
-        async for rollout in single_turn(draw, means):
+        async for rollout in single_turn(draw, context):
             yield rollout
 
     with pytest.raises(Broken, match="the third draw"):
-        collector.collect(draws_of(6), plan, means_of(generate, verify), DEADLINE)
+        collector.collect(draws_of(6), plan, context_with(generate, verify), DEADLINE)
     assert left_over(collector) == []
-    assert len(collector.collect(draws_of(2), single_turn, means_of(), DEADLINE)) == 8
+    assert len(collector.collect(draws_of(2), single_turn, context_with(), DEADLINE)) == 8
 
 
 def test_a_failing_engine_is_said_once_and_not_by_every_member(collector, caplog):
@@ -214,7 +250,7 @@ def test_a_failing_engine_is_said_once_and_not_by_every_member(collector, caplog
         raise Broken("out of memory")
 
     with caplog.at_level(logging.ERROR), pytest.raises(Broken):
-        collector.collect(draws_of(5), single_turn, means_of(generate), DEADLINE)
+        collector.collect(draws_of(5), single_turn, context_with(generate), DEADLINE)
     assert left_over(collector) == []
     gc.collect()
     assert [record.getMessage() for record in caplog.records] == []
@@ -228,10 +264,10 @@ def test_a_deadline_names_what_was_awaited(collector):
 
     start = time.monotonic()
     with pytest.raises(WaitTimeout, match=r"rollouts \(2 of 3 groups open\).*deadline"):
-        collector.collect(draws_of(3), single_turn, means_of(verify=verify), 0.5)
+        collector.collect(draws_of(3), single_turn, context_with(verify=verify), 0.5)
     assert time.monotonic() - start < PATIENCE
     assert left_over(collector) == []
-    assert len(collector.collect(draws_of(2), single_turn, means_of(), DEADLINE)) == 8
+    assert len(collector.collect(draws_of(2), single_turn, context_with(), DEADLINE)) == 8
 
 
 def test_half_of_a_deadline_is_said_in_the_log(collector, caplog):
@@ -239,7 +275,7 @@ def test_half_of_a_deadline_is_said_in_the_log(collector, caplog):
         await asyncio.sleep(3600)
 
     with caplog.at_level(logging.WARNING), pytest.raises(WaitTimeout):
-        collector.collect(draws_of(1), single_turn, means_of(verify=verify), 0.6)
+        collector.collect(draws_of(1), single_turn, context_with(verify=verify), 0.6)
     assert any("still waiting for rollouts (1 of 1 groups open)" in r.getMessage() for r in caplog.records)
 
 
@@ -248,8 +284,8 @@ def test_an_interrupted_collection_is_given_up_and_the_engine_goes_on(policy, mo
     collector = Collector(want.is_set)
     try:
         engine = HFEngine(policy, HFEngineOptions(max_rows=16))
-        means = means_of(engine.generate, policy=policy)
-        expected = [r.token_ids.tolist() for r in collector.collect(draws_of(6), single_turn, means, DEADLINE)]
+        context = context_with(engine.generate, policy=policy)
+        expected = [r.token_ids.tolist() for r in collector.collect(draws_of(6), single_turn, context, DEADLINE)]
 
         real, calls = policy.next_logits, []
 
@@ -262,14 +298,14 @@ def test_an_interrupted_collection_is_given_up_and_the_engine_goes_on(policy, mo
 
         monkeypatch.setattr(policy, "next_logits", slow, raising=False)
         with pytest.raises(Interrupted):
-            collector.collect(draws_of(20), single_turn, means_of(engine.generate, policy=policy), DEADLINE)
+            collector.collect(draws_of(20), single_turn, context_with(engine.generate, policy=policy), DEADLINE)
         assert left_over(collector) == []
         calls_then = len(calls)
         want.clear()
         time.sleep(0.05)
         assert len(calls) == calls_then  # nothing is decoded on for nobody
 
-        again = collector.collect(draws_of(6), single_turn, means, DEADLINE)
+        again = collector.collect(draws_of(6), single_turn, context, DEADLINE)
         assert [r.token_ids.tolist() for r in again] == expected
     finally:
         collector.close()
@@ -303,7 +339,9 @@ def test_it_works_where_a_loop_is_running(collector, policy):
     """In a notebook, say."""
 
     async def main():
-        return collector.collect(draws_of(3), single_turn, means_of(HFEngine(policy).generate, policy=policy), DEADLINE)
+        return collector.collect(
+            draws_of(3), single_turn, context_with(HFEngine(policy).generate, policy=policy), DEADLINE
+        )
 
     assert len(asyncio.run(main())) == 12
 
@@ -316,27 +354,27 @@ def test_a_plan_of_ones_own_may_ask_as_often_as_it_likes(collector, policy, plan
     shake(policy, 1)
 
     @plan_called("retry_with_hint_for_this_test")
-    async def retry(draw, means, *, hint="j1\n"):
-        prompt = means.prompt(draw.task)
-        for member in range(means.group_size):
-            request = Request(prompt, means.sampling, means.seed(draw.number, member, 0))
-            first = await means.verify(make_rollout(draw, member, request, await means.generate(request)))
+    async def retry(draw, context, *, hint="j1\n"):
+        prompt = context.encode(draw.task)
+        for member in range(context.group_size):
+            request = Request(prompt, context.sampling, context.seed(draw.number, member, 0))
+            first = await context.verify(make_rollout(draw, member, request, await context.generate(request)))
             if first.verdict.score == 1:
                 yield first
                 continue
             hinted = (*first.token_ids.tolist(), *ids_of(policy, hint))
-            request = Request(hinted, means.sampling, means.seed(draw.number, member, 1))
-            second = make_rollout(draw, member, request, await means.generate(request))
+            request = Request(hinted, context.sampling, context.seed(draw.number, member, 1))
+            second = make_rollout(draw, member, request, await context.generate(request))
             told = len(first)
             second.origin[:told] = first.origin
             second.behaviour_logprobs[:told] = first.behaviour_logprobs
             second.policy_version[:told] = first.policy_version
             second.origin[told : len(hinted)] = Origin.HINT
-            yield await means.verify(second)
+            yield await context.verify(second)
 
     plan = registry.build("plan", {"name": "retry_with_hint_for_this_test", "hint": "k0\n"})
-    means = means_of(HFEngine(policy).generate, policy=policy)
-    rollouts = collector.collect(draws_of(4), plan, means, DEADLINE)
+    context = context_with(HFEngine(policy).generate, policy=policy)
+    rollouts = collector.collect(draws_of(4), plan, context, DEADLINE)
     assert [(int(r.group), r.member) for r in rollouts] == [(d, m) for d in range(4) for m in range(4)]
     hinted = [r for r in rollouts if (r.origin == Origin.HINT).any()]
     assert 0 < len(hinted) < len(rollouts)
@@ -350,12 +388,12 @@ def test_a_plan_of_ones_own_may_ask_as_often_as_it_likes(collector, policy, plan
 
 
 def test_groups_may_be_ragged_and_empty(collector):
-    async def plan(draw, means):
+    async def plan(draw, context):
         for member in range(draw.number):
-            request = Request((1,), means.sampling, member)
-            yield make_rollout(draw, member, request, await means.generate(request))
+            request = Request((1,), context.sampling, member)
+            yield make_rollout(draw, member, request, await context.generate(request))
 
-    rollouts = collector.collect(draws_of(4), plan, means_of(), DEADLINE)
+    rollouts = collector.collect(draws_of(4), plan, context_with(), DEADLINE)
     assert [(r.group, r.member) for r in rollouts] == [(str(d), m) for d in range(4) for m in range(d)]
 
 
@@ -368,18 +406,18 @@ def test_verification_overlaps_sampling(collector, policy, monkeypatch):
     chain(monkeypatch, policy, alphabet_chain(policy, "abc"))
     engine, sampled, verified = HFEngine(policy), {}, {}
 
-    async def plan(draw, means):
+    async def plan(draw, context):
         request = Request(ids_of(policy, "abca"), Sampling(1 if draw.number else 600), 0)
-        rollout = make_rollout(draw, 0, request, await means.generate(request))
+        rollout = make_rollout(draw, 0, request, await context.generate(request))
         sampled[draw.number] = time.monotonic()
-        yield await means.verify(rollout)
+        yield await context.verify(rollout)
 
     async def verify(rollout):
         await asyncio.to_thread(time.sleep, 0.02)
         verified[int(rollout.group)] = time.monotonic()
         return rollout
 
-    collector.collect(draws_of(4), plan, means_of(engine.generate, verify, policy), DEADLINE)
+    collector.collect(draws_of(4), plan, context_with(engine.generate, verify, policy), DEADLINE)
     assert max(verified[n] for n in (1, 2, 3)) < sampled[0]
 
 
@@ -389,5 +427,5 @@ def test_slow_verifiers_of_a_batch_run_side_by_side(collector):
         return rollout
 
     start = time.monotonic()
-    collector.collect(draws_of(20), single_turn, means_of(verify=verify), DEADLINE)
+    collector.collect(draws_of(20), single_turn, context_with(verify=verify), DEADLINE)
     assert time.monotonic() - start < 8  # one after the other: 16 s

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from engine_helpers import PATIENCE, DrawOf, ids_of, recomputed, shake, small
+from engine_helpers import PATIENCE, DrawOf, context_of, ids_of, recomputed, shake, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +17,7 @@ from rlvr.core.seeding import seed_of
 from rlvr.data import Prompts
 from rlvr.errors import ConfigError
 from rlvr.records import Origin, Rollout, StopReason, Task, Verdict
-from rlvr.rollout import Collector, Completion, HFEngine, Interrupted, Means, Sampling, Turns
+from rlvr.rollout import Collector, Completion, HFEngine, Interrupted, Sampling, Turns
 from rlvr.rollout.environments import calculator
 
 DEADLINE = 60.0
@@ -73,29 +73,27 @@ class Script:
         return Completion(np.asarray(ids), -np.arange(count, dtype=np.float32), versions, stop, text, 0.5)
 
 
-def means_of(generate, policy=None, budget=24, context=96, group_size=1, verify=counted, template=None, **sampling):
+def context_with(generate, policy=None, budget=24, context=96, group_size=1, verify=counted, template=None, **sampling):
     """With a policy, its own prompts; otherwise one token per character, and a reply of role and end token."""
     prompts = Prompts(policy.tokenizer, template) if policy else None
 
     def plain(task, text, role, end):
         return tuple(ord(c) for c in f"<{role[0]}{'' if end is None else end}>{text}")
 
-    return Means(
-        generate=generate,
-        verify=verify,
-        prompt=prompts or (lambda task: tuple(ord(c) for c in task.prompt)),
+    return context_of(
+        generate,
+        verify,
+        encode=prompts or (lambda task: tuple(ord(c) for c in task.prompt)),
         reply=prompts.reply if prompts else plain,
         context=policy.context if policy else context,
-        seed=lambda *path: seed_of(0, "rollout", *path),
         sampling=Sampling(budget, **sampling),
         group_size=group_size,
-        history={},
     )
 
 
-def talk(collector, means, environment, draws=None, **options):
+def talk(collector, context, environment, draws=None, **options):
     plan = registry.build("plan", {"name": "turns", "environment": environment, **options})
-    return collector.collect(draws or [DrawOf(0, Task("t", "?"))], plan, means, DEADLINE)
+    return collector.collect(draws or [DrawOf(0, Task("t", "?"))], plan, context, DEADLINE)
 
 
 def said(rollout, kind):
@@ -152,7 +150,7 @@ class _Episode:
 @pytest.mark.parametrize("tool", [echo, echo_later])
 def test_every_token_knows_who_wrote_it(collector, environment, tool):
     engine = Script(("ab", StopReason.END), ("c]", StopReason.STOP_STRING), ("de", StopReason.END))
-    [rollout] = talk(collector, means_of(engine.generate, temperature=0.5), environment(tool), turns=3)
+    [rollout] = talk(collector, context_with(engine.generate, temperature=0.5), environment(tool), turns=3)
     assert "".join(chr(t) for t in rollout.token_ids) == "?ab\x01<u1>t:abc]<u>t:c]de\x01"
     assert said(rollout, "turn") == ["ab\x01", "c]", "de\x01"]
     assert said(rollout, "tool") == ["<u1>t:ab", "<u>t:c]"]
@@ -170,7 +168,7 @@ def test_every_token_knows_who_wrote_it(collector, environment, tool):
 
 def test_a_turn_is_asked_for_after_all_that_was_said_with_what_is_left_of_the_budget(collector, environment):
     engine = Script(("abc", StopReason.END))
-    [rollout] = talk(collector, means_of(engine.generate, budget=20), environment(echo), turns=3)
+    [rollout] = talk(collector, context_with(engine.generate, budget=20), environment(echo), turns=3)
     requests = engine.requests[ord("?")]
     starts = [s.start for s in rollout.segments if s.kind == "turn"]
     assert [r.token_ids for r in requests] == [tuple(rollout.token_ids[:start].tolist()) for start in starts]
@@ -180,16 +178,16 @@ def test_a_turn_is_asked_for_after_all_that_was_said_with_what_is_left_of_the_bu
 
 def test_verifiers_never_read_what_a_tool_said(collector, environment):
     engine = Script(("x", StopReason.END))
-    [rollout] = talk(collector, means_of(engine.generate), environment(lambda text, task: "#### 42"), turns=2)
+    [rollout] = talk(collector, context_with(engine.generate), environment(lambda text, task: "#### 42"), turns=2)
     assert "####" in said(rollout, "tool")[0]
     assert rollout.text == "x\nx"
 
 
 def test_one_turn_is_a_single_turn(collector, environment, policy):
-    means = means_of(HFEngine(policy).generate, policy, group_size=4)
+    context = context_with(HFEngine(policy).generate, policy, group_size=4)
     draws = [DrawOf(n, Task(f"t{n}", "abc"[n])) for n in range(3)]
-    turned = talk(collector, means, environment(echo), draws, turns=1)
-    single = collector.collect(draws, registry.build("plan", "single_turn"), means, DEADLINE)
+    turned = talk(collector, context, environment(echo), draws, turns=1)
+    single = collector.collect(draws, registry.build("plan", "single_turn"), context, DEADLINE)
     for one, other in zip(turned, single, strict=True):
         one, other = one.to_json(), other.to_json()
         assert one.pop("timings").keys() >= other.pop("timings").keys()
@@ -202,7 +200,7 @@ def test_one_turn_is_a_single_turn(collector, environment, policy):
 @pytest.mark.parametrize("stop", [StopReason.LENGTH, StopReason.CONTEXT, StopReason.ABORTED])
 def test_a_turn_that_was_cut_off_ends_the_talk(collector, environment, stop):
     engine = Script(("ab", StopReason.END), ("cd", stop))
-    [rollout] = talk(collector, means_of(engine.generate), environment(echo))
+    [rollout] = talk(collector, context_with(engine.generate), environment(echo))
     assert rollout.stop is stop
     assert len(said(rollout, "turn")) == 2
     assert len(said(rollout, "tool")) == 1
@@ -211,14 +209,14 @@ def test_a_turn_that_was_cut_off_ends_the_talk(collector, environment, stop):
 def test_the_environment_ends_the_talk(collector, environment):
     engine = Script(("ab", StopReason.END))
     tool = environment(lambda text, task: None)
-    [rollout] = talk(collector, means_of(engine.generate, budget=3), tool)
+    [rollout] = talk(collector, context_with(engine.generate, budget=3), tool)
     assert said(rollout, "turn") == ["ab\x01"]
     assert rollout.stop is StopReason.END  # the budget was just enough: nothing is missing
 
 
 def test_a_spent_budget_ends_the_talk_as_cut_off(collector, environment):
     engine = Script(("ab", StopReason.END))
-    [rollout] = talk(collector, means_of(engine.generate, budget=6), environment(echo))
+    [rollout] = talk(collector, context_with(engine.generate, budget=6), environment(echo))
     assert said(rollout, "turn") == ["ab\x01"] * 2
     assert len(said(rollout, "tool")) == 1  # the second reply would have nobody to read it
     assert rollout.stop is StopReason.LENGTH
@@ -228,7 +226,7 @@ def test_a_spent_budget_ends_the_talk_as_cut_off(collector, environment):
 def test_a_reply_that_leaves_no_room_is_left_out(collector, environment, context, replies, stop):
     """Prompt 1, turn 3, reply 8: with a context of 13 one token can still be sampled."""
     engine = Script(("ab", StopReason.END), ("", StopReason.END))
-    [rollout] = talk(collector, means_of(engine.generate, context=context), environment(echo), turns=2)
+    [rollout] = talk(collector, context_with(engine.generate, context=context), environment(echo), turns=2)
     assert len(said(rollout, "tool")) == replies
     assert str(rollout.stop) == stop
     assert len(rollout) <= context
@@ -255,9 +253,12 @@ def test_no_talk_is_longer_than_its_budget_its_context_or_its_turns(budget, cont
         return reply
 
     async def run():
-        means = means_of(generate, budget=budget, context=context)
+        rollouts = context_with(generate, budget=budget, context=context)
         return [
-            r async for r in Turns(environment="generated_for_this_test", turns=turns)(DrawOf(0, Task("t", "?")), means)
+            r
+            async for r in Turns(environment="generated_for_this_test", turns=turns)(
+                DrawOf(0, Task("t", "?")), rollouts
+            )
         ]
 
     registry._pieces["environment"]["generated_for_this_test"] = tool
@@ -281,9 +282,9 @@ def test_what_a_tool_raises_is_a_reply_and_said_once(collector, environment, cap
 
     engine = Script(("a", StopReason.END))
     draws = [DrawOf(n, Task("t", chr(65 + n))) for n in range(5)]
-    means = means_of(engine.generate, context=2000)
+    context = context_with(engine.generate, context=2000)
     with caplog.at_level(logging.WARNING):
-        rollouts = talk(collector, means, environment(broken), draws, turns=2)
+        rollouts = talk(collector, context, environment(broken), draws, turns=2)
     for rollout in rollouts:
         [reply] = said(rollout, "tool")
         assert reply.startswith("<u1>error: ValueError: xxx")
@@ -294,7 +295,7 @@ def test_what_a_tool_raises_is_a_reply_and_said_once(collector, environment, cap
 @pytest.mark.parametrize("result", [7, b"bytes", ["a"], True])
 def test_a_reply_that_is_no_text_is_an_error(collector, environment, result):
     engine = Script(("a", StopReason.END))
-    [rollout] = talk(collector, means_of(engine.generate), environment(lambda text, task: result), turns=2)
+    [rollout] = talk(collector, context_with(engine.generate), environment(lambda text, task: result), turns=2)
     assert said(rollout, "tool") == [f"<u1>error: the reply is a {type(result).__name__}, not text"]
 
 
@@ -321,8 +322,8 @@ async def times_out_itself(text, task):
 )
 def test_a_tool_that_hangs_costs_a_reply(collector, environment, tool, reply):
     engine, start = Script(("a", StopReason.END)), time.monotonic()
-    means = means_of(engine.generate, budget=90, context=900)
-    [rollout] = talk(collector, means, environment(tool), turns=3, time_limit=0.1)
+    context = context_with(engine.generate, budget=90, context=900)
+    [rollout] = talk(collector, context, environment(tool), turns=3, time_limit=0.1)
     assert said(rollout, "tool") == [f"<u1>{reply}"] * 2
     assert time.monotonic() - start < 2.5
 
@@ -342,7 +343,7 @@ def test_a_slow_tool_holds_up_one_rollout_and_not_the_others(collector, environm
 
     engine = Script(("a", StopReason.END))
     draws = [DrawOf(n, Task(f"t{n}", chr(65 + n))) for n in range(8)]
-    rollouts = talk(collector, means_of(engine.generate, verify=verify), environment(tool), draws, turns=2)
+    rollouts = talk(collector, context_with(engine.generate, verify=verify), environment(tool), draws, turns=2)
     assert [said(r, "tool") for r in rollouts] == [["<u1>fine" if n == 3 else "<u1>quick"] for n in range(8)]
 
 
@@ -352,7 +353,7 @@ def test_a_slow_tool_holds_up_one_rollout_and_not_the_others(collector, environm
 def test_an_episode_remembers_and_is_closed(collector, environment):
     name = environment(Episodes)
     engine = Script(("a", StopReason.END))
-    [rollout] = talk(collector, means_of(engine.generate), {"name": name, "last": 2}, turns=9)
+    [rollout] = talk(collector, context_with(engine.generate), {"name": name, "last": 2}, turns=9)
     assert said(rollout, "tool") == ["<u1>1", "<u1>2"]
     newest = Episodes.newest
     assert (newest.begun, newest.closed) == (1, 1)
@@ -361,26 +362,26 @@ def test_an_episode_remembers_and_is_closed(collector, environment):
 
 def test_each_member_has_an_episode_of_its_own(collector, environment):
     engine = Script(("a", StopReason.END))
-    rollouts = talk(collector, means_of(engine.generate, group_size=5), environment(Episodes), turns=9)
+    rollouts = talk(collector, context_with(engine.generate, group_size=5), environment(Episodes), turns=9)
     assert [said(r, "tool") for r in rollouts] == [["<u1>1", "<u1>2"]] * 5
     assert (Episodes.newest.begun, Episodes.newest.closed) == (5, 5)
 
 
 def test_an_episode_that_raises_goes_on_and_one_that_cannot_begin_does_not(collector, environment):
     name, engine = environment(Episodes), Script(("a", StopReason.END))
-    means = means_of(engine.generate, context=900)
-    [rollout] = talk(collector, means, {"name": name, "broken": "reply"}, turns=3)
+    context = context_with(engine.generate, context=900)
+    [rollout] = talk(collector, context, {"name": name, "broken": "reply"}, turns=3)
     assert said(rollout, "tool") == ["<u1>error: KeyError: 'a'", "<u1>2"]
     assert Episodes.newest.closed == 1
-    [rollout] = talk(collector, means, {"name": name, "broken": "begin"}, turns=3)
+    [rollout] = talk(collector, context, {"name": name, "broken": "begin"}, turns=3)
     assert said(rollout, "tool") == ["<u1>error: RuntimeError: no container"] * 2
     assert (Episodes.newest.begun, Episodes.newest.closed) == (0, 0)
 
 
 def test_an_episode_that_hung_is_not_called_again(collector, environment):
     name, engine = environment(Episodes), Script(("a", StopReason.END))
-    means = means_of(engine.generate, budget=90, context=900)
-    [rollout] = talk(collector, means, {"name": name, "slow": 1.0}, turns=4, time_limit=0.1)
+    context = context_with(engine.generate, budget=90, context=900)
+    [rollout] = talk(collector, context, {"name": name, "slow": 1.0}, turns=4, time_limit=0.1)
     assert said(rollout, "tool") == ["<u1>error: no answer within 0.1 s"] * 3
     time.sleep(1.2)  # long enough for the call that hung, and for others if there were any
     assert (Episodes.newest.begun, Episodes.newest.called, Episodes.newest.closed) == (1, 1, 1)
@@ -403,7 +404,7 @@ def test_an_episode_is_closed_when_its_rollout_is_given_up(environment, how):
     try:
         draws = [DrawOf(n, Task("t", chr(65 + n))) for n in range(4)]
         with pytest.raises(ZeroDivisionError if how == "engine" else Interrupted):
-            talk(collector, means_of(generate, group_size=2), environment(Episodes), draws)
+            talk(collector, context_with(generate, group_size=2), environment(Episodes), draws)
         assert Episodes.newest.begun >= 2
         assert Episodes.newest.closed == Episodes.newest.begun
     finally:
@@ -442,8 +443,8 @@ def talks(collector, environment, policy):
     engine.publish(3, lambda: iter(()))
     tool = environment(lambda text, task: f"\n{text[:2]}1" if len(text) % 3 else None)
     draws = [DrawOf(n, Task(f"t{n}", prompt)) for n, prompt in enumerate(("abc", "kj", "fghij"))]
-    means = means_of(engine.generate, policy, budget=40, group_size=6, stop=("a", "b", "0"))
-    return talk(collector, means, tool, draws, turns=4)
+    context = context_with(engine.generate, policy, budget=40, group_size=6, stop=("a", "b", "0"))
+    return talk(collector, context, tool, draws, turns=4)
 
 
 def test_recomputed_log_probs_agree_over_all_turns(talks, policy):
@@ -461,15 +462,15 @@ def test_recomputed_log_probs_agree_over_all_turns(talks, policy):
 
 def test_the_same_seeds_give_the_same_talk(talks, collector, environment, policy):
     tool = environment(lambda text, task: f"\n{text[:2]}1" if len(text) % 3 else None)
-    means = means_of(HFEngine(policy).generate, policy, budget=40, group_size=6, stop=("a", "b", "0"))
-    again = talk(collector, means, tool, [DrawOf(1, Task("t1", "kj"))], turns=4)
+    context = context_with(HFEngine(policy).generate, policy, budget=40, group_size=6, stop=("a", "b", "0"))
+    again = talk(collector, context, tool, [DrawOf(1, Task("t1", "kj"))], turns=4)
     assert [r.token_ids.tolist() for r in again] == [r.token_ids.tolist() for r in talks if r.group == "1"]
 
 
 def test_the_real_engine_is_never_asked_past_its_context(collector, environment):
     policy = shaken(context=40)
-    means = means_of(HFEngine(policy).generate, policy, budget=400, group_size=8, stop=("a", "b"))
-    rollouts = talk(collector, means, environment(lambda text, task: "abcdefgh"), turns=20)
+    context = context_with(HFEngine(policy).generate, policy, budget=400, group_size=8, stop=("a", "b"))
+    rollouts = talk(collector, context, environment(lambda text, task: "abcdefgh"), turns=20)
     assert all(len(r) <= 40 for r in rollouts)
     assert StopReason.CONTEXT in {r.stop for r in rollouts}
 
@@ -574,10 +575,10 @@ def test_a_template_without_such_messages_is_refused(template, message):
     tokenizer.chat_template = template
     prompts = Prompts(tokenizer)
     plan = registry.build("plan", {"name": "turns", "environment": "calculator", "role": "tool"})
-    means = dataclasses.replace(means_of(None), reply=prompts.reply)
+    context = dataclasses.replace(context_with(None), prompts=prompts)
     with pytest.raises(ConfigError, match=message):
-        plan.check(means, Task("t", CHAT))
-    plan.check(means, Task("t", "text"))
+        plan.check(context, Task("t", CHAT))
+    plan.check(context, Task("t", "text"))
 
 
 # The calculator
@@ -636,8 +637,8 @@ async def spelled(rollout):
 def test_every_turn_is_judged_by_itself(collector):
     engine = Script(("ab", StopReason.END), ("c", StopReason.END), ("defg", StopReason.END))
     script = {"name": "script", "replies": ["again", "and {prompt}"]}
-    means = means_of(engine.generate, verify=spelled)
-    [rollout] = talk(collector, means, script, judge="each")
+    context = context_with(engine.generate, verify=spelled)
+    [rollout] = talk(collector, context, script, judge="each")
     assert rollout.text == "ab\nc\ndefg"
     assert said(rollout, "tool") == ["<u1>again", "<u1>and ?"]
     scores = {name: verdict.score for name, verdict in rollout.verdicts.items()}
@@ -646,14 +647,14 @@ def test_every_turn_is_judged_by_itself(collector):
     [(start, end, _)] = rollout.verdict.spans
     assert rollout.text[start:end] == "defg"
     again = Script(*engine.turns)
-    [together] = talk(collector, means_of(again.generate, verify=spelled), script)
+    [together] = talk(collector, context_with(again.generate, verify=spelled), script)
     assert {name: verdict.score for name, verdict in together.verdicts.items()} == {"here": 9.0}
 
 
 def test_a_talk_that_is_cut_off_has_no_verdict_of_the_turns_that_never_were(collector):
     engine = Script(("ab", StopReason.LENGTH))
     [rollout] = talk(
-        collector, means_of(engine.generate, verify=spelled), {"name": "script", "replies": ["x"]}, judge="each"
+        collector, context_with(engine.generate, verify=spelled), {"name": "script", "replies": ["x"]}, judge="each"
     )
     assert list(rollout.verdicts) == ["here", "turn 1"]
 
@@ -662,8 +663,8 @@ def test_turns_judged_one_by_one_are_refused_where_a_group_is_judged(collector):
     plan = registry.build(
         "plan", {"name": "turns", "environment": {"name": "script", "replies": ["x"]}, "judge": "each"}
     )
-    means = dataclasses.replace(means_of(None), by_group=lambda task: True)
+    context = context_of(None, by_group=lambda task: True)
     with pytest.raises(ConfigError, match="judges a group together: set judge to all"):
-        plan.check(means, Task("t", "?"))
+        plan.check(context, Task("t", "?"))
     with pytest.raises(ConfigError, match="at least one reply"):
         registry.build("plan", {"name": "turns", "environment": {"name": "script", "replies": []}})

@@ -258,14 +258,13 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
 
     Samples are those that the trainer's own evaluation would draw: seeds follow from the run's seed, task, member and call.
     """
-    from rlvr.core.seeding import seed_of
     from rlvr.core.signals import StopRequest
     from rlvr.distributed.farm import open_engine, prove
     from rlvr.distributed.gpu_checks import check_gpus
     from rlvr.distributed.prompt_lengths import encoded_lengths
     from rlvr.planner import engine_of_run
     from rlvr.policy import load_policy
-    from rlvr.rollout import Collector, Interrupted, Means, Sampling, evaluation_plan
+    from rlvr.rollout import Collector, Interrupted, RolloutContext, Sampling, evaluation_plan
     from rlvr.rollout.vllm.options import low_precision
     from rlvr.rollout.weights import weight_buckets
     from rlvr.stages.choosing import chooser
@@ -288,31 +287,27 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
         stack.callback(collector.close)
         engine = open_engine(config.rollout.engine, policy, None, world, collector, False)
         stack.callback(engine.close)
-        context = min(policy.context, engine.context)
-        refuse_long(tasks, encoded_lengths(prompts, world, tasks)[0], context)
+        longest = min(policy.context, engine.context)
+        refuse_long(tasks, encoded_lengths(prompts, world, tasks)[0], longest)
         engine.publish(1, lambda: weight_buckets(policy))
         if not engine.shares_weights:
             coarse = bool(low_precision(config.rollout.engine))
             prove(engine, world, policy, collector, lambda: weight_buckets(policy), coarse)
 
         def collect(draws: Sequence[Draw], sampling: Sampling, samples: int) -> list[Rollout]:
-            means = Means(
-                generate=engine.generate,
-                verify=verification.verify,
-                prompt=prompts,
-                reply=prompts.reply,
-                context=context,
-                seed=lambda *more: seed_of(config.run.seed, "evaluation", *more),
-                sampling=sampling,
-                group_size=samples,
+            context = RolloutContext(
+                engine,
+                verification,
+                prompts,
+                sampling,
+                samples,
+                context=longest,
                 history=History(),
-                verify_group=verification.verify_group,
-                by_group=verification.by_group,
-                same_answer=verification.same_answer,
+                seed_path=(config.run.seed, "evaluation"),
             )
             plan = evaluation_plan(config.rollout.plan)
             try:
-                return collector.collect(draws, plan, means, config.rollout.deadline)
+                return collector.collect(draws, plan, context, config.rollout.deadline)
             except Interrupted:
                 return []
 

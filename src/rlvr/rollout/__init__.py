@@ -1,12 +1,14 @@
 """Rollouts: engines that sample, plans that say what a group is made of, and the collector that runs them."""
 
-from rlvr.rollout.activity import Activity
-from rlvr.rollout.collector import Collector, Interrupted
+import warnings
+from typing import Any
+
+from rlvr.rollout.buffer import Collected, Collector, Interrupted, RolloutBuffer
+from rlvr.rollout.context import Activity, RolloutContext
 from rlvr.rollout.engine import Bucket, Completion, Engine, Published, Request, Sampling
 from rlvr.rollout.hf import HFEngine, HFEngineOptions
 from rlvr.rollout.plans import (
     Draw,
-    Means,
     Plan,
     answer_characters,
     evaluation_plan,
@@ -16,7 +18,6 @@ from rlvr.rollout.plans import (
 )
 from rlvr.rollout.probe import probe
 from rlvr.rollout.recorded import RecordedOptions
-from rlvr.rollout.supply import Collected, Supply
 from rlvr.rollout.turns import Turns
 from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions
 
@@ -31,13 +32,13 @@ __all__ = [
     "HFEngine",
     "HFEngineOptions",
     "Interrupted",
-    "Means",
     "Plan",
     "Published",
     "RecordedOptions",
     "Request",
+    "RolloutBuffer",
+    "RolloutContext",
     "Sampling",
-    "Supply",
     "Turns",
     "VLLMOptions",
     "VLLMServerOptions",
@@ -48,3 +49,15 @@ __all__ = [
     "side_by_side",
     "single_turn",
 ]
+
+
+_RENAMED: dict[str, Any] = {"Means": RolloutContext, "Supply": RolloutBuffer}
+"""Public names of the version before."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    text = f"rlvr.rollout.{name} is now rlvr.rollout.{_RENAMED[name].__name__}: the old name goes with the next version"
+    warnings.warn(text, FutureWarning, stacklevel=2)
+    return _RENAMED[name]

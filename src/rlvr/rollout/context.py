@@ -1,89 +1,168 @@
-"""A context as it grows: the prompt, what the policy sampled, what others put between.
+"""What a plan works with: the engine, the verifier and the prompts of a step, and counts of what was asked of them.
 
-Token in, token out: sampled ids are kept as they came, with the log-probs and versions of their own call; what others
-wrote has NaN and -1. A context only ever grows at its end.
+Invariant: counts only grow, so that whoever shows them takes differences and resets nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
+from rlvr.core.seeding import seed_of
+from rlvr.data import Prompts
+from rlvr.records import Rollout, Task
+from rlvr.rollout.engine import Completion, Engine, Request, Sampling
+from rlvr.verifiers.routing import Verification
 
-from rlvr.data import Draw
-from rlvr.records import Origin, Rollout, Segment, StopReason
-from rlvr.rollout.engine import Completion
-
-_COLUMNS = {"token_ids": np.int64, "origin": np.int8, "behaviour_logprobs": np.float32, "policy_version": np.int32}
+BATCH_DELAY = 0.02
+"""Seconds that a finished rollout can wait for others to be verified with, while sampling goes on: the event loop of the engine
+gives way after each decoding step, which takes milliseconds, and the members of a group end some steps apart."""
 
 
-class Context:
-    """The tokens of one rollout so far."""
+class IdleClock:
+    """Counts open requests, from any thread: `with clock.request(): ...` around each request, `take()` for the seconds since the
+    last call in which none was open."""
 
-    def __init__(self, prompt: Sequence[int]) -> None:
-        self._parts: dict[str, list[np.ndarray]] = {name: [] for name in _COLUMNS}
-        self._segments: list[Segment] = []
-        self._texts: list[str] = []
-        self._seconds = 0.0
-        self.sampled = 0
-        """Tokens that the policy wrote."""
-        self._length = 0
-        self._extend(prompt, Origin.PROMPT)
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open = 0
+        self._idle = 0.0
+        self._since = time.perf_counter()
 
-    def __len__(self) -> int:
-        return self._length
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """One request, from being made to being answered."""
+        self._change(1)
+        try:
+            yield
+        finally:
+            self._change(-1)
 
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """All tokens so far, as a request takes them."""
-        return tuple(np.concatenate(self._parts["token_ids"]).tolist())
+    def take(self) -> float:
+        """Idle seconds since the last call."""
+        self._change(0)
+        with self._lock:
+            idle = self._idle
+            self._idle = 0.0
+            return idle
 
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """The policy's turns."""
-        return tuple(self._texts)
+    def _change(self, by: int) -> None:
+        with self._lock:
+            now = time.perf_counter()
+            if not self._open:
+                self._idle += now - self._since
+            self._open += by
+            self._since = now
 
-    def turn(self, completion: Completion) -> None:
-        """What the policy sampled after the tokens so far."""
-        self._segments.append(Segment("turn", len(self), len(self) + len(completion.token_ids)))
-        self._extend(completion.token_ids, Origin.POLICY, completion.logprobs, completion.versions)
-        self._texts.append(completion.text)
-        self._seconds += completion.seconds
-        self.sampled += len(completion.token_ids)
 
-    def put(self, kind: str, token_ids: Sequence[int], origin: Origin) -> None:
-        """A segment that the policy did not write."""
-        self._segments.append(Segment(kind, len(self), len(self) + len(token_ids)))
-        self._extend(token_ids, origin)
+class IdleByPhase:
+    """An engine's idle seconds by phase of a step."""
 
-    def rollout(self, draw: Draw, member: int, stop: StopReason, temperature: float, **timings: float) -> Rollout:
-        """The record. Its text is what the policy wrote and nothing else: its turns, each on lines of its own."""
-        columns = {name: np.concatenate(parts) for name, parts in self._parts.items()}
-        return Rollout(
-            id=f"{draw.number}/{member}",
-            task=draw.task,
-            group=str(draw.number),
-            member=member,
-            token_ids=columns["token_ids"],
-            origin=columns["origin"],
-            behaviour_logprobs=columns["behaviour_logprobs"],
-            policy_version=columns["policy_version"],
-            stop=stop,
-            text="\n".join(self._texts),
-            temperature=temperature or 1.0,
-            segments=self._segments,
-            timings={"generate": self._seconds, **timings},
-        )
+    def __init__(self, clock: IdleClock) -> None:
+        self._clock = clock
+        self.seconds: dict[str | None, float] = {}
+        """By phase; None: in none of them."""
 
-    def _extend(
-        self,
-        token_ids: Sequence[int] | np.ndarray,
-        origin: Origin,
-        logprobs: Sequence[float] | np.ndarray | float = np.nan,
-        versions: Sequence[int] | np.ndarray | int = -1,
-    ) -> None:
-        count = len(token_ids)
-        for (name, dtype), value in zip(_COLUMNS.items(), (token_ids, origin, logprobs, versions), strict=True):
-            one = isinstance(value, (int, float))
-            self._parts[name].append(np.full(count, value, dtype) if one else np.asarray(value, dtype))
-        self._length += count
+    def start(self) -> None:
+        """Begin a step."""
+        self.seconds.clear()
+        self._clock.take()
+
+    def settle(self, phase: str | None) -> None:
+        """Give the idle seconds since the last call to a phase, or to none."""
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + self._clock.take()
+
+
+class Activity:
+    """Completions and verdicts, asked for and done, and the engine's idle time. One thread counts, any may read."""
+
+    def __init__(self) -> None:
+        self.idle = IdleClock()
+        self.asked = {"sampling": 0, "verifying": 0}
+        self.done = {"sampling": 0, "verifying": 0}
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """`sampling` and `verifying` -> (done, asked for) since the run began."""
+        return {name: (self.done[name], asked) for name, asked in self.asked.items()}
+
+    def patience(self) -> float:
+        """Seconds that a verdict can wait for others; none where it is the last that is waited for."""
+        return BATCH_DELAY if self.asked["sampling"] > self.done["sampling"] else 0.0
+
+    @contextmanager
+    def counted(self, name: str, count: int = 1) -> Iterator[None]:
+        """`count` of them, asked for now, and done at the end of the block, however it ends."""
+        self.asked[name] += count
+        try:
+            yield
+        finally:
+            self.done[name] += count
+
+
+@dataclass
+class RolloutContext:
+    """What a plan works with in one step. Its methods count what they are asked for in `activity`."""
+
+    engine: Engine
+    verification: Verification
+    prompts: Prompts
+    sampling: Sampling
+    group_size: int
+    context: int
+    """Most tokens of a rollout, prompt included."""
+    history: Any
+    """Per-prompt history: `history[task id]`. It has a best answer where the plan, a class, has `answer_characters` above 0."""
+    seed_path: tuple[int | str, ...] = ()
+    """Beginning of the path of each seed, so that no seed depends on the order of events (N7)."""
+    activity: Activity = field(default_factory=Activity)
+    sampled_at: float = field(default_factory=time.perf_counter)
+    """When the last completion was sampled, by time.perf_counter."""
+
+    async def generate(self, request: Request) -> Completion:
+        """Sample one completion."""
+        with self.activity.counted("sampling"), self.activity.idle.request():
+            completion = await self.engine.generate(request)
+        self.sampled_at = time.perf_counter()
+        return completion
+
+    async def verify(self, rollout: Rollout) -> Rollout:
+        """The rollout with its verdicts; never raises for the verifier's trouble."""
+        with self.activity.counted("verifying"):
+            return await self.verification.verify(rollout)
+
+    async def verify_group(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """The rollouts of one task with their verdicts, judged together."""
+        with self.activity.counted("verifying", len(rollouts)):
+            return await self.verification.verify_group(rollouts)
+
+    def by_group(self, task: Task) -> bool:
+        """Whether the verifier of a task wants a group together (`verify` then judges a rollout as a group of one)."""
+        return self.verification.by_group(task)
+
+    def same_answer(self, task: Task, first: str, second: str) -> bool:
+        """Whether two extracted answers to a task are the same, as its verifier sees it."""
+        return self.verification.same_answer(task, first, second)
+
+    def encode(self, task: Task) -> tuple[int, ...]:
+        """The token ids of a task's prompt."""
+        return self.prompts(task)
+
+    def prompt(self, task: Task) -> tuple[int, ...]:
+        """The name that `encode` had in the version before."""
+        text = "RolloutContext.prompt is now RolloutContext.encode: the old name goes with the next version"
+        warnings.warn(text, FutureWarning, stacklevel=2)
+        return self.encode(task)
+
+    def reply(self, task: Task, text: str, role: str, end: int | None) -> tuple[int, ...]:
+        """The token ids that put a text, said by `role`, into the context after a turn of the policy's. `end` is the end token that
+        the policy sampled, or None."""
+        return self.prompts.reply(task, text, role, end)
+
+    def seed(self, draw: int, member: int, call: int) -> int:
+        """The seed of a call of a member's, 63 bits."""
+        return seed_of(*self.seed_path, draw, member, call)

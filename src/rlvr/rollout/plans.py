@@ -1,7 +1,7 @@
 """Plans: what a group of rollouts is made of.
 
 A plan owns groups. It is an asynchronous generator over one draw of a task that yields verified rollouts as they finish,
-with the means to make them injected; it may ask for as many generations, verdicts and further rollouts as it likes, and
+and is given a `RolloutContext` to make them with; it may ask for as many generations, verdicts and further rollouts as it likes, and
 nothing else knows how many calls were made. It names its groups by the draw's number, further ones `NUMBER/...`.
 """
 
@@ -11,82 +11,132 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
+
+import numpy as np
 
 from rlvr import registry
 from rlvr.data import Draw
-from rlvr.records import BASELINE, Rollout, StopReason, Task
+from rlvr.records import BASELINE, Origin, Rollout, Segment, StopReason
 from rlvr.registry import register
-from rlvr.rollout.context import Context
-from rlvr.rollout.engine import Completion, Request, Sampling
+from rlvr.rollout.context import RolloutContext
+from rlvr.rollout.engine import Completion, Request
+
+_COLUMNS = {"token_ids": np.int64, "origin": np.int8, "behaviour_logprobs": np.float32, "policy_version": np.int32}
+
+Plan = Callable[[Draw, RolloutContext], AsyncIterator[Rollout]]
 
 
-@dataclass(frozen=True)
-class Means:
-    """What a plan works with."""
+class RolloutTokens:
+    """The tokens of one rollout so far: the prompt, what the policy sampled, and what others put between.
 
-    generate: Callable[[Request], Awaitable[Completion]]
-    """Sample one completion."""
-    verify: Callable[[Rollout], Awaitable[Rollout]]
-    """Put the verdicts on a rollout; never raises for the verifier's trouble."""
-    prompt: Callable[[Task], tuple[int, ...]]
-    """The token ids of a task's prompt."""
-    reply: Callable[[Task, str, str, int | None], tuple[int, ...]]
-    """The token ids that put a text into the context after a turn of the policy's: (task, text, role of who says it, the
-    end token that the policy sampled or None)."""
-    context: int
-    """Most tokens of a context."""
-    seed: Callable[..., int]
-    """A seed for (draw number, member, call)."""
-    sampling: Sampling
-    group_size: int
-    history: Any
-    """Per-prompt history: `history[task id]`. It has a best answer where the plan, a class, has `answer_characters` above 0."""
-    verify_group: Callable[[Sequence[Rollout]], Awaitable[list[Rollout]]] | None = None
-    """Put the verdicts on rollouts of one task, judged together."""
-    by_group: Callable[[Task], bool] = lambda task: False
-    """Whether the verifier of a task wants a group together (`verify` then judges a rollout as a group of one)."""
-    same_answer: Callable[[Task, str, str], bool] = lambda task, first, second: first.strip() == second.strip()
-    """Whether two extracted answers to a task are the same, as its verifier sees it."""
+    Token in, token out: sampled ids are kept as they came, with the log-probs and versions of their own call; what others wrote has
+    NaN and -1. Tokens are only ever added at the end.
+    """
 
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self._parts: dict[str, list[np.ndarray]] = {name: [] for name in _COLUMNS}
+        self._segments: list[Segment] = []
+        self._texts: list[str] = []
+        self._seconds = 0.0
+        self.sampled = 0
+        """Tokens that the policy wrote."""
+        self._length = 0
+        self._extend(prompt, Origin.PROMPT)
 
-Plan = Callable[[Draw, Means], AsyncIterator[Rollout]]
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All tokens so far, as a request takes them."""
+        return tuple(np.concatenate(self._parts["token_ids"]).tolist())
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The policy's turns."""
+        return tuple(self._texts)
+
+    def turn(self, completion: Completion) -> None:
+        """What the policy sampled after the tokens so far."""
+        self._segments.append(Segment("turn", len(self), len(self) + len(completion.token_ids)))
+        self._extend(completion.token_ids, Origin.POLICY, completion.logprobs, completion.versions)
+        self._texts.append(completion.text)
+        self._seconds += completion.seconds
+        self.sampled += len(completion.token_ids)
+
+    def put(self, kind: str, token_ids: Sequence[int], origin: Origin) -> None:
+        """A segment that the policy did not write."""
+        self._segments.append(Segment(kind, len(self), len(self) + len(token_ids)))
+        self._extend(token_ids, origin)
+
+    def rollout(self, draw: Draw, member: int, stop: StopReason, temperature: float, **timings: float) -> Rollout:
+        """The record. Its text is what the policy wrote and nothing else: its turns, each on lines of its own."""
+        columns = {name: np.concatenate(parts) for name, parts in self._parts.items()}
+        return Rollout(
+            id=f"{draw.number}/{member}",
+            task=draw.task,
+            group=str(draw.number),
+            member=member,
+            token_ids=columns["token_ids"],
+            origin=columns["origin"],
+            behaviour_logprobs=columns["behaviour_logprobs"],
+            policy_version=columns["policy_version"],
+            stop=stop,
+            text="\n".join(self._texts),
+            temperature=temperature or 1.0,
+            segments=self._segments,
+            timings={"generate": self._seconds, **timings},
+        )
+
+    def _extend(
+        self,
+        token_ids: Sequence[int] | np.ndarray,
+        origin: Origin,
+        logprobs: Sequence[float] | np.ndarray | float = np.nan,
+        versions: Sequence[int] | np.ndarray | int = -1,
+    ) -> None:
+        count = len(token_ids)
+        for (name, dtype), value in zip(_COLUMNS.items(), (token_ids, origin, logprobs, versions), strict=True):
+            one = isinstance(value, (int, float))
+            self._parts[name].append(np.full(count, value, dtype) if one else np.asarray(value, dtype))
+        self._length += count
 
 
 @register("plan", "single_turn")
 def single_turn(
-    draw: Draw, means: Means, *, baseline: Literal["greedy", "reference"] | None = None
+    draw: Draw, context: RolloutContext, *, baseline: Literal["greedy", "reference"] | None = None
 ) -> AsyncIterator[Rollout]:
     """`group_size` independent responses to the prompt. `baseline` adds one that is verified and not trained, for advantages
     that compare with it: greedy, the response sampled at temperature 0; reference, the task's demonstration."""
-    prompt = means.prompt(draw.task)
+    prompt = context.encode(draw.task)
 
     async def member(number: int) -> Rollout:
-        request = Request(prompt, means.sampling, means.seed(draw.number, number, 0))
-        return make_rollout(draw, number, request, await means.generate(request))
+        request = Request(prompt, context.sampling, context.seed(draw.number, number, 0))
+        return make_rollout(draw, number, request, await context.generate(request))
 
-    members = side_by_side(draw, means, member)
-    return members if baseline is None else _with_baseline(members, draw, means, baseline)
+    members = side_by_side(draw, context, member)
+    return members if baseline is None else _with_baseline(members, draw, context, baseline)
 
 
 async def _with_baseline(
-    members: AsyncGenerator[Rollout, None], draw: Draw, means: Means, baseline: str
+    members: AsyncGenerator[Rollout, None], draw: Draw, context: RolloutContext, baseline: str
 ) -> AsyncIterator[Rollout]:
     """The members, and the rollout that they are compared with, verified by itself."""
 
     async def compared() -> Rollout:
-        context, stop = Context(means.prompt(draw.task)), StopReason.GIVEN
+        tokens = RolloutTokens(context.encode(draw.task))
+        stop = StopReason.GIVEN
         if baseline == "greedy":
-            sampling = dataclasses.replace(means.sampling, temperature=0.0)
-            seed = means.seed(draw.number, means.group_size, 0)
-            completion = await means.generate(Request(context.token_ids, sampling, seed))
-            context.turn(completion)
+            sampling = dataclasses.replace(context.sampling, temperature=0.0)
+            seed = context.seed(draw.number, context.group_size, 0)
+            completion = await context.generate(Request(tokens.token_ids, sampling, seed))
+            tokens.turn(completion)
             stop = completion.stop
-        rollout = context.rollout(draw, means.group_size, stop, 1.0)
+        rollout = tokens.rollout(draw, context.group_size, stop, 1.0)
         rollout.role = BASELINE
         rollout.text = rollout.text if baseline == "greedy" else draw.task.demonstration or ""
-        return await means.verify(rollout)
+        return await context.verify(rollout)
 
     task = asyncio.ensure_future(compared())
     try:
@@ -100,23 +150,26 @@ async def _with_baseline(
 
 
 async def side_by_side(
-    draw: Draw, means: Means, member: Callable[[int], Coroutine[Any, Any, Rollout]]
+    draw: Draw,
+    context: RolloutContext,
+    member: Callable[[int], Coroutine[Any, Any, Rollout]],
+    verify: Callable[[Rollout], Awaitable[Rollout]] | None = None,
 ) -> AsyncGenerator[Rollout, None]:
     """`group_size` rollouts, each made by a coroutine `member(number)` of its own, verified and given as they finish.
 
-    Where the task's verifier judges a group together, all are made first. However it ends, no member is left running.
+    `verify` puts the verdict on a rollout; None: `context.verify` does. Where the task's verifier judges a group together, all are made first. However it ends, no member is left running.
     """
-    by_group = means.by_group(draw.task)
+    by_group = context.by_group(draw.task)
+    verify = verify or context.verify
 
     async def judged(number: int) -> Rollout:
         rollout = await member(number)
-        return rollout if by_group else await means.verify(rollout)
+        return rollout if by_group else await verify(rollout)
 
-    members = [asyncio.ensure_future(judged(number)) for number in range(means.group_size)]
+    members = [asyncio.ensure_future(judged(number)) for number in range(context.group_size)]
     try:
         if by_group:
-            assert means.verify_group is not None
-            for rollout in await means.verify_group(await asyncio.gather(*members)):
+            for rollout in await context.verify_group(await asyncio.gather(*members)):
                 yield rollout
         else:
             for done in asyncio.as_completed(members):
@@ -129,9 +182,9 @@ async def side_by_side(
 
 def make_rollout(draw: Draw, member: int, request: Request, completion: Completion) -> Rollout:
     """The record of one completion after its prompt."""
-    context = Context(request.token_ids)
-    context.turn(completion)
-    return context.rollout(draw, member, completion.stop, request.sampling.temperature)
+    tokens = RolloutTokens(request.token_ids)
+    tokens.turn(completion)
+    return tokens.rollout(draw, member, completion.stop, request.sampling.temperature)
 
 
 def answer_characters(plan: Plan) -> int:

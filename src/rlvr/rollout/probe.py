@@ -18,7 +18,7 @@ from rlvr.data import Draw
 from rlvr.errors import TrainingError
 from rlvr.policy import Policy, forward, rows_of
 from rlvr.records import Batch, Task
-from rlvr.rollout.collector import Collector
+from rlvr.rollout.buffer import Collector
 from rlvr.rollout.engine import Bucket, Completion, Engine, Request, Sampling
 from rlvr.rollout.plans import make_rollout
 

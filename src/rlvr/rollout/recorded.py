@@ -16,9 +16,9 @@ from rlvr.monitor.recording import columns_of, ranges, read_recorded, recorded_c
 from rlvr.policy import Policy
 from rlvr.records import Rollout
 from rlvr.registry import register, split
+from rlvr.rollout.buffer import Collected
 from rlvr.rollout.engine import InFlight
 from rlvr.rollout.hf import HFEngine, HFEngineOptions
-from rlvr.rollout.supply import Collected
 
 
 @register("engine", "recorded")

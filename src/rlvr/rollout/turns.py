@@ -19,10 +19,10 @@ from rlvr.data import Draw
 from rlvr.errors import ConfigError
 from rlvr.records import Origin, Rollout, StopReason, Task
 from rlvr.registry import register
-from rlvr.rollout.context import Context
+from rlvr.rollout.context import RolloutContext
 from rlvr.rollout.engine import Request
 from rlvr.rollout.environments import Environment, Episode
-from rlvr.rollout.plans import Means, side_by_side
+from rlvr.rollout.plans import RolloutTokens, side_by_side
 
 
 @register("plan", "turns")
@@ -52,43 +52,45 @@ class Turns:
             raise ValueError(f"turns={self.turns} must be 1 or more and time_limit={self.time_limit} above 0")
         self._environment = Environment(self.environment, self.time_limit)
 
-    def check(self, means: Means, task: Task) -> None:
+    def check(self, context: RolloutContext, task: Task) -> None:
         """ConfigError when a reply cannot be put into the context of `task`."""
-        means.reply(task, "", self.role, None)
-        if self.judge == "each" and means.by_group(task):
+        context.reply(task, "", self.role, None)
+        if self.judge == "each" and context.by_group(task):
             raise ConfigError(
                 "rollout.plan: `judge: each` has turns judged one by one, and the verifier judges a group together: set judge "
                 "to all, or choose another verifier"
             )
 
-    def __call__(self, draw: Draw, means: Means) -> AsyncIterator[Rollout]:
+    def __call__(self, draw: Draw, context: RolloutContext) -> AsyncIterator[Rollout]:
         """The rollouts of one draw."""
 
         spoken: dict[str, tuple[str, ...]] = {}
 
         async def member(number: int) -> Rollout:
-            episode, context = self._environment.episode(draw.task), Context(means.prompt(draw.task))
+            episode = self._environment.episode(draw.task)
+            tokens = RolloutTokens(context.encode(draw.task))
             try:
-                rollout = await self._talk(draw, number, means, episode, context)
+                rollout = await self._talk(draw, number, context, episode, tokens)
             finally:
                 await episode.close()
-            spoken[rollout.id] = context.texts
+            spoken[rollout.id] = tokens.texts
             return rollout
 
         async def each(rollout: Rollout) -> Rollout:
-            return await _judged_by_turn(rollout, spoken[rollout.id], means)
+            return await _judged_by_turn(rollout, spoken[rollout.id], context)
 
-        means_here = means if self.judge == "all" else dataclasses.replace(means, verify=each)
-        return side_by_side(draw, means_here, member)
+        return side_by_side(draw, context, member, verify=each if self.judge == "each" else None)
 
-    async def _talk(self, draw: Draw, member: int, means: Means, episode: Episode, context: Context) -> Rollout:
+    async def _talk(
+        self, draw: Draw, member: int, context: RolloutContext, episode: Episode, tokens: RolloutTokens
+    ) -> Rollout:
         answering = 0.0
         for turn in range(self.turns):
-            left = means.sampling.max_new_tokens - context.sampled
-            sampling = dataclasses.replace(means.sampling, max_new_tokens=left)
-            request = Request(context.token_ids, sampling, means.seed(draw.number, member, turn))
-            completion = await means.generate(request)
-            context.turn(completion)
+            left = context.sampling.max_new_tokens - tokens.sampled
+            sampling = dataclasses.replace(context.sampling, max_new_tokens=left)
+            request = Request(tokens.token_ids, sampling, context.seed(draw.number, member, turn))
+            completion = await context.generate(request)
+            tokens.turn(completion)
             stop = completion.stop
             if stop.truncated or turn + 1 == self.turns:
                 break
@@ -98,18 +100,18 @@ class Turns:
             if text is None:
                 break
             end = int(completion.token_ids[-1]) if stop is StopReason.END else None
-            reply = means.reply(draw.task, text, self.role, end)
-            if cut := _cut(context, len(reply), means):
+            reply = context.reply(draw.task, text, self.role, end)
+            if cut := _cut(tokens, len(reply), context):
                 stop = cut
                 break
-            context.put("tool", reply, Origin.TOOL)
-        return context.rollout(draw, member, stop, means.sampling.temperature, tool=answering)
+            tokens.put("tool", reply, Origin.TOOL)
+        return tokens.rollout(draw, member, stop, context.sampling.temperature, tool=answering)
 
 
-async def _judged_by_turn(rollout: Rollout, turns: Sequence[str], means: Means) -> Rollout:
+async def _judged_by_turn(rollout: Rollout, turns: Sequence[str], context: RolloutContext) -> Rollout:
     """The rollout with the verdict of its last turn, whose spans are moved to where that turn stands, and those of all turns."""
     alone = [dataclasses.replace(rollout, text=text, verdicts={}, timings={}) for text in turns]
-    judged = await asyncio.gather(*(means.verify(one) for one in alone))
+    judged = await asyncio.gather(*(context.verify(one) for one in alone))
     start = len(rollout.text) - len(turns[-1])
     for name, verdict in judged[-1].verdicts.items():
         spans = tuple((a + start, b + start, score) for a, b, score in verdict.spans)
@@ -121,8 +123,8 @@ async def _judged_by_turn(rollout: Rollout, turns: Sequence[str], means: Means) 
     return rollout
 
 
-def _cut(context: Context, reply: int, means: Means) -> StopReason | None:
+def _cut(tokens: RolloutTokens, reply: int, context: RolloutContext) -> StopReason | None:
     """Why there is no room for a reply of so many tokens and one sampled token after it; None where there is."""
-    if context.sampled >= means.sampling.max_new_tokens:
+    if tokens.sampled >= context.sampling.max_new_tokens:
         return StopReason.LENGTH
-    return StopReason.CONTEXT if len(context) + reply >= means.context else None
+    return StopReason.CONTEXT if len(tokens) + reply >= context.context else None

@@ -22,7 +22,7 @@ from rlvr.errors import ConfigError, DataError
 from rlvr.losses import Objective
 from rlvr.policy import Policy, Snapshot, check_packing
 from rlvr.records import Batch, Rollout, Task
-from rlvr.rollout import Collected, Collector, Means, Sampling
+from rlvr.rollout import Collected, Collector, RolloutContext, Sampling
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Parts:
     lengths: Callable[..., tuple[np.ndarray, np.ndarray]]
     """`lengths(tasks, demonstrations=False)`: tokens of each prompt and, if asked, each demonstration, int32 [N] each."""
     collector: Collector
-    means: Callable[[Sampling], Means]
+    means: Callable[[Sampling], RolloutContext]
     """What a plan works with, under this sampling."""
     context: int
     """Longest sequence in tokens, prompt and response together, that can be sampled and trained."""

@@ -1,4 +1,4 @@
-"""The supply of a stage that trains on recorded rollouts: in the place of `rlvr.rollout.Supply`, with its methods.
+"""The supply of a stage that trains on recorded rollouts: in the place of `rlvr.rollout.RolloutBuffer`, with its methods.
 
 Invariants: with the configuration, seed and start weights of the recorded run the updates are those of that run, bit for bit
 on a CPU, unless an option follows the metric `entropy`, which is that of the policy that trains; a reward or verifier that differs from the recorded run's is never passed over in silence.
@@ -18,7 +18,7 @@ from rlvr.errors import ConfigError
 from rlvr.losses import Objective
 from rlvr.monitor.recording import recorded_config
 from rlvr.records import Rollout
-from rlvr.rollout import Collected, Means
+from rlvr.rollout import Collected, RolloutContext
 from rlvr.rollout.recorded import RecordedOptions, Recording
 from rlvr.stages.base import Parts
 from rlvr.verifiers.routing import verify_again
@@ -39,7 +39,7 @@ class RecordedSupply:
         plan: StagePlan,
         parts: Parts,
         sampler: Sampler,
-        means: Callable[[int], Means],
+        means: Callable[[int], RolloutContext],
         objective: Objective,
     ) -> None:
         if plan.config.folder.resolve() == Path(options.path).resolve():
@@ -61,7 +61,6 @@ class RecordedSupply:
         self._draw_as_far_as([*collected.rollouts, *collected.dropped])
         if self.options.rescore:
             means = self.means(step)
-            assert means.verify_group is not None
             rollouts = [*collected.rollouts, *collected.dropped]
             work = self.collector.begin(verify_again(rollouts, means.by_group, means.verify_group))
             what = "the verdicts on recorded rollouts"
@@ -74,7 +73,7 @@ class RecordedSupply:
         self.sampler.load_state_dict(self._before)
 
     def state_dict(self) -> dict[str, Any]:
-        """As `rlvr.rollout.Supply` has it."""
+        """As `rlvr.rollout.RolloutBuffer` has it."""
         return {"sampler": self.sampler.state_dict(), "owed": []}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from rlvr.monitor.batch import advantage_metrics, batch_metrics
 from rlvr.records import BASELINE, Batch, Origin, Rollout, Task
 from rlvr.registry import register
 from rlvr.rewards import Setting
-from rlvr.rollout import Collected, Means, Supply, answer_characters
+from rlvr.rollout import Collected, RolloutBuffer, RolloutContext, answer_characters
 from rlvr.selection import mixed_groups
 from rlvr.stages.base import Parts, Stage, sampling_of, token_weights
 from rlvr.stages.grpo.advantages import Advantages
@@ -76,13 +76,13 @@ class GRPOStage(Stage):
         if hasattr(asked, "check"):
             asked.check(parts.means(sampling_of(self, 0)), self.pool.at(0))
 
-        def means(step: int) -> Means:
+        def means(step: int) -> RolloutContext:
             return parts.means(sampling_of(self, step))
 
         recorded = recording_of(plan)
-        self.supply: Supply | RecordedSupply
+        self.supply: RolloutBuffer | RecordedSupply
         if recorded is None:
-            self.supply = Supply(
+            self.supply = RolloutBuffer(
                 self.sampler, parts.collector, asked, means, rollout, plan.allowed, self._teaches_aside
             )
         else:

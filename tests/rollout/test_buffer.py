@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from engine_helpers import PATIENCE, ids_of, recomputed, shake, small
+from engine_helpers import PATIENCE, context_of, ids_of, recomputed, shake, small
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +19,7 @@ from rlvr.core.seeding import seed_of
 from rlvr.data import Draw, TaskPool
 from rlvr.errors import WaitTimeout
 from rlvr.records import StopReason, Task, Verdict
-from rlvr.rollout import Completion, HFEngine, HFEngineOptions, Means, Sampling, Supply, single_turn
+from rlvr.rollout import Completion, HFEngine, HFEngineOptions, RolloutBuffer, Sampling, single_turn
 
 TASKS = [Task(f"t{n}", "abcdefghijkl"[n % 12]) for n in range(7)]
 
@@ -47,22 +47,14 @@ def make_supply(collector, generate, last=100, useful=lambda task: True, score=N
         rollout_.verdicts["here"] = Verdict.from_score(float(value))
         return rollout_
 
-    def means(step):
-        return Means(
-            generate=generate,
-            verify=verify,
-            prompt=lambda task: (5, 6),
-            reply=lambda task, text, role, end: (7,),
-            context=64,
-            seed=lambda *path: seed_of(0, *path),
-            sampling=Sampling(4),
-            group_size=group_size,
-            history={},
+    def contexts(step):
+        return context_of(
+            generate, verify, encode=lambda task: (5, 6), seed_path=(0,), sampling=Sampling(4), group_size=group_size
         )
 
     sampler = registry.build("sampler", "sequential").bind(TaskPool(TASKS), seed=0)
     config = RolloutConfig(**{"prompts_per_step": 3, "deadline": 30.0, **rollout})
-    return Supply(sampler, collector, single_turn, means, config, last, differ)
+    return RolloutBuffer(sampler, collector, single_turn, contexts, config, last, differ)
 
 
 async def differ(rollouts):
@@ -74,7 +66,7 @@ def draws(rollouts):
 
 
 def groups(rollouts):
-    """As the supply keeps them."""
+    """As the buffer keeps them."""
     tasks = {int(r.group): r.task for r in rollouts}
     return [(Draw(n, task), [r for r in rollouts if int(r.group) == n]) for n, task in sorted(tasks.items())]
 
@@ -246,7 +238,7 @@ def test_a_group_that_was_left_over_too_long_is_sampled_again(collector):
     old = groups(supply.next(0).rollouts)
     engine.version = 1
     supply.next(1)
-    supply._spare = old
+    supply._surplus = old
     engine.version = 2
     collected = supply.next(2)
     assert draws(collected.rollouts) == [0, 1, 2]
@@ -260,7 +252,7 @@ def test_a_step_that_has_its_groups_does_not_wait_for_more(collector):
 
     def useful(task):
         if task.id == "t3":
-            supply._spare = first
+            supply._surplus = first
         return task.id != "t3"
 
     supply = make_supply(collector, engine.generate, useful=useful, refill={}, deadline=PATIENCE)
