@@ -16,7 +16,7 @@ from rlvr.policy import Policy, forward, load_policy, rows_of
 from rlvr.records import Batch, Task
 from rlvr.rollout import Request, RolloutContext, Sampling, make_rollout
 from rlvr.rollout.decoder import Unfit
-from rlvr.rollout.sampling import uniforms
+from rlvr.rollout.rows import uniforms
 
 PATIENCE = 60  # seconds: generous, since the machine is shared
 LETTERS = "abcdefghijkl 01\n"

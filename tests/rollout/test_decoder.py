@@ -9,7 +9,7 @@ from engine_helpers import Spy, ask, gap, ids_of, shake, small, some_requests
 
 from rlvr.rollout import HFEngine, Request, Sampling
 from rlvr.rollout.decoder import Decoder, Unfit, proven
-from rlvr.rollout.kv_cache import RowCache
+from rlvr.rollout.rows import RowCache
 
 FAMILY = ["llama", "qwen2", "qwen3", "gemma", "mistral", "phi3"]
 

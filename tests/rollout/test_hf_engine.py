@@ -253,7 +253,7 @@ def test_the_engine_gives_way_to_the_loop_after_every_step(policy):
 
 def test_layers_without_keys_and_values_are_refused():
     from rlvr.errors import ConfigError
-    from rlvr.rollout.kv_cache import check_cacheable
+    from rlvr.rollout.rows import check_cacheable
 
     class Mixed:
         layer_types = ("linear_attention", "full_attention")

@@ -7,7 +7,7 @@ from engine_helpers import kept
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvr.rollout.sampling import draw, truncate, uniforms
+from rlvr.rollout.rows import draw, truncate, uniforms
 
 LOGITS = st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=24)
 NEARLY_ONE = math.nextafter(1.0, 0.0)

@@ -16,8 +16,8 @@ from rlvr.planner.shape import Shape
 from rlvr.planner.trainer_memory import Parts
 from rlvr.policy.loading import dtype_of
 from rlvr.rollout.hf import HFEngineOptions
-from rlvr.rollout.kv_cache import GROWTH
 from rlvr.rollout.recorded import RecordedOptions
+from rlvr.rollout.rows import GROWTH
 from rlvr.rollout.vllm.options import VLLMOptions, VLLMServerOptions
 from rlvr.rollout.vllm.settings import CommonSettings
 
@@ -202,7 +202,7 @@ def _embedded(options: HFEngineOptions, shape: Shape, config: Config, ranks: int
     prefill = max(sampled.prompt, min(options.prefill_tokens, math.ceil(sampled.prompts / ranks) * sampled.prompt))
     half = dtype_of(config.model) == torch.bfloat16
     return {
-        # every layer keeps all tokens, those with a sliding window too (rlvr.rollout.kv_cache)
+        # every layer keeps all tokens, those with a sliding window too (rlvr.rollout.rows)
         "keys and values": rows * (sampled.length + GROWTH) * shape.keys_and_values,
         "logits": rows * shape.vocabulary * 4 * LOGITS_COPIES,
         "activations": layer_bytes(shape, config.model, prefill),

@@ -30,8 +30,7 @@ from rlvr.records import StopReason
 from rlvr.registry import register
 from rlvr.rollout.decoder import Decoder
 from rlvr.rollout.engine import Bucket, Completion, InFlight, Request
-from rlvr.rollout.kv_cache import RowCache, check_cacheable
-from rlvr.rollout.rows import Row, Rows, padded
+from rlvr.rollout.rows import Row, RowCache, Rows, check_cacheable, padded
 
 COMPACT_AT = 1 / 16
 """Finished rows are dropped when they are at least this share of the batch: dropping copies the cache."""

@@ -1,20 +1,268 @@
-"""The requests being decoded, one row each: what was sampled is kept on the host, what the model reads on its device.
+"""The rows of a batch that is being decoded: their key-value cache, the draws of their tokens, and what was sampled.
 
-Rows are aligned on the right, as in the cache. A finished row stays, dead, until enough of them pay for moving the others.
+Rows come and go. They are aligned on the right, in the cache too: the newest token of each is in the last used slot, and a shorter
+row has unused slots on the left, which the attention mask hides. A finished row stays, dead, until enough of them pay for moving the
+others. What was sampled is kept on the host, what the model reads on its device. The cache is for attention layers only (full or
+sliding window).
+
+Invariant: a row's token depends on its own logits, options and uniform number only, so it does not change with the batch.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
 
+from rlvr.errors import ConfigError
 from rlvr.rollout.engine import Completion, Request
-from rlvr.rollout.kv_cache import RowCache
-from rlvr.rollout.sampling import Chooser, uniforms
+
+GROWTH = 64
+"""Slots that are added at once when a layer is full."""
+
+
+class GrowingLayer(CacheLayerMixin):
+    """Keys and values of one layer in storage [R, heads, capacity, D], of which the first `length` slots are used."""
+
+    is_sliding = False
+    is_compileable = False
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length = 0
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Make room for the first tokens."""
+        shape = (*key_states.shape[:2], key_states.shape[2] + GROWTH)
+        self.keys = key_states.new_empty(*shape, key_states.shape[3])
+        self.values = value_states.new_empty(*shape, value_states.shape[3])
+        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append new tokens [R, heads, q, D]; the used part of keys and values."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        start, end = self._reserve(key_states.shape[2])
+        self.keys[:, :, start:end] = key_states
+        self.values[:, :, start:end] = value_states
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def append(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`update` for one token a row, [R, heads, D]."""
+        if not self.is_initialized:
+            return self.update(keys[:, :, None], values[:, :, None])
+        start, end = self._reserve(1)
+        self.keys.select(2, start).copy_(keys)
+        self.values.select(2, start).copy_(values)
+        return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
+
+    def _reserve(self, tokens: int) -> tuple[int, int]:
+        """The slots of new tokens, first and one past the last, which now count as used."""
+        start, end = self.length, self.length + tokens
+        if end > self.keys.shape[2]:
+            self._resize(rows=self.keys.shape[0], left=0, capacity=end + GROWTH)
+        self.length = end
+        return start, end
+
+    def _resize(self, rows: int, left: int, capacity: int) -> None:
+        """New storage of `rows` rows with the old ones first, moved `left` slots to the right."""
+        old = self.keys.shape[0]
+        for name in ("keys", "values"):
+            tensor = getattr(self, name)
+            grown = tensor.new_zeros(rows, tensor.shape[1], capacity, tensor.shape[3])
+            grown[:old, :, left : left + self.length] = tensor[:, :, : self.length]
+            setattr(self, name, grown)
+        self.length += left
+
+    def take(self, other: GrowingLayer) -> None:
+        """Add the rows of another layer; the shorter of the two is padded on the left."""
+        rows, length = self.keys.shape[0], max(self.length, other.length)
+        self._resize(rows + other.keys.shape[0], length - self.length, length + GROWTH)
+        left = length - other.length
+        self.keys[rows:, :, left:length] = other.keys[:, :, : other.length]
+        self.values[rows:, :, left:length] = other.values[:, :, : other.length]
+
+    def select(self, rows: torch.Tensor) -> None:
+        """Keep `rows`, in this order (repeats allowed)."""
+        self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
+
+    def drop(self, to: torch.Tensor, source: torch.Tensor, rows: int, trim: int) -> None:
+        """Keep `rows` rows, after those at `source` were moved to the places `to`, without the first `trim` slots."""
+        for name in ("keys", "values"):
+            tensor = getattr(self, name)
+            tensor[to, :, : self.length] = tensor[source, :, : self.length]
+            setattr(self, name, tensor[:rows, :, trim:])
+        self.length -= trim
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset of the keys that a mask must cover."""
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Used slots."""
+        return self.length
+
+    def get_max_length(self) -> int:
+        """No bound."""
+        return -1
+
+    def get_max_cache_shape(self) -> int:
+        """No bound."""
+        return -1
+
+
+class RowCache(Cache):
+    """The cache of all layers of a model."""
+
+    layers: list[GrowingLayer]  # type: ignore[assignment]
+
+    def __init__(self, layers: int) -> None:
+        super().__init__(layers=[GrowingLayer() for _ in range(layers)])
+
+    def take(self, other: RowCache) -> None:
+        """Add the rows of `other`."""
+        for mine, theirs in zip(self.layers, other.layers, strict=True):
+            mine.take(theirs)
+
+    def select(self, rows: torch.Tensor) -> None:
+        """Keep `rows`, in this order (repeats allowed)."""
+        for layer in self.layers:
+            layer.select(rows)
+
+    def drop(self, to: torch.Tensor, source: torch.Tensor, rows: int, trim: int) -> None:
+        """Keep `rows` rows, after those at `source` were moved to the places `to`, without the first `trim` slots."""
+        for layer in self.layers:
+            layer.drop(to, source, rows, trim)
+
+    @property
+    def length(self) -> int:
+        """Used slots."""
+        return self.layers[0].length
+
+
+def check_cacheable(config: Any) -> None:
+    """ConfigError for a model with layers that keep something other than keys and values (linear attention, say)."""
+    others = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if others:
+        raise ConfigError(
+            f"rollout.engine hf decodes attention layers only, and this model has {', '.join(sorted(others))}: "
+            "use an engine that serves it"
+        )
+
+
+BLOCK = 256
+"""Tokens of a vocabulary that are summed before the search: running sums over all of them cost more than the model's head."""
+
+
+def uniforms(seed: int, count: int) -> torch.Tensor:
+    """`count` uniform numbers in [0, 1), float64, that depend on the seed only."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(count, generator=generator, dtype=torch.float64)
+
+
+class Chooser:
+    """Draws the next token of every row by its options.
+
+    `options` is float32 [R, 4]: temperature, top_k, top_p and min_p of each row. What none of the rows asks for is not computed.
+    """
+
+    def __init__(self, options: np.ndarray, device: torch.device) -> None:
+        temperature, top_k, top_p, min_p = options.T
+        self._greedy = bool((temperature == 0).any())
+        self._warm = bool((temperature != 1).any())
+        self._truncates = bool(((top_k > 0) | (top_p < 1) | (min_p > 0)).any())
+        self._temperature, *self._cuts = torch.from_numpy(options.T.copy()).to(device).unbind()
+
+    def __call__(self, logits: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens int64 [R] and their log-probs float32 [R], from logits [R, V] and uniforms [R]."""
+        if not self._truncates and not self._greedy:
+            return draw(logits / self._temperature[:, None] if self._warm else logits, None, uniform)
+        if self._truncates:
+            # As vLLM does, truncation is of the distribution at the temperature.
+            scale = torch.where(self._temperature == 0, 1.0, self._temperature)[:, None]
+            logits = truncate(logits / scale, *self._cuts) * scale
+        return draw(logits, self._temperature, uniform)
+
+
+def truncate(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    """Logits [R, V] with -inf for the tokens that top-k, top-p and min-p (each [R]) leave out; never all of a row.
+
+    top_k 0, top_p 1 and min_p 0 leave a row as it is. min-p keeps tokens at least p times as likely as the likeliest
+    (Nguyen et al. 2024); top-p keeps the smallest set of most likely tokens whose probability, among those that min-p
+    and top-k left, reaches p (Holtzman et al. 2020). The order is vLLM's.
+    """
+    ordered, order = logits.sort(dim=-1, descending=True)
+    probabilities = ordered.softmax(-1)
+    rank = torch.arange(logits.shape[-1], device=logits.device)
+    keep = (rank < top_k[:, None]) | (top_k[:, None] == 0)
+    keep &= probabilities >= min_p[:, None] * probabilities[:, :1]
+    keep[:, 0] = True
+    left = probabilities * keep
+    left = left / left.sum(-1, keepdim=True)
+    keep &= (left.cumsum(-1) - left < top_p[:, None]) | (top_p[:, None] >= 1)
+    return torch.full_like(logits, -torch.inf).scatter(-1, order, ordered.masked_fill(~keep, -torch.inf))
+
+
+def draw(
+    logits: torch.Tensor, temperature: torch.Tensor | None, uniform: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens int64 [R] and their log-probs float32 [R], from logits [R, V], temperatures [R] (None: 1) and uniforms [R].
+
+    Temperature 0 takes the likeliest token and gives its log-prob at temperature 1.
+    """
+    if temperature is None:
+        probabilities = logits.softmax(-1)
+        tokens = _inverse_cdf(probabilities, uniform)
+    else:
+        greedy = temperature == 0
+        probabilities = (logits / torch.where(greedy, 1.0, temperature)[:, None]).softmax(-1)
+        tokens = torch.where(greedy, logits.argmax(-1), _inverse_cdf(probabilities, uniform))
+    return tokens, probabilities.gather(-1, tokens[:, None]).squeeze(-1).log()
+
+
+def _inverse_cdf(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """The first token [R] whose cumulative probability passes the uniform number; never one of probability 0."""
+    vocabulary = probabilities.shape[-1]
+    if vocabulary <= BLOCK:
+        return _first_past(probabilities, uniform)[0].squeeze(-1)
+    padded = torch.nn.functional.pad(probabilities, (0, -vocabulary % BLOCK)) if vocabulary % BLOCK else probabilities
+    blocks = padded.view(len(padded), -1, BLOCK)
+    mass = blocks.sum(-1)
+    block, wanted, cumulative = _first_past(mass, uniform)
+    here = mass.gather(-1, block).double()
+    rest = ((wanted - (cumulative.gather(-1, block) - here)) / here).clamp_(0.0, _BELOW_ONE).squeeze(-1)
+    block = block.squeeze(-1)
+    inside = blocks[torch.arange(len(blocks), device=block.device), block]
+    return (block * BLOCK + _first_past(inside, rest)[0].squeeze(-1)).clamp_max_(vocabulary - 1)  # the bound is for NaN
+
+
+def _first_past(mass: torch.Tensor, share: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Where the running sum of `mass` [R, n] first exceeds `share` [R] of its total, that share of it, each [R, 1], and the
+    sum. An entry of mass 0 is never the first: the sum does not grow there."""
+    cumulative = mass.cumsum(-1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    # Rounding may take the product to the total itself: the last entry that has mass is then meant.
+    wanted = torch.minimum(share[:, None] * total, total.nextafter(_nothing(total.device)))
+    place = torch.searchsorted(cumulative, wanted, right=True).clamp_max_(mass.shape[-1] - 1)  # the bound is for NaN
+    return place, wanted, cumulative
+
+
+@functools.cache
+def _nothing(device: torch.device) -> torch.Tensor:
+    return torch.zeros((), dtype=torch.float64, device=device)
+
+
+_BELOW_ONE = float(np.nextafter(1.0, 0.0))
 
 
 @dataclass
