@@ -7,11 +7,10 @@ from rlvr.data.adapters import to_task
 from rlvr.data.arithmetic import arithmetic
 from rlvr.data.functions import functions
 from rlvr.data.history import History, TaskHistory
-from rlvr.data.pool import TaskPool
 from rlvr.data.preferences import preferences
 from rlvr.data.products import products
 from rlvr.data.prompts import Prompts
-from rlvr.data.samplers import Draw, Sampler, Sequential, Shuffle
+from rlvr.data.samplers import Draw, Sampler, Sequential, Shuffle, TaskPool
 from rlvr.data.sources import load_tasks
 from rlvr.data.splits import in_split
 from rlvr.data.templates import Template, render_demonstration, render_prompt

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rlvr import registry
-from rlvr.data.pool import fingerprint_of
+from rlvr.data.samplers import fingerprint_of
 from rlvr.distributed import checkpoint
 from rlvr.distributed.checkpoint import Saved, Seal
 from rlvr.distributed.checkpoint_writer import Contents, HostCopies, Writer, versions

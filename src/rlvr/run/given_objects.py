@@ -24,7 +24,7 @@ from rlvr import registry
 from rlvr.config import Config
 from rlvr.config.config_loading import TASK_FILES
 from rlvr.core.own_files import set_aside
-from rlvr.data.pool import fingerprint_of
+from rlvr.data.samplers import fingerprint_of
 from rlvr.monitor.whole_file import write_whole
 from rlvr.records import Task
 from rlvr.verifiers.base import FunctionVerifier
