@@ -12,7 +12,7 @@ from gpu_kit_paths import KIT
 
 from rlvr.distributed import PlainBackend
 from rlvr.monitor.metrics import METRICS
-from rlvr.policy.packing import Cost
+from rlvr.policy.microbatch import Cost
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from rlvr import registry
 from rlvr.config import ModelConfig, ScratchConfig
 from rlvr.config.config_loading import load_config
 from rlvr.config.stage_plan import stage_plans
+from rlvr.core.device_memory import to_device
 from rlvr.distributed.plain import PlainBackend
 from rlvr.learner import Learner
 from rlvr.losses.step_metrics import StepMetrics
@@ -37,7 +38,6 @@ from rlvr.policy import make_policy as policy_of
 from rlvr.policy.attention import Spans
 from rlvr.policy.loading import set_checkpointing
 from rlvr.policy.scratch import build_tokenizer
-from rlvr.policy.transfer import to_device
 from rlvr.stages.grpo.build_objective import build_objective
 
 SIZED_BY_DATA = ("_local_scalar_dense", "nonzero", "masked_select", "bincount", "equal")

@@ -18,8 +18,7 @@ from rlvr.learner import Learner
 from rlvr.losses import ClippedPolicyLoss, Objective, ObjectiveTerm
 from rlvr.policy import Cost, check_packing, forward, load_policy, micro_batches, packing
 from rlvr.policy.attention import Spans, attending
-from rlvr.policy.microbatch import DeferredColumns
-from rlvr.policy.packing import shared_prefixes
+from rlvr.policy.microbatch import DeferredColumns, shared_prefixes
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
 
 BOTH = [Need("logprobs", grad=True), Need("entropy", grad=True)]

@@ -1,16 +1,19 @@
-"""A GPU's memory handed between the trainer and an engine beside it."""
+"""A GPU's memory: arrays copied there, and how the trainer and an engine beside it hand it to each other."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 
 CACHE = "cache"
+ALIGN = 16
+"""Bytes: every array begins at a multiple of the widest load of a GPU's thread."""
 
 
 @dataclass(frozen=True)
@@ -155,3 +158,28 @@ class HostOffload:
 
 def _as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    """The arrays as tensors of the same shapes and types on `device`; they are views of one buffer.
+
+    They are put there by one copy that the host does not wait for. A copy from pageable memory, and every copy to the host, makes
+    the host wait until the device has done all that it was asked for; meanwhile nothing new is asked for, and the device runs dry.
+    PyTorch's allocator of pinned memory keeps a buffer until the copies from it are done, so that it may be dropped here at once.
+    """
+    sizes = [-(-array.nbytes // ALIGN) * ALIGN for array in arrays]
+    starts = np.cumsum(sizes, dtype=np.int64) - sizes
+    host = np.empty(sum(sizes), dtype=np.uint8)
+    for start, array in zip(starts, arrays, strict=True):
+        host[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    buffer = torch.from_numpy(host)
+    if device.type == "cuda":
+        buffer = buffer.pin_memory()
+    there = buffer.to(device, non_blocking=True)
+    return [_view(there, int(start), array) for start, array in zip(starts, arrays, strict=True)]
+
+
+def _view(buffer: torch.Tensor, start: int, like: np.ndarray) -> torch.Tensor:
+    """The part of a buffer of bytes that holds an array's."""
+    dtype = torch.from_numpy(np.empty(0, dtype=like.dtype)).dtype
+    return buffer[start : start + like.nbytes].view(dtype).view(like.shape)

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from rlvr.config import OptimConfig
+from rlvr.core.device_memory import to_device
 from rlvr.core.needs import BEHAVIOUR, PROXIMAL, REFERENCE
 from rlvr.losses import Objective, ObjectiveTerm
 from rlvr.losses.ahead import Ahead
 from rlvr.policy import MicroBatch
-from rlvr.policy.transfer import to_device
 from rlvr.records import UPDATED, Batch
 
 WITHOUT_DROPOUT = "without_dropout"

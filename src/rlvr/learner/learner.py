@@ -39,8 +39,7 @@ from rlvr.losses.step_metrics import StepMetrics, gap_sums, with_effective_size
 from rlvr.monitor.averages import Averages, is_maximum
 from rlvr.policy import MicroBatch, Snapshot, forward, micro_batches
 from rlvr.policy.flops import PassCounter
-from rlvr.policy.microbatch import DeferredColumns, deal
-from rlvr.policy.packing import Cost
+from rlvr.policy.microbatch import Cost, DeferredColumns, deal
 from rlvr.records import Batch
 
 WITHOUT_GRADIENT = 8

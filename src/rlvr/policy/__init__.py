@@ -1,10 +1,9 @@
 """The policy: loading and building models, adapters, micro-batches, statistics of a forward pass, optimisers."""
 
 from rlvr.policy.loading import device_of, dtype_of, given_policy, load_policy, make_policy, tokenizer_of
-from rlvr.policy.microbatch import MicroBatch, cut, deal, rows_of
+from rlvr.policy.microbatch import Cost, MicroBatch, check_packing, cut, deal, micro_batches, rows_of
 from rlvr.policy.model import Policy
 from rlvr.policy.optimizers import adamw, learning_rate, sgd
-from rlvr.policy.packing import Cost, check_packing, micro_batches
 from rlvr.policy.snapshot import Snapshot
 from rlvr.policy.statistics import forward
 

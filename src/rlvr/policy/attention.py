@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from rlvr.policy.transfer import to_device
+from rlvr.core.device_memory import to_device
 
 PREFIX = "rlvr_"
 BASES = ("sdpa", "eager", "flex_attention")

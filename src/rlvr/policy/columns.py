@@ -13,9 +13,8 @@ import torch
 
 from rlvr.config import OptimConfig
 from rlvr.core.needs import Need, Statistic
-from rlvr.policy.microbatch import DeferredColumns
+from rlvr.policy.microbatch import DeferredColumns, micro_batches
 from rlvr.policy.model import Policy
-from rlvr.policy.packing import micro_batches
 from rlvr.policy.statistics import forward
 from rlvr.records import Batch
 
