@@ -29,6 +29,7 @@ from rlvr.distributed.zero_config import zero_config
 from rlvr.distributed.zero_shards import Shards
 from rlvr.planner import Shape
 from rlvr.planner.trainer_memory import TrainerMemory
+from rlvr.policy import Policy
 from rlvr.policy.adapters import add_adapter
 from rlvr.rollout import weights as weights_module
 from rlvr.rollout.engine import Published
@@ -176,7 +177,9 @@ def built(run):
     """(policy, backend, bytes that are taken before the engine starts, bytes that the backend takes)."""
     policy = on_meta(run.shape, small().tokenizer)
     if run.lora:
-        policy.model = add_adapter(policy.model.to(torch.bfloat16), LoraConfig(r=32), 0)
+        policy = Policy(
+            add_adapter(policy.model.to(torch.bfloat16), LoraConfig(r=32), 0), policy.tokenizer, torch.bfloat16
+        )
     on_gpu(policy)
     if not run.zero_stage:
         backend = PlainBackend(policy, "adamw", offload_during_rollout=run.offload)
@@ -320,7 +323,9 @@ def planned_at_publish(run):
     """The same by the memory planner's arithmetic."""
     policy = on_meta(run.shape, small().tokenizer)
     if run.lora:
-        policy.model = add_adapter(policy.model.to(torch.bfloat16), LoraConfig(r=32), 0)
+        policy = Policy(
+            add_adapter(policy.model.to(torch.bfloat16), LoraConfig(r=32), 0), policy.tokenizer, torch.bfloat16
+        )
     weights = list(policy.model.parameters())
     sizes = (
         "largest_module",

@@ -28,7 +28,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rlvr.config import ModelConfig
 from rlvr.policy.adapters import add_adapter, is_adapter, no_false_alarms
 from rlvr.policy.attention import Spans, attending, hook
-from rlvr.policy.dropout import training_modules
+from rlvr.policy.model import training_modules
 
 RUN = 512
 """Tokens of each run of the packed row that is measured, or as many as a sliding window has; attention without a mask keeps nothing

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from rlvr.policy.adapters import is_adapter
 from rlvr.policy.model import Policy
 
 PLAIN = (torch.Tensor, nn.Parameter, FakeTensor)
@@ -55,7 +54,7 @@ def head_of(policy: Policy, hidden: torch.Tensor) -> Head | None:
     weight = getattr(module, "weight", None)
     dtype = policy.dtype if policy.dtype != torch.float32 or weight is None else weight.dtype
     with torch.autocast(policy.device.type, policy.dtype, enabled=policy.dtype != torch.float32):
-        terms = _lora(module, hidden, dtype) if is_adapter(policy.model) else _linear(module, hidden, dtype)
+        terms = _lora(module, hidden, dtype) if policy.has_adapter else _linear(module, hidden, dtype)
     if terms is None:
         return None
     config = policy.causal_lm.config.get_text_config()

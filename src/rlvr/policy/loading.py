@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlvr import registry
 from rlvr.config import ModelConfig
 from rlvr.errors import ConfigError
 from rlvr.policy.adapters import add_adapter, is_adapter
-from rlvr.policy.dropout import disable_own_dropout
-from rlvr.policy.model import Policy
+from rlvr.policy.model import Policy, training_modules
 from rlvr.policy.offload import offload_activations
 from rlvr.policy.quantization import exact, has_quantized, quantizing
 from rlvr.policy.scratch import build_model, build_tokenizer
@@ -135,6 +136,27 @@ def set_checkpointing(model: Any, on: bool) -> None:
         return
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     disable_own_dropout(model)
+
+
+def disable_own_dropout(model: torch.nn.Module) -> None:
+    """Set the probabilities of dropout and LayerDrop to 0 that modules which checkpoint apply themselves, by a function.
+
+    Such modules keep them as numbers (OPT: `dropout`, `layerdrop`; Starcoder2: `embedding_dropout`) or read them from the
+    configuration (Falcon); the latter get a copy of it, for the model's own is saved with the weights.
+    """
+    for module in training_modules(model, adapter_dropout=False):
+        _zero(module)
+        if isinstance(module, GradientCheckpointingLayer) and "config" in vars(module):
+            config = copy.copy(module.config)
+            _zero(config)
+            module.config = config
+
+
+def _zero(owner: Any) -> None:
+    """Set every number in the attributes of `owner` to 0 whose name says that it is a probability of dropout."""
+    for name, value in list(vars(owner).items()):
+        if "drop" in name and isinstance(value, float):
+            setattr(owner, name, 0.0)
 
 
 def _keep_soft_cap(model: Any, asked: str | None) -> None:

@@ -3,6 +3,12 @@
 Keeping the halves apart lets the learner project only the positions that are trained, in chunks. Whether the head alone
 gives the model's own logits is not assumed but tried, once, on a few tokens; models that do more after the head than the
 known scalings go through their own forward pass.
+
+Training mode has no randomness but an adapter's dropout, and that only in the pass that has gradients. Rollouts are sampled, ratios,
+KL and mismatch are computed without dropout, so training with the model's own would compare two different distributions. TRL zeroes
+it too (`disable_dropout_in_model`). Training mode itself is needed by gradient checkpointing, whose layers look at their flag
+`training`, and by an adapter's dropout. So the flag is set on these modules alone: attention, embeddings and experts below them
+(dropout, LayerDrop, router noise) never see it.
 """
 
 from __future__ import annotations
@@ -19,7 +25,6 @@ from transformers import PreTrainedTokenizerBase
 from rlvr.errors import ConfigError
 from rlvr.policy.adapters import is_adapter
 from rlvr.policy.attention import Spans, attending
-from rlvr.policy.dropout import adapter_dropouts, training_modules
 from rlvr.policy.packable import Packing, try_packing
 from rlvr.policy.quantization import without_quantization
 
@@ -40,6 +45,8 @@ class Policy:
         home: torch.device | None = None,
     ) -> None:
         self.model = model
+        self.has_adapter = is_adapter(model)
+        """Whether `model` is peft's wrapper."""
         self.tokenizer = tokenizer
         self.dtype = dtype
         self.adapter_dropout = adapter_dropout and any(adapter_dropouts(model))
@@ -57,7 +64,7 @@ class Policy:
     @property
     def causal_lm(self) -> Any:
         """The Hugging Face model, with adapter layers in place but without peft's wrapper."""
-        return self.model.base_model.model if is_adapter(self.model) else self.model
+        return self.model.base_model.model if self.has_adapter else self.model
 
     @property
     def device(self) -> torch.device:
@@ -190,3 +197,17 @@ def _flagged(modules: Sequence[torch.nn.Module], on: bool) -> Iterator[None]:
     finally:
         for module, flag in zip(modules, before, strict=True):
             module.training = flag
+
+
+def training_modules(model: torch.nn.Module, adapter_dropout: bool) -> list[torch.nn.Module]:
+    """Return the modules whose flag `training` an update sets: those that checkpoint, and the adapter's dropout if asked."""
+    # the flag is Hugging Face's, which a module has or has not
+    found = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    return found + (list(adapter_dropouts(model)) if adapter_dropout else [])
+
+
+def adapter_dropouts(model: torch.nn.Module) -> Iterator[torch.nn.Dropout]:
+    """Yield the dropout modules of peft's LoRA layers whose probability is above 0."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Dropout) and ".lora_dropout." in name and module.p > 0:
+            yield module
