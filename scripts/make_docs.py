@@ -27,7 +27,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rlvr import registry
-from rlvr.config import Config, OfKind
+from rlvr.config import ComponentSpec, Config, OfKind
 from rlvr.config.stage_plan import STAGE_SECTIONS
 from rlvr.core.schedules import Controller, Schedule, StepSchedule
 from rlvr.monitor.reference import metrics_page
@@ -234,11 +234,18 @@ def default_of(field: FieldInfo) -> str:
 
 def value(default: Any) -> str:
     """A value as flow YAML; JSON is that, but for the plain texts that need no quotes."""
+    if isinstance(default, ComponentSpec):
+        default = default.written
     if isinstance(default, str):
         return f"`{default}`"
     if isinstance(default, float):
         return f"`{yaml.safe_dump(default).split()[0]}`"
-    return f"`{json.dumps(default, default=str)}`"
+    return f"`{json.dumps(default, default=written)}`"
+
+
+def written(default: Any) -> Any:
+    """A value that JSON does not know, as YAML writes it."""
+    return default.written if isinstance(default, ComponentSpec) else str(default)
 
 
 def pieces(kind: str) -> str:
@@ -263,7 +270,8 @@ def flow(tree: Any) -> str:
 
 def options(piece: Any) -> Iterator[str]:
     """The options of a piece: name, type, default and docstring."""
-    hints = get_type_hints(piece.__init__ if inspect.isclass(piece) and not is_dataclass(piece) else piece)
+    owner = piece.__init__ if inspect.isclass(piece) and not is_dataclass(piece) else piece
+    hints = get_type_hints(owner, include_extras=True)
     owners = reversed(piece.__mro__[:-1]) if inspect.isclass(piece) else ()
     said = {
         name: text

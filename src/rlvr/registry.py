@@ -280,16 +280,17 @@ def check_options(kind: str, spec: SpecLike) -> dict[str, Any]:
                 options[option] = _adapter(hints[option]).validate_python(value)
             except ValidationError as error:
                 problem = error.errors()[0]
-                raise ConfigError(f"{kind} {name!r}: {option}={value!r}: {problem['msg']}") from error
+                reason = problem["msg"].removeprefix("Value error, ")
+                raise ConfigError(f"{kind} {name!r}: {option}={value!r}: {reason}") from error
     return options
 
 
 def _adapter(hint: Any) -> TypeAdapter[Any]:
     from pydantic import ConfigDict, TypeAdapter
-    from pydantic.dataclasses import is_pydantic_dataclass
 
-    has_config = isinstance(hint, type) and (
-        hasattr(hint, "model_config") or typing.is_typeddict(hint) or is_pydantic_dataclass(hint)
+    held = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+    has_config = isinstance(held, type) and (
+        hasattr(held, "model_config") or typing.is_typeddict(held) or dataclasses.is_dataclass(held)
     )
     if has_config:
         return TypeAdapter(hint)

@@ -128,7 +128,7 @@ class GRPOTrainer:
         self.memory_plan = plan_run(self.config, self.world, model, eval_tasks)
         self.config = self.memory_plan.config
         self.plans = stage_plans(self.config)
-        self._backends = registry.build("backend", self.config.distributed.piece)
+        self._backends = registry.build("backend", self.config.distributed.backend_spec)
         if model is None:
             self.policy = load_policy(self.config.model, self.seed, self._backends.partitions, self.world.leads)
         else:

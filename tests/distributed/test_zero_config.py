@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlvr.config import Config, DistributedConfig
+from rlvr.config import ComponentSpec, Config, DistributedConfig
 from rlvr.distributed import World, versions
 from rlvr.distributed.deepspeed import DeepSpeedBackend, DeepSpeedOptions
 from rlvr.distributed.zero_config import zero_config
@@ -130,11 +130,19 @@ def test_settings_that_do_not_go_together_are_refused(options, what):
 
 
 def test_the_section_gives_the_backend_its_options():
-    assert Config().distributed.piece == {"name": "plain"}
+    assert Config().distributed.backend_spec == ComponentSpec("plain")
     section = DistributedConfig(backend="deepspeed", zero_stage=3, offload="parameters", deepspeed="x.json")
-    assert section.piece == {"name": "deepspeed", "zero_stage": 3, "offload": "parameters", "deepspeed": "x.json"}
-    assert DistributedConfig(backend={"name": "deepspeed", "zero_stage": 1}).piece["zero_stage"] == 1
-    assert DistributedConfig(offload_during_rollout=True).piece == {"name": "plain", "offload_during_rollout": True}
+    assert section.backend_spec.written == {
+        "name": "deepspeed",
+        "zero_stage": 3,
+        "offload": "parameters",
+        "deepspeed": "x.json",
+    }
+    assert DistributedConfig(backend={"name": "deepspeed", "zero_stage": 1}).backend_spec.options["zero_stage"] == 1
+    assert DistributedConfig(offload_during_rollout=True).backend_spec.written == {
+        "name": "plain",
+        "offload_during_rollout": True,
+    }
     assert DistributedConfig(backend={"name": "plain", "offload_during_rollout": True}).offloads_during_rollout
     assert not Config().distributed.offloads_during_rollout
 

@@ -112,7 +112,7 @@ def test_one_gpu_is_a_run_but_for_its_model_engine_and_size(files):
 def test_several_gpus_is_a_configuration(files):
     blocks = files("several-gpus.md")
     config = load_config(laid_over(yaml.safe_load(blocks["run.yaml"]), {"run": {"steps": 1}}))
-    assert config.distributed.backend == "deepspeed" and config.distributed.zero_stage == 2
+    assert config.distributed.backend.name == "deepspeed" and config.distributed.zero_stage == 2
 
 
 def arguments(command: str) -> list[str]:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
+from rlvr.config import RewardSpec
 from rlvr.config.config_loading import load_config
 from rlvr.config.stage_plan import stage_plans
 from rlvr.errors import ConfigError
@@ -158,7 +159,7 @@ def test_a_control_pays_something_else_in_every_stage(tree):
     assert control.run.name == "many-format" and config.run.name == "many"
     assert control.rewards == [config.rewards[1]]
     assert [plan.config.rewards for plan in stage_plans(control)] == [control.rewards] * 2
-    assert as_control(config, "random").rewards == ["random"]
+    assert as_control(config, "random").rewards == [RewardSpec("random")]
     assert control.verifier == config.verifier  # verdicts are still counted, and evaluated by
 
 

@@ -38,8 +38,8 @@ def test_a_recipe_is_whole_and_says_what_it_is(slug):
     first, second = (FOLDER / f"{slug}.yaml").read_text().splitlines()[:2]
     assert paper.recipe.title in first
     assert second == f"#   python -m rlvr.train --config configs/papers/{slug}.yaml"
-    assert paper.config.rollout.engine == "vllm"
-    assert paper.config.distributed.backend == "deepspeed"
+    assert paper.config.rollout.engine.name == "vllm"
+    assert paper.config.distributed.backend.name == "deepspeed"
     if slug not in NO_POLICY_STAGE:
         assert paper.pieces()
         assert any(plan.kind == "grpo" for plan in plans)

@@ -30,10 +30,10 @@ def test_vllm_is_taken_on_a_gpu_where_it_can_be(monkeypatch, on_gpu, here, versi
     monkeypatch.setattr(installed, "_found", lambda: version)
     monkeypatch.setattr(installed, "for_cpu", lambda: for_cpu)
     config, said = with_engine(AUTO, on_gpu, here)
-    assert config.rollout.engine == engine
+    assert config.rollout.engine.name == engine
     assert said.startswith(f"rollout.engine: auto takes {engine}: ")
     assert reason in said
-    assert AUTO.rollout.engine == "auto"
+    assert AUTO.rollout.engine.name == "auto"
 
 
 def test_an_engine_that_is_written_stays():
@@ -45,7 +45,7 @@ def test_an_engine_that_is_written_stays():
 def test_the_engine_of_a_checkpoint_stays():
     for saved in ("hf", {"name": "vllm", "sleep": False}):
         config, said = with_engine(AUTO, True, saved=saved)
-        assert config.rollout.engine == saved
+        assert config.rollout.engine.written == saved
         assert "the checkpoint was made with it" in said
 
 
@@ -74,4 +74,4 @@ def test_all_ranks_take_the_engine_of_rank_0(monkeypatch):
             monkeypatch.setattr(installed, "version", versions[leads is rank_0_has_it])
             found.append(engine_of_run(AUTO, Rank(leads, box)))
         assert found[0] == found[1]
-        assert found[0][0].rollout.engine == engine
+        assert found[0][0].rollout.engine.name == engine

@@ -153,12 +153,12 @@ def test_a_resumed_run_keeps_the_engine_of_its_checkpoint(make_trainer, monkeypa
     written.close()
     tree = {"run": {"steps": 2}, "rollout": {"engine": "auto"}}
     unaware = make_trainer(tree)
-    assert unaware.config.rollout.engine == "hf"
+    assert unaware.config.rollout.engine.name == "hf"
     with pytest.raises(CheckpointError, match=r"made with rollout.engine .*max_rows.* auto takes hf: .* give `resume`"):
         unaware.train(resume="auto")
     unaware.close()
     again = make_trainer(tree, resume="auto")
-    assert again.config.rollout.engine == engine
+    assert again.config.rollout.engine.written == engine
     again.train()
     assert len(again.metrics) == 2
     again.close()

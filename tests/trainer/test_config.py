@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel
 from trainer_helpers import PIECES
 
-from rlvr.config import Config, Section
+from rlvr.config import Config, RewardSpec, Section
 from rlvr.config.config_loading import load_config, make_config
 from rlvr.config.stage_plan import stage_plans
 from rlvr.core.tree import merge, read_yaml
@@ -101,7 +101,7 @@ def test_exclusive_options_are_refused():
         ("logging.console=off", "logging.console", "off"),
         ("run.overwrite=yes", "run.overwrite", True),
         ("evaluation.k=[1, 2]", "evaluation.k", [1, 2]),
-        ("rewards=[{name: length, weight: -1e-3}]", "rewards", [{"name": "length", "weight": -1e-3}]),
+        ("rewards=[{name: length, weight: -1e-3}]", "rewards", [RewardSpec("length", {}, {"weight": -1e-3})]),
         ("data.train={path: x.jsonl, limit: 3}", "data.train", {"path": "x.jsonl", "limit": 3}),
     ],
 )
@@ -126,22 +126,25 @@ def test_overrides_reach_into_lists(tmp_path):
         file, ["stages.1.steps=7", "stages.1.optim.lr=0.5", "rewards.1.weight=2", "rewards.0=constant"]
     )
     assert config.stages == [{"kind": "sft", "steps": 2}, {"kind": "grpo", "steps": 7, "optim": {"lr": 0.5}}]
-    assert config.rewards == ["constant", {"name": "format", "weight": 2}]
+    assert [term.written for term in config.rewards] == ["constant", {"name": "format", "weight": 2}]
     with pytest.raises(ConfigError, match=r"stages.2: there are 2 items, numbered from 0"):
         load_config(file, ["stages.2.steps=1"])
 
 
 def test_pieces_are_overridden_whole_or_by_option():
     tree = {"verifier": {"name": "math", "tolerance": 0.5}, "data": {"sampler": "shuffle"}}
-    assert load_config(tree, ["verifier=exact"]).verifier == "exact"
-    assert load_config(tree, ["verifier.tolerance=0.1"]).verifier == {"name": "math", "tolerance": 0.1}
-    assert load_config(tree, ["verifier.name=math"]).verifier == {"name": "math", "tolerance": 0.5}
-    assert load_config(tree, ["verifier={name: exact, casefold: true}"]).verifier == {"name": "exact", "casefold": True}
-    assert load_config({"verifier": "exact"}, ["verifier.casefold=true"]).verifier == {
+    assert load_config(tree, ["verifier=exact"]).verifier.name == "exact"
+    assert load_config(tree, ["verifier.tolerance=0.1"]).verifier.written == {"name": "math", "tolerance": 0.1}
+    assert load_config(tree, ["verifier.name=math"]).verifier.written == {"name": "math", "tolerance": 0.5}
+    assert load_config(tree, ["verifier={name: exact, casefold: true}"]).verifier.written == {
         "name": "exact",
         "casefold": True,
     }
-    assert load_config({"optim": {"optimizer": "sgd"}}, ["optim.optimizer.momentum=0.9"]).optim.optimizer == {
+    assert load_config({"verifier": "exact"}, ["verifier.casefold=true"]).verifier.written == {
+        "name": "exact",
+        "casefold": True,
+    }
+    assert load_config({"optim": {"optimizer": "sgd"}}, ["optim.optimizer.momentum=0.9"]).optim.optimizer.written == {
         "name": "sgd",
         "momentum": 0.9,
     }
@@ -162,11 +165,11 @@ def test_merge_leaves_its_arguments_alone(kind):
 def test_presets_lie_under_what_is_written():
     plain = load_config({}).algorithm
     assert plain.preset == "grpo"
-    assert plain.loss == {"name": "clip", "clip_low": 0.2, "clip_high": 0.2, "average": "sequences"}
+    assert plain.loss.written == {"name": "clip", "clip_low": 0.2, "clip_high": 0.2, "average": "sequences"}
     mine = load_config({"algorithm": {"loss": {"clip_high": 0.28}}}, ["algorithm.preset=dr_grpo"]).algorithm
-    assert mine.loss == {"name": "clip", "clip_low": 0.2, "clip_high": 0.28, "average": "constant"}
-    assert mine.advantage["scale"] == "none"
-    assert load_config({"algorithm": {"preset": "rloo", "advantage": "group"}}).algorithm.advantage == "group"
+    assert mine.loss.written == {"name": "clip", "clip_low": 0.2, "clip_high": 0.28, "average": "constant"}
+    assert mine.advantage.options["scale"] == "none"
+    assert load_config({"algorithm": {"preset": "rloo", "advantage": "group"}}).algorithm.advantage.written == "group"
 
 
 @pytest.mark.parametrize(
@@ -289,10 +292,15 @@ def test_stage_overrides_lie_over_the_tree():
     first, second = stage_plans(config)
     assert (first.name, first.kind, first.steps, first.options) == ("warm", "sft", 2, {"average": "sequences"})
     assert (first.config.optim.lr, first.config.optim.warmup_steps, first.config.run.seed) == (1e-2, 4, 3)
-    assert first.config.verifier == {"name": "math", "tolerance": 0.1}
-    assert (second.name, second.config.optim.lr, second.config.verifier) == ("grpo", 1e-3, "exact")
-    assert second.config.algorithm.loss == {"name": "clip", "clip_low": 0.2, "clip_high": 0.3, "average": "constant"}
-    assert config.algorithm.loss["average"] == "sequences"
+    assert first.config.verifier.written == {"name": "math", "tolerance": 0.1}
+    assert (second.name, second.config.optim.lr, second.config.verifier.name) == ("grpo", 1e-3, "exact")
+    assert second.config.algorithm.loss.written == {
+        "name": "clip",
+        "clip_low": 0.2,
+        "clip_high": 0.3,
+        "average": "constant",
+    }
+    assert config.algorithm.loss.options["average"] == "sequences"
 
 
 @pytest.mark.parametrize(

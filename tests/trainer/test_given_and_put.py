@@ -152,7 +152,7 @@ def test_a_penalty_of_nothing_is_the_plain_stage(make_trainer):
         (stage(), [{**labelled()[0], "label": "yes"}], DataError, "has no `label`"),
         (stage(loss="dpo"), labelled(), ConfigError, "the loss 'dpo' chooses or compares sampled responses"),
         (stage(loss="likelihod"), labelled(), ConfigError, "likelihood"),
-        (stage(loss={"name": "likelihood"}), labelled(), ConfigError, "chooses or compares"),
+        (stage(loss={"name": "likelihood", "threshold": 0.5}), labelled(), ConfigError, "chooses or compares"),
     ],
     ids=["no label", "no number", "pairs", "typo", "chosen"],
 )

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlvr.advantages.group import group_advantage
 from rlvr.advantages.statistics import Advantage, decided, stds
-from rlvr.config import Config, term_name
+from rlvr.config import Config
 from rlvr.core.schedules import Scalar, refuse_above, refuse_below
 from rlvr.errors import ConfigError, nearest
 from rlvr.records import Batch, Task
@@ -43,7 +43,7 @@ class Blend:
 
     def check(self, config: Config, tasks: Sequence[Task]) -> None:
         """ConfigError where no reward term has the name."""
-        names = [term_name(spec) for spec in config.rewards]
+        names = [term.column for term in config.rewards]
         if self.of not in names:
             raise ConfigError(
                 f"algorithm.modifiers: blend is of {self.of!r}, and there is no such term in `rewards`{nearest(self.of, names)}"

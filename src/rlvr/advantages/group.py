@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rlvr import registry
 from rlvr.advantages.statistics import Tokens, counts, means, same, std, stds
-from rlvr.config import Config, term_name
+from rlvr.config import Config
 from rlvr.core.schedules import Scalar, refuse_below
 from rlvr.errors import ConfigError, nearest
 from rlvr.records import Batch, Task
@@ -90,7 +89,7 @@ class GroupAdvantage:
 
     def check(self, config: Config, tasks: Sequence[Task]) -> None:
         """ConfigError where the run does not give what the options want."""
-        given = registry.split(config.rollout.plan)[1].get("baseline")
+        given = config.rollout.plan.options.get("baseline")
         if self.wants_baseline and given != self.baseline:
             raise ConfigError(
                 f"algorithm.advantage: baseline {self.baseline!r} needs a response that the plan adds to every draw: set "
@@ -102,13 +101,13 @@ class GroupAdvantage:
                 f"algorithm.advantage: baseline 'reference' is the reward of a task's demonstration, and {len(bare)} of "
                 f"{len(tasks)} tasks have none, {bare[0]!r} first: give them one, or choose another baseline"
             )
-        names = [term_name(spec) for spec in config.rewards]
+        names = [term.column for term in config.rewards]
         for name in self.per_reward or ():
             if name not in names:
                 raise ConfigError(
                     f"algorithm.advantage: per_reward has {name!r}, and there is no such term in `rewards`{nearest(name, names)}"
                 )
-        if self.baseline == "history" and (names != ["verdict"] or _weighted(config.rewards[0])):
+        if self.baseline == "history" and (names != ["verdict"] or config.rewards[0].weight != 1.0):
             raise ConfigError(
                 "algorithm.advantage: baseline 'history' is the mean of a prompt's verdicts, and `rewards` is not the "
                 "verdict alone: set rewards to [verdict], or choose another baseline"
@@ -127,10 +126,6 @@ class GroupAdvantage:
         return np.sum(
             [w * group_advantage(columns[name], groups, *options) for name, w in self.per_reward.items()], axis=0
         )
-
-
-def _weighted(spec: Any) -> bool:
-    return isinstance(spec, dict) and spec.get("weight", 1.0) != 1.0
 
 
 def group_advantage(

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, model_validator
 from rlvr import registry
 from rlvr.config.algorithm import AlgorithmConfig, KLConfig, KLScaleConfig, over_preset
 from rlvr.config.model import LoraConfig, ModelConfig, ScratchConfig
-from rlvr.config.pieces import TERM_KEYS, OfKind, Section, bare_auxiliary, bare_term, coefficient, piece_of, term_name
+from rlvr.config.pieces import AuxiliarySpec, OfKind, RewardSpec, Section
 from rlvr.config.running import (
     BestConfig,
     CheckpointConfig,
@@ -29,13 +29,15 @@ from rlvr.config.running import (
 )
 from rlvr.config.sampling import DataConfig, RefillConfig, RolloutConfig, VerificationConfig
 from rlvr.config.updating import DistributedConfig, OptimConfig
+from rlvr.core.specs import ComponentSpec
 from rlvr.monitor.health.watch import Mode, checked_modes
 
 __all__ = [
-    "TERM_KEYS",
     "AlgorithmConfig",
+    "AuxiliarySpec",
     "BestConfig",
     "CheckpointConfig",
+    "ComponentSpec",
     "Config",
     "DataConfig",
     "DistributedConfig",
@@ -49,6 +51,7 @@ __all__ = [
     "OfKind",
     "OptimConfig",
     "RefillConfig",
+    "RewardSpec",
     "RolloutConfig",
     "RunConfig",
     "ScratchConfig",
@@ -56,10 +59,6 @@ __all__ = [
     "TensorBoardConfig",
     "VerificationConfig",
     "WandbConfig",
-    "bare_auxiliary",
-    "bare_term",
-    "coefficient",
-    "term_name",
 ]
 
 
@@ -83,11 +82,11 @@ class Config(Section):
     """Tasks and how they become prompts."""
     rollout: RolloutConfig = RolloutConfig()
     """How groups of responses are sampled."""
-    verifier: piece_of("verifier") | None = None  # type: ignore[valid-type]
+    verifier: Annotated[ComponentSpec, OfKind("verifier")] | None = None
     """What checks the answers; null: what the tasks name, or what the trainer is given."""
     verification: VerificationConfig = VerificationConfig()
     """How verifiers are run."""
-    rewards: list[piece_of("reward")] = ["verdict"]  # type: ignore[valid-type]
+    rewards: list[Annotated[RewardSpec, OfKind("reward")]] = [RewardSpec("verdict")]
     """Terms of the reward, summed with their weights; a list replaces the default. A term also takes a `weight` (a scalar), a
     name for its column (`as`), and the `sources` of the tasks that have it. A term that is undecided for a rollout leaves its
     reward undecided, unless the term's weight is 0 at the step."""

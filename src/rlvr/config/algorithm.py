@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from rlvr import registry
-from rlvr.config.pieces import Section, piece_of
+from rlvr.config.pieces import AuxiliarySpec, OfKind, Section
 from rlvr.core.schedules import Scalar
+from rlvr.core.specs import ComponentSpec
 from rlvr.core.tree import merge
 from rlvr.errors import ConfigError
 
@@ -52,7 +53,7 @@ class KLScaleConfig(Section):
 class KLConfig(Section):
     """A penalty on the divergence from the reference, a snapshot of the policy at the start of the stage."""
 
-    estimator: piece_of("kl") = "k3"  # type: ignore[valid-type]
+    estimator: Annotated[ComponentSpec, OfKind("kl")] = ComponentSpec("k3")
     """k1, k2, k3 (Schulman 2020, "Approximating KL divergence") or abs."""
     coef: Scalar = 0.0
     """Weight of the term."""
@@ -60,7 +61,7 @@ class KLConfig(Section):
     """loss: a term of the loss. reward: its sum over a response is taken from the reward before the baseline (RLOO).
     advantage: each token's advantage loses the sum from that token on, before the modifiers (PPO, REINFORCE++). The two last
     take a pass of the policy and one of the reference before the update."""
-    gradient: piece_of("kl") | None = None  # type: ignore[valid-type]
+    gradient: Annotated[ComponentSpec, OfKind("kl")] | None = None
     """In the loss: the estimator whose gradient is taken, where it is not that of `estimator`; k2's is the KL's own."""
     weighted: bool = False
     """In the loss: times the ratio of current to proximal policy, which keeps k3's gradient right off-policy (DeepSeek-V3.2)."""
@@ -80,15 +81,15 @@ class AlgorithmConfig(Section):
 
     preset: Annotated[str, AfterValidator(_known_preset)] = "grpo"
     """A named set of the values below; what is written here goes over it."""
-    select: list[piece_of("selector")] = []  # type: ignore[valid-type]
+    select: list[Annotated[ComponentSpec, OfKind("selector")]] = []
     """Which rollouts train: selectors, in order."""
     select_after: bool = False
     """Select after advantages were computed, not before."""
-    advantage: piece_of("advantage") = "group"  # type: ignore[valid-type]
+    advantage: Annotated[ComponentSpec, OfKind("advantage")] = ComponentSpec("group")
     """From rewards to advantages."""
-    modifiers: list[piece_of("modifier")] = []  # type: ignore[valid-type]
+    modifiers: list[Annotated[ComponentSpec, OfKind("modifier")]] = []
     """What is done to the advantages then, in order: whitening, clipping, weights by sign, length or surprise ..."""
-    loss: piece_of("loss") = "clip"  # type: ignore[valid-type]
+    loss: Annotated[ComponentSpec, OfKind("loss")] = ComponentSpec("clip")
     """The policy loss and what it averages over."""
     loss_coef: Scalar = 1.0
     """Weight of the policy loss beside the other terms; CHORD's 1 - mu."""
@@ -97,12 +98,12 @@ class AlgorithmConfig(Section):
     entropy: Scalar = 0.0
     """Weight of an entropy bonus; 0: none (the entropy is logged all the same). A controller on the metric entropy holds it near
     a target."""
-    token_select: list[piece_of("token_selector")] = []  # type: ignore[valid-type]
+    token_select: list[Annotated[ComponentSpec, OfKind("token_selector")]] = []
     """Which tokens of an optimizer step the policy loss and the entropy bonus learn from; a selector sees all of them."""
-    auxiliary: list[piece_of("auxiliary")] = []  # type: ignore[valid-type]
+    auxiliary: list[Annotated[AuxiliarySpec, OfKind("auxiliary")]] = []
     """Further terms of the loss: likelihood of chosen responses or demonstrations, preferences between a group's members. A term
     also takes a `coef` (a scalar, 1 by default)."""
-    correction: piece_of("correction", "auto") | None = "auto"  # type: ignore[valid-type]
+    correction: Annotated[ComponentSpec, OfKind("correction", words=("auto",))] | None = ComponentSpec("auto")
     """Weights for tokens that the engine sampled with other log-probs than the trainer's. auto: `truncate` where the engine
     does not compute with the trainer's own weights; null: none (the gap is logged all the same). With several optimizer steps
     per batch it costs one forward pass, and the weight multiplies the loss in every step."""

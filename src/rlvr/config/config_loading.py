@@ -11,6 +11,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from rlvr.config import Config
+from rlvr.core.specs import ComponentSpec, WrittenSpec
 from rlvr.core.tree import as_tree, merge, read_mapping
 from rlvr.errors import ConfigError, nearest
 
@@ -128,4 +129,6 @@ def _members(hint: Any) -> list[Any]:
         return _members(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType):
         return [member for one in get_args(hint) if one is not type(None) for member in _members(one)]
+    if isinstance(hint, type) and issubclass(hint, ComponentSpec):
+        return _members(WrittenSpec)
     return [hint]

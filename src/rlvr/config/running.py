@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rlvr.config.pieces import Section, piece_of
+from rlvr.config.pieces import OfKind, RewardSpec, Section
 from rlvr.errors import nearest
 from rlvr.monitor.metrics import FAMILIES, METRICS
 
@@ -147,7 +147,7 @@ class EvaluationConfig(Section):
     """Min-p sampling in evaluation."""
     max_new_tokens: int | None = Field(default=None, ge=1)
     """Longest response in evaluation; null: as in training."""
-    scorer: piece_of("reward") | None = None  # type: ignore[valid-type]
+    scorer: Annotated[RewardSpec, OfKind("reward")] | None = None
     """What chooses among samples without the verdict, for best@k: a reward term, such as `likelihood`, `self_certainty`, or a
     function `FILE.py:name`; null: no best@k."""
     difficulty: str = "difficulty"

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, field_validator
 
-from rlvr.config.pieces import Section, piece_of
+from rlvr.config.pieces import OfKind, Section
 from rlvr.core.schedules import Scalar, refuse_below
+from rlvr.core.specs import ComponentSpec
 
 
 class DataConfig(Section):
@@ -24,7 +25,7 @@ class DataConfig(Section):
     (`text` makes plain text of a chat, `options` go to the chat template)."""
     limit: int | None = Field(default=None, ge=1)
     """Use only the first so many training tasks."""
-    sampler: piece_of("sampler") = "shuffle"  # type: ignore[valid-type]
+    sampler: Annotated[ComponentSpec, OfKind("sampler")] = ComponentSpec("shuffle")
     """The order in which tasks are drawn."""
     max_prompt_tokens: int | None = Field(default=None, ge=1)
     """Refuse longer prompts at start, by name. Null: what the context of model and engine leaves
@@ -46,10 +47,10 @@ class RefillConfig(Section):
 class RolloutConfig(Section):
     """How groups of responses are sampled."""
 
-    engine: piece_of("engine", "auto") = "hf"  # type: ignore[valid-type]
+    engine: Annotated[ComponentSpec, OfKind("engine", words=("auto",))] = ComponentSpec("hf")
     """What samples: `hf` runs in the trainer's process and needs no server. auto: `vllm` on a GPU where vLLM is installed in a
     version that is taken, else `hf`; the run says which and why, and its config.yaml has it."""
-    plan: piece_of("plan") = "single_turn"  # type: ignore[valid-type]
+    plan: Annotated[ComponentSpec, OfKind("plan")] = ComponentSpec("single_turn")
     """What a group of rollouts is made of."""
     prompts_per_step: int = Field(default=8, ge=1)
     """Tasks drawn at each step, over all ranks; in an sft stage, demonstrations per step."""

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 from rlvr import registry
 from rlvr.config import Config, Section
 from rlvr.config.config_loading import make_config, problems
+from rlvr.core.specs import ComponentSpec
 from rlvr.core.tree import merge
 from rlvr.errors import ConfigError
 
@@ -54,7 +55,7 @@ def stage_plans(config: Config) -> list[StagePlan]:
                     f"stages[{number}].{key}: this section holds for the whole run; a stage cannot change it"
                 )
         try:
-            registry.check_options("stage", {"name": kind, **options})
+            registry.check_options("stage", ComponentSpec(kind, options))
         except ConfigError as error:
             raise ConfigError(f"stages[{number}]: {error}{_known_sections(error)}") from error
         tree = config.dump() | {"stages": []}
@@ -84,16 +85,12 @@ def longest_sequence(plans: Sequence[StagePlan], longest_evaluated: Callable[[St
     found = 0
     for plan in plans:
         data, rollout, evaluation = plan.config.data, plan.config.rollout, plan.config.evaluation
-        if data.max_prompt_tokens is None or _name(rollout.plan) != "single_turn":
+        if data.max_prompt_tokens is None or rollout.plan.name != "single_turn":
             return None
         found = max(found, data.max_prompt_tokens + rollout.max_new_tokens)
         if prompt := longest_evaluated(plan):
             found = max(found, prompt + (evaluation.max_new_tokens or rollout.max_new_tokens))
     return found
-
-
-def _name(piece: str | dict[str, Any]) -> str:
-    return piece if isinstance(piece, str) else str(piece["name"])
 
 
 def _known_sections(error: ConfigError) -> str:

@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rlvr import registry
-from rlvr.config.pieces import Section, piece_of
+from rlvr.config.pieces import OfKind, Section
+from rlvr.core.specs import ComponentSpec
 
 
 class OptimConfig(Section):
     """Optimizer steps."""
 
-    optimizer: piece_of("optimizer") = "adamw"  # type: ignore[valid-type]
+    optimizer: Annotated[ComponentSpec, OfKind("optimizer")] = ComponentSpec("adamw")
     """adamw, adamw_8bit (2 bytes of state for a weight instead of 8) or sgd, with its options."""
     lr: float = Field(default=1e-6, gt=0)
     """Peak learning rate."""
@@ -73,7 +73,7 @@ class OptimConfig(Section):
 class DistributedConfig(Section):
     """Where the policy's weights and optimizer live."""
 
-    backend: piece_of("backend") = "plain"  # type: ignore[valid-type]
+    backend: Annotated[ComponentSpec, OfKind("backend")] = ComponentSpec("plain")
     """plain: every rank holds the whole model and optimizer; deepspeed: they are shared out among the ranks (ZeRO)."""
     zero_stage: Literal[1, 2, 3] | None = None
     """With deepspeed, what is shared out: 1, the optimizer's state; 2, gradients too; 3, weights too. Null: 2."""
@@ -90,22 +90,22 @@ class DistributedConfig(Section):
     """Seconds without a sign of life after which the other ranks give a rank up, name it and end."""
 
     @property
-    def piece(self) -> dict[str, Any]:
+    def backend_spec(self) -> ComponentSpec:
         """The backend with its options: those of this section, and over them those written with the backend."""
-        name, options = registry.split(self.backend)
         own: dict[str, Any] = {"offload_during_rollout": True} if self.offload_during_rollout else {}
-        if name == "deepspeed":
+        if self.backend.name == "deepspeed":
             own |= {"zero_stage": self.zero_stage or 2, "offload": self.offload, "deepspeed": self.deepspeed}
-        return {"name": name, **own, **options}
+        return ComponentSpec(self.backend.name, {**own, **self.backend.options})
 
     @property
     def offloads_during_rollout(self) -> bool:
         """`offload_during_rollout`, written in this section or with the backend."""
-        return bool(self.piece.get("offload_during_rollout"))
+        return bool(self.backend_spec.options.get("offload_during_rollout"))
 
     @model_validator(mode="after")
     def _for_deepspeed(self) -> DistributedConfig:
-        name = registry.split(self.backend)[0]
+        name = self.backend.name
+        options = self.backend_spec.options
         for key, value in {"zero_stage": self.zero_stage, "deepspeed": self.deepspeed}.items():
             if value is not None and name != "deepspeed":
                 raise ValueError(f"`{key}` needs `backend: deepspeed`, and the backend is {name!r}")
@@ -115,11 +115,11 @@ class DistributedConfig(Section):
             raise ValueError(
                 f"`offload_during_rollout` needs `backend: plain` or `deepspeed`, and the backend is {name!r}"
             )
-        if self.piece.get("offload", "none") != "none" and self.offloads_during_rollout:
+        if options.get("offload", "none") != "none" and self.offloads_during_rollout:
             raise ValueError(
-                f"`offload: {self.piece['offload']}` keeps in host memory all the time what `offload_during_rollout` would move "
+                f"`offload: {options['offload']}` keeps in host memory all the time what `offload_during_rollout` would move "
                 "there and back: set one of them"
             )
-        if self.offload == "parameters" and self.piece["zero_stage"] != 3:
+        if self.offload == "parameters" and options["zero_stage"] != 3:
             raise ValueError("`offload: parameters` needs `zero_stage: 3`, which alone shares them out")
         return self

@@ -36,7 +36,7 @@ class ComponentSpec:
         if isinstance(written, str):
             return cls(written)
         options = dict(written)
-        extra = {key: options.pop(key) for key in cls.extra_keys if key in options}
+        extra = {key: options.pop(key) for key in written if key in cls.extra_keys}
         if "name" not in options:
             raise ConfigError(f"a piece written as a mapping needs a `name`: {options!r}")
         return cls(options.pop("name"), options, extra)

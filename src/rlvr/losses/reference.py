@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rlvr import registry
-from rlvr.config import AlgorithmConfig, bare_auxiliary
+from rlvr.config import AlgorithmConfig
 from rlvr.core.needs import REFERENCE
+from rlvr.core.specs import SpecLike
 
 
 def compares_with_reference(algorithm: AlgorithmConfig) -> bool:
     """Whether the loss, the KL penalty or a further term asks for the reference; the stage then keeps a copy of the weights."""
     if algorithm.kl is not None and algorithm.kl.coef != 0.0:
         return True
-    pieces = [("loss", algorithm.loss), *(("auxiliary", bare_auxiliary(spec)) for spec in algorithm.auxiliary)]
-    return any(reads_reference(kind, spec) for kind, spec in pieces)
+    return reads_reference("loss", algorithm.loss) or any(
+        reads_reference("auxiliary", spec) for spec in algorithm.auxiliary
+    )
 
 
-def reads_reference(kind: str, spec: str | dict[str, Any]) -> bool:
+def reads_reference(kind: str, spec: SpecLike) -> bool:
     """Whether a loss as written declares a need of the reference."""
     needs = getattr(registry.build(kind, spec), "needs", ())
     return any(need.model == REFERENCE for need in needs)

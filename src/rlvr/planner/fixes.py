@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rlvr import registry
-from rlvr.config import Config, LoraConfig
+from rlvr.config import ComponentSpec, Config, LoraConfig
 from rlvr.config.stage_plan import StagePlan
 from rlvr.planner.devices import UNITS, Devices
 from rlvr.planner.engine_memory import utilization
@@ -206,14 +206,16 @@ def _plans(planner: Planner, stages: Stages, devices: Devices) -> list[Plan] | N
 
 def _allowed(config: Config) -> bool:
     """Whether the backend takes these settings together (rlvr.config.updating, rlvr.distributed.deepspeed, rlvr.policy.loading)."""
-    offloads = config.distributed.piece.get("offload", config.distributed.offload) != "none"
-    if offloads and config.distributed.offloads_during_rollout:
+    distributed = config.distributed
+    backend = distributed.backend_spec
+    offloads = backend.options.get("offload", distributed.offload) != "none"
+    if offloads and distributed.offloads_during_rollout:
         return False
-    if registry.split(config.distributed.backend)[0] != "deepspeed":
+    if backend.name != "deepspeed":
         return not offloads
-    whole = config.distributed.piece["zero_stage"] < 3
-    samples_here = registry.split(config.rollout.engine)[0] in ("hf", "recorded")
-    eight_bits = registry.split(config.optim.optimizer)[0] == "adamw_8bit"
+    whole = backend.options["zero_stage"] < 3
+    samples_here = config.rollout.engine.name in ("hf", "recorded")
+    eight_bits = config.optim.optimizer.name == "adamw_8bit"
     return not eight_bits and (whole or (config.model.quantization is None and not samples_here))
 
 
@@ -230,7 +232,8 @@ def _changes(planner: Planner, stages: Stages) -> Iterator[Change]:
     """The changes that this run has not made yet, from the smallest to the largest."""
     config = stages[0].config
     on_gpu = planner.devices.on_gpu
-    backend = registry.split(config.distributed.backend)[0]
+    backend = config.distributed.backend.name
+    backend_options = config.distributed.backend_spec.options
     ranks = planner.plans(stages)[0].ranks
     optims = [stage.config.optim for stage in stages]
     if any(optim.micro_batch_tokens != "auto" for optim in optims):
@@ -240,15 +243,15 @@ def _changes(planner: Planner, stages: Stages) -> Iterator[Change]:
     if config.model.gradient_checkpointing is False:
         yield _setting("model.gradient_checkpointing=true", "model", gradient_checkpointing=True)
     yield from _engine_changes(planner, stages)
-    moves = config.distributed.offloads_during_rollout or config.distributed.piece.get("offload", "none") != "none"
+    moves = config.distributed.offloads_during_rollout or backend_options.get("offload", "none") != "none"
     if on_gpu and backend in ("plain", "deepspeed") and not moves:
         yield _setting("distributed.offload_during_rollout=true", "distributed", offload_during_rollout=True)
     if on_gpu and not config.model.activation_offload:
         offloaded = {"activation_offload": True, "gradient_checkpointing": True}
         yield _setting("model.activation_offload=true model.gradient_checkpointing=true", "model", **offloaded)
-    if backend == "plain" and registry.split(config.optim.optimizer)[0] == "adamw":
-        yield _setting("optim.optimizer=adamw_8bit", "optim", optimizer="adamw_8bit")
-    stage = config.distributed.piece.get("zero_stage", 0) if backend == "deepspeed" else 0
+    if backend == "plain" and config.optim.optimizer.name == "adamw":
+        yield _setting("optim.optimizer=adamw_8bit", "optim", optimizer=ComponentSpec("adamw_8bit"))
+    stage = backend_options.get("zero_stage", 0) if backend == "deepspeed" else 0
     if backend in ("plain", "deepspeed") and ranks > 1 and stage < 3:
         yield _sharded(range(max(2, stage + 1), 4))
     if on_gpu and backend in ("plain", "deepspeed") and not moves:
@@ -278,7 +281,7 @@ def _changes(planner: Planner, stages: Stages) -> Iterator[Change]:
 
 def _sharded(zero_stages: range) -> Change:
     def make(stages: Stages, number: int) -> Stages:
-        return _each("distributed", backend="deepspeed", zero_stage=number)(stages, None)
+        return _each("distributed", backend=ComponentSpec("deepspeed"), zero_stage=number)(stages, None)
 
     return Change(tuple(zero_stages), lambda n: f"distributed.backend=deepspeed distributed.zero_stage={n}", make)
 
@@ -288,12 +291,12 @@ def _set_longest(stages: Stages, new: int) -> Stages:
 
 
 def _with_engine(stages: Stages, options: dict[str, Any]) -> Stages:
-    name, written = registry.split(stages[0].config.rollout.engine)
-    return [changed(stage, "rollout", engine={"name": name, **written, **options}) for stage in stages]
+    engine = stages[0].config.rollout.engine.with_options(**options)
+    return [changed(stage, "rollout", engine=engine) for stage in stages]
 
 
 def _with_server(stages: Stages, split: int) -> Stages:
-    engine = {"name": "vllm-server", "tensor_parallel_size": split}
+    engine = ComponentSpec("vllm-server", {"tensor_parallel_size": split})
     return [changed(stage, "rollout", engine=engine) for stage in stages]
 
 
@@ -336,7 +339,7 @@ def _engine_changes(planner: Planner, stages: Stages) -> Iterator[Change]:
             (64, 32, 16, 8),
             lambda rows: f"rollout.engine='{{name: hf, max_rows: {rows}}}'",
             lambda stages, rows: [
-                changed(stage, "rollout", engine={"name": "hf", "max_rows": rows}) for stage in stages
+                changed(stage, "rollout", engine=ComponentSpec("hf", {"max_rows": rows})) for stage in stages
             ],
         )
     if isinstance(options, VLLMOptions) and planner.devices.on_gpu and not options.sleep:

@@ -47,7 +47,7 @@ def engine_of_run(config: Config, world: World, saved: Any = None) -> tuple[Conf
 
     `saved` is the engine of the checkpoint that rank 0 goes on from.
     """
-    if config.rollout.engine != "auto":
+    if config.rollout.engine.name != "auto":
         return config, None
     found = None
     if world.leads:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from rlvr.config import Config
+from rlvr.config import ComponentSpec, Config
 from rlvr.config.stage_plan import StagePlan
 from rlvr.planner.devices import Devices
 from rlvr.planner.engine_memory import ENGINE
@@ -23,7 +23,7 @@ MOVED = {"offload_during_rollout": True}
 OFFLOADED = {"model": {"activation_offload": True}}
 LORA = {"adapter": {"r": 16}}
 QLORA = LORA | {"quantization": "nf4"}
-HF = {"name": "hf", "max_rows": 32}
+HF = ComponentSpec("hf", {"max_rows": 32})
 
 
 def _zero(stage: int, **more: Any) -> dict[str, Any]:
@@ -89,9 +89,9 @@ def _shares(planner: Planner, stages: list[StagePlan]) -> Iterator[tuple[list[St
     (plan,) = planner.plans(planner.resolved(stages))
     inside = next(phase for phase in plan.phases if phase.name == ENGINE)
     share = math.ceil(20 * inside.total / (1 - planner.margin) / GPU) / 20
-    if engine == "vllm" and share < 1:
+    if engine.name == "vllm" and share < 1:
         rollout = stages[0].config.rollout.model_copy(
-            update={"engine": {"name": "vllm", "gpu_memory_utilization": share}}
+            update={"engine": ComponentSpec("vllm", {"gpu_memory_utilization": share})}
         )
         config = stages[0].config.model_copy(update={"rollout": rollout})
         yield [stages[0].model_copy(update={"config": config})], f", share {share}"

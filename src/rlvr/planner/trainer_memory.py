@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlvr import registry
-from rlvr.config import Config
+from rlvr.config import ComponentSpec, Config
 from rlvr.distributed.deepspeed import DeepSpeedOptions
 from rlvr.distributed.plain import REDUCE_BYTES
 from rlvr.distributed.zero_config import Offload, zero_config
@@ -204,7 +204,7 @@ def trainer_memory(
     shape: Shape, config: Config, ranks: int, on_gpu: bool, bfloat16: bool, reference: bool, frees_gradients: bool
 ) -> TrainerMemory:
     """How the stage of `config` trains on each of so many ranks."""
-    backend = registry.build("backend", config.distributed.piece)
+    backend = registry.build("backend", config.distributed.backend_spec)
     zero = backend if isinstance(backend, DeepSpeedOptions) else None
     follows = config.algorithm.kl is not None and config.algorithm.kl.renew_every is not None
     return TrainerMemory(
@@ -225,9 +225,8 @@ def trainer_memory(
     )
 
 
-def state_bytes(optimizer: str | dict[str, object]) -> float:
+def state_bytes(optimizer: ComponentSpec) -> float:
     """Bytes of optimizer state for a trained weight."""
-    name, options = registry.split(optimizer)
-    if name == "sgd" and not options.get("momentum"):
+    if optimizer.name == "sgd" and not optimizer.options.get("momentum"):
         return 0.0
-    return STATE.get(name, STATE["adamw"])
+    return STATE.get(optimizer.name, STATE["adamw"])

@@ -26,12 +26,13 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator
 
 from rlvr import registry
-from rlvr.config import TERM_KEYS, Config, bare_term, term_name
+from rlvr.config import Config, RewardSpec
 from rlvr.core.calling import name_of
 from rlvr.core.schedules import Scalar, at, controllers, moving_options, scalar_value
+from rlvr.core.specs import ComponentSpec
 from rlvr.errors import USER_CODE_ERRORS, ConfigError, RlvrError, UserCodeError, nearest, user_traceback
 from rlvr.records import Batch, Task, cut
 from rlvr.rewards.per_completion import PerCompletion
@@ -41,7 +42,7 @@ log = logging.getLogger(__name__)
 
 def _checked_spec(spec: Any) -> Any:
     try:
-        registry.check_options("reward", bare_term(spec))
+        registry.check_options("reward", RewardSpec.parse(spec))
     except ConfigError as error:
         raise ValueError(str(error)) from error
     return spec
@@ -52,8 +53,6 @@ TermSpec = Annotated[Any, AfterValidator(_checked_spec)]
 
 SHOWN = 3
 """Tasks that an error names."""
-
-_WEIGHT: TypeAdapter[Any] = TypeAdapter(Scalar, config=ConfigDict(strict=True))
 
 
 @dataclass(frozen=True)
@@ -118,8 +117,9 @@ def build_terms(specs: Sequence[Any]) -> list[Term]:
             )
     written: dict[str, Any] = {}
     for spec in _specs(specs):
-        name, bare = term_name(spec), registry.split(bare_term(spec))
-        if written.setdefault(name, bare) != bare:
+        name = spec.column
+        component = (spec.name, spec.options)
+        if written.setdefault(name, component) != component:
             raise ConfigError(
                 f"rewards: two different terms are called {name!r}, and their columns would have one name: give one another "
                 "name with `as`"
@@ -127,53 +127,35 @@ def build_terms(specs: Sequence[Any]) -> list[Term]:
     return terms
 
 
-def _specs(specs: Sequence[Any]) -> Iterator[Any]:
+def _specs(specs: Sequence[Any]) -> Iterator[RewardSpec]:
     """The terms as written, with those inside them."""
-    for spec in specs:
-        if isinstance(spec, (str, dict)):
+    for given in specs:
+        if isinstance(given, (ComponentSpec, str, dict)):
+            spec = RewardSpec.parse(given)
             yield spec
-            name, options = registry.split(bare_term(spec))
-            inside = getattr(registry.find("reward", name), "inner", ())
-            held = [options[option] for option in inside if options.get(option) is not None]
+            inside = getattr(registry.find("reward", spec.name), "inner", ())
+            held = [spec.options[option] for option in inside if spec.options.get(option) is not None]
             yield from _specs(
                 [one for value in held for one in (value if isinstance(value, (list, tuple)) else [value])]
             )
 
 
-def _term(spec: Any, top: bool = True) -> Term:
-    if isinstance(spec, Term):
-        return spec
-    if callable(spec):
-        return Term(name_of(spec), _of_batch(spec, name_of(spec)))
-    name, keys = term_name(spec), {k: spec[k] for k in TERM_KEYS if isinstance(spec, dict) and k in spec}
-    if "sources" in keys and not top:
+def _term(given: Any, top: bool = True) -> Term:
+    if isinstance(given, Term):
+        return given
+    if callable(given):
+        return Term(name_of(given), _of_batch(given, name_of(given)))
+    spec = RewardSpec.parse(given)
+    name = spec.column
+    if "sources" in spec.extra and not top:
         raise ConfigError(f"rewards: {name!r} has `sources` and stands inside another term: give them to the outer one")
-    piece = registry.build("reward", bare_term(spec))
+    piece = registry.build("reward", spec)
     inner: dict[str, Any] = {}
     for option in getattr(piece, "inner", ()):
         held = getattr(piece, option)
         if held is not None:
             inner[option] = [_term(one, False) for one in held] if isinstance(held, tuple) else _term(held, False)
-    sources = None if keys.get("sources") is None else _sources(name, keys["sources"])
-    return Term(name, _of_batch(piece, name), _weight(name, keys.get("weight", 1.0)), sources, inner)
-
-
-def _weight(name: str, written: Any) -> Any:
-    try:
-        weight = _WEIGHT.validate_python(written)
-    except ValidationError as error:
-        raise ConfigError(f"rewards: the weight of {name!r} is {written!r}, not a number") from error
-    if isinstance(weight, float) and not np.isfinite(weight):
-        raise ConfigError(f"rewards: the weight of {name!r} is {written!r}, not a number")
-    return weight
-
-
-def _sources(name: str, written: Any) -> tuple[str, ...]:
-    if isinstance(written, str):
-        return (written,)
-    if not isinstance(written, list) or not written or not all(isinstance(s, str) for s in written):
-        raise ConfigError(f"rewards: the sources of {name!r} are {written!r}, not a list of names")
-    return tuple(written)
+    return Term(name, _of_batch(piece, name), spec.weight, spec.sources, inner)
 
 
 def _of_batch(function: Callable[..., Any], name: str) -> Callable[..., Any]:

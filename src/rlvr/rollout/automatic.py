@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlvr import registry
-from rlvr.config import Config
+from rlvr.config import ComponentSpec, Config
 from rlvr.errors import ConfigError
 from rlvr.rollout.vllm import installed
 
@@ -16,12 +15,12 @@ def with_engine(config: Config, on_gpu: bool, here: bool = True, saved: Any = No
     It is `saved`, the engine of a checkpoint, where there is one. Else `vllm` on a GPU where a vLLM for GPUs is installed in a version
     that this library takes, else `hf`. With `here` false the GPU is elsewhere, and so is what is installed beside it: vLLM is assumed.
     """
-    if config.rollout.engine != "auto":
+    if config.rollout.engine.name != "auto":
         return config, None
-    engine, reason = _chosen(on_gpu, here) if saved is None else (saved, "the checkpoint was made with it")
+    written, reason = _chosen(on_gpu, here) if saved is None else (saved, "the checkpoint was made with it")
+    engine = ComponentSpec.parse(written)
     rollout = config.rollout.model_copy(update={"engine": engine})
-    name = registry.split(engine)[0]
-    return config.model_copy(update={"rollout": rollout}), f"rollout.engine: auto takes {name}: {reason}"
+    return config.model_copy(update={"rollout": rollout}), f"rollout.engine: auto takes {engine.name}: {reason}"
 
 
 def _chosen(on_gpu: bool, here: bool) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlvr import registry
+from rlvr.core.specs import ComponentSpec
 from rlvr.data.samplers import fingerprint_of
 from rlvr.distributed import checkpoint
 from rlvr.distributed.checkpoint import Saved, Seal
@@ -137,7 +137,7 @@ class Saver:
         trainer = self.trainer
         trained = trainer.policy.trainable().values()
         weights = sum(whole_size(p) * p.element_size() for p in trained)
-        optimizer = registry.split(trainer.config.optim.optimizer)[0]
+        optimizer = trainer.config.optim.optimizer.name
         state = sum(whole_size(p) for p in trained) * STATE.get(optimizer, STATE["adamw"])
         reference = weights if any(stage.keeps_reference for stage in trainer.stages) else 0
         whole = sum(whole_size(p) * p.element_size() for p in trainer.policy.model.parameters())
@@ -328,7 +328,7 @@ class Saver:
     def _check_engine(self, saved: Any) -> None:
         """CheckpointError where `rollout.engine: auto` took another engine than that of the checkpoint."""
         trainer = self.trainer
-        if trainer.engine_reason is not None and saved != trainer.config.rollout.engine:
+        if trainer.engine_reason is not None and ComponentSpec.parse(saved) != trainer.config.rollout.engine:
             raise CheckpointError(
                 f"the checkpoint was made with rollout.engine {saved!r}, and here {trainer.engine_reason}. Set rollout.engine, or give "
                 "`resume` to GRPOTrainer itself, which then takes the checkpoint's engine"

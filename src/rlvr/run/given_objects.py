@@ -24,6 +24,7 @@ from rlvr import registry
 from rlvr.config import Config
 from rlvr.config.config_loading import TASK_FILES
 from rlvr.core.own_files import set_aside
+from rlvr.core.specs import ComponentSpec
 from rlvr.data.samplers import fingerprint_of
 from rlvr.monitor.whole_file import write_whole
 from rlvr.records import Task
@@ -150,6 +151,8 @@ def _piece(value: Any) -> Any:
     """The piece `value` as written. _NotWritableError where nothing that is written leads to it."""
     if _is_plain(value, (str, dict)):
         return value
+    if isinstance(value, ComponentSpec):
+        return value.written
     if isinstance(value, FunctionVerifier):
         return _piece(value.call.function)
     if isinstance(value, functools.partial):

@@ -377,5 +377,5 @@ def differences(saved: Any, now: Any, free: Collection[str] = (), path: str = ""
     elif isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
         for number, (before, after) in enumerate(zip(saved, now, strict=True)):
             yield from differences(before, after, free, f"{path}.{number}")
-    elif saved != now:
+    elif saved not in (now, {"name": now}):  # older versions saved a component without options as a mapping too
         yield f"{path}: {saved!r} -> {now!r}"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 
 from rlvr import registry
-from rlvr.config.pieces import piece_of
+from rlvr.config import ComponentSpec, OfKind
 from rlvr.config.stage_plan import StagePlan
 from rlvr.errors import ConfigError, DataError, nearest
 from rlvr.losses import LikelihoodLoss, Objective, ObjectiveTerm, SequenceLoss
@@ -19,6 +19,9 @@ from rlvr.registry import register
 from rlvr.rollout import Collected
 from rlvr.stages.base import Parts, Stage, token_weights
 from rlvr.stages.grpo.demonstrations import demonstration
+
+LIKELIHOOD = ComponentSpec("likelihood")
+"""The cross-entropy of a demonstration's tokens."""
 
 
 @register("stage", "sft")
@@ -36,7 +39,7 @@ class SFTStage(Stage):
         seed: int,
         *,
         average: Average = "tokens",
-        loss: Literal["likelihood"] | piece_of("auxiliary") = "likelihood",  # type: ignore[valid-type]
+        loss: Annotated[ComponentSpec, OfKind("auxiliary")] = LIKELIHOOD,
         source_weights: dict[str, float] | None = None,
     ) -> None:
         """`loss`: what is learned, `likelihood` (of which `average` says what it averages over) or an auxiliary loss with its
@@ -55,7 +58,7 @@ class SFTStage(Stage):
                 raise ConfigError(
                     f"stage {plan.name!r}: the weight of the source {source!r} is {weight}: it must be above 0"
                 )
-        self._objective = Objective((_component(plan, loss, average),))
+        self._objective = Objective((_component(plan, ComponentSpec.parse(loss), average),))
         self._reads_labels = isinstance(self._objective.components[0].loss, SequenceLoss)
         super().__init__(plan, parts, tasks, seed)
 
@@ -97,11 +100,12 @@ class SFTStage(Stage):
         return self._objective
 
 
-def _component(plan: StagePlan, loss: Any, average: Average) -> ObjectiveTerm:
+def _component(plan: StagePlan, loss: ComponentSpec, average: Average) -> ObjectiveTerm:
     """What is learned from demonstrations. ConfigError for a loss that compares or chooses responses."""
-    if loss == "likelihood":
+    if loss == LIKELIHOOD:
         return ObjectiveTerm("likelihood", LikelihoodLoss(average), "likelihood")
-    piece, name = registry.build("auxiliary", loss), registry.split(loss)[0].rpartition(":")[2]
+    piece = registry.build("auxiliary", loss)
+    name = loss.short_name
     if hasattr(piece, "weights") or getattr(piece, "smallest_group", 1) > 1:
         raise ConfigError(
             f"stage {plan.name!r}: the loss {name!r} chooses or compares sampled responses, and an sft stage has one given "

@@ -17,8 +17,7 @@ from typing import Any
 
 import yaml
 
-from rlvr import registry
-from rlvr.config import Config, bare_term
+from rlvr.config import Config
 from rlvr.config.config_loading import load_config
 from rlvr.config.stage_plan import stage_plans
 from rlvr.core.signals import reporting
@@ -34,7 +33,7 @@ CONTROLS = ("random", "format")
 def as_control(config: Config, reward: str) -> Config:
     """The same run, in a folder of its own, in which `reward` is paid instead of what the configuration says."""
     tree = config.dump()
-    asked = [term for term in config.rewards if registry.split(bare_term(term))[0] == reward]  # with its options
+    asked = [term.written for term in config.rewards if term.name == reward]  # with its options
     tree["rewards"] = asked[:1] or [reward]
     tree["stages"] = [{key: value for key, value in stage.items() if key != "rewards"} for stage in tree["stages"]]
     tree["run"]["name"] += f"-{reward}"

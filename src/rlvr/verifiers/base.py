@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 
 from rlvr import registry
 from rlvr.core.calling import ByColumns, ByName, by_signature, score_of
+from rlvr.core.specs import ComponentSpec
 from rlvr.errors import USER_CODE_ERRORS, ConfigError
 from rlvr.records import Task, Verdict
 
@@ -261,7 +262,7 @@ def timed(verdict: Verdict, start: float) -> Verdict:
 
 def as_verifier(piece: Any) -> Verifier:
     """A Verifier from what a user may give: a Verifier, a Verifier class, a plain function, or a piece as written."""
-    if isinstance(piece, (str, dict)):
+    if isinstance(piece, (str, dict, ComponentSpec)):
         piece = registry.build("verifier", piece)
     if isinstance(piece, type) and issubclass(piece, Verifier):
         piece = registry.instance("verifier", piece.__name__, piece, {})

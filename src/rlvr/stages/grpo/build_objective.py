@@ -9,7 +9,7 @@ import logging
 from typing import Any
 
 from rlvr import registry
-from rlvr.config import AlgorithmConfig, Config, KLConfig, bare_auxiliary, coefficient
+from rlvr.config import AlgorithmConfig, ComponentSpec, Config, KLConfig
 from rlvr.config.stage_plan import StagePlan
 from rlvr.core.needs import BEHAVIOUR, Need
 from rlvr.errors import ConfigError
@@ -27,7 +27,8 @@ def build_objective(plan: StagePlan, shares_weights: bool) -> Objective:
     `shares_weights`: the engine computes with the trainer's own weights, so that `correction: auto` is none.
     """
     algorithm = plan.config.algorithm
-    loss, name = registry.build("loss", algorithm.loss), registry.split(algorithm.loss)[0]
+    loss = registry.build("loss", algorithm.loss)
+    name = algorithm.loss.name
     _check_loss(loss, name, plan.config.rollout.group_size)
     of_responses = isinstance(loss, SequenceLoss)
     corrects_itself = of_responses or Need("logprobs", BEHAVIOUR) in loss.needs
@@ -119,7 +120,7 @@ def _kl(algorithm: AlgorithmConfig, loss: Any, of_responses: bool) -> list[Objec
             )
     if of_responses:
         raise ConfigError(
-            f"algorithm.kl.where is {kl.where!r}, and the loss {registry.split(algorithm.loss)[0]!r} reads the rewards as the "
+            f"algorithm.kl.where is {kl.where!r}, and the loss {algorithm.loss.name!r} reads the rewards as the "
             "verifier gave them: set algorithm.kl.where to loss"
         )
     return []
@@ -128,15 +129,14 @@ def _kl(algorithm: AlgorithmConfig, loss: Any, of_responses: bool) -> list[Objec
 def _auxiliary(algorithm: AlgorithmConfig, group_size: int) -> list[ObjectiveTerm]:
     components: list[ObjectiveTerm] = []
     for spec in algorithm.auxiliary:
-        plain, coef = bare_auxiliary(spec), coefficient(spec)
-        kind = registry.split(plain)[0].rpartition(":")[2]
+        kind = spec.short_name
         count = sum(c.name.partition("#")[0] == kind for c in components)
         name = f"{kind}#{count + 1}" if count else kind
         if name in ("policy", "kl", "entropy"):
             raise ConfigError(
                 f"algorithm.auxiliary: {name!r} is the name of another term of the loss: rename the class"
             )
-        piece = registry.build("auxiliary", plain)
+        piece = registry.build("auxiliary", spec)
         _check_group(piece, f"the auxiliary loss {kind!r}", group_size)
         in_reward = algorithm.kl is not None and algorithm.kl.coef != 0.0 and algorithm.kl.where == "reward"
         if isinstance(piece, SequenceLoss) and in_reward:
@@ -145,7 +145,7 @@ def _auxiliary(algorithm: AlgorithmConfig, group_size: int) -> list[ObjectiveTer
                 "algorithm.kl.where to loss or advantage"
             )
         weights = name if hasattr(piece, "weights") else "policy"
-        components.append(ObjectiveTerm(name, piece, weights, coef))
+        components.append(ObjectiveTerm(name, piece, weights, spec.coef))
     return components
 
 
@@ -153,15 +153,16 @@ def _correction(
     algorithm: AlgorithmConfig, name: str, corrects_itself: bool, shares_weights: bool
 ) -> Correction | None:
     asked = algorithm.correction
+    automatic = asked is not None and asked.name == "auto"
     if corrects_itself:
-        if asked not in (None, "auto"):
+        if asked is not None and not automatic:
             raise ConfigError(
                 f"algorithm.correction weighs tokens by their ratio to the policy that sampled, and the loss {name!r} weighs by "
                 "that itself or not at all: set correction to null"
             )
         return None
-    if asked == "auto":
-        asked = None if shares_weights else "truncate"
+    if automatic:
+        asked = None if shares_weights else ComponentSpec("truncate")
     return None if asked is None else registry.build("correction", asked)
 
 

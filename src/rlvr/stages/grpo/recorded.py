@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr import registry
+from rlvr.config import ComponentSpec, RewardSpec
 from rlvr.config.stage_plan import StagePlan
 from rlvr.core.needs import BEHAVIOUR, PROXIMAL, Need
 from rlvr.data import Sampler
@@ -106,8 +107,15 @@ def _refuse_other_rewards(run: str, plan: StagePlan) -> None:
         return  # each may have had rewards of its own
     now = plan.config.dump()
     for key in ("verifier", "rewards"):
-        if key in recorded and recorded[key] != now[key]:
+        if key in recorded and _parsed(recorded[key]) != _parsed(now[key]):
             raise ConfigError(
                 f"{key} is not that of the recorded run ({recorded[key]!r}, here {now[key]!r}), and rollout.engine takes verdicts and "
                 f"rewards as they were recorded: set rollout.engine.rescore=true, or {key} as it was"
             )
+
+
+def _parsed(written: Any) -> Any:
+    """The verifier or the rewards of a configuration, however they were written."""
+    if isinstance(written, list):
+        return [RewardSpec.parse(term) for term in written]
+    return None if written is None else ComponentSpec.parse(written)
