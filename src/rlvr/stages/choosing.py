@@ -23,14 +23,16 @@ class Chooser:
     """
 
     def __init__(self, config: Config, policy: Policy, tasks: Sequence[Task], apart: bool = False) -> None:
-        update = {"rewards": [config.evaluation.scorer], "algorithm": AlgorithmConfig()}
+        scorer = config.evaluation.scorer
+        assert scorer is not None
+        update = {"rewards": [scorer], "algorithm": AlgorithmConfig()}
         alone = config.model_copy(update=update)
         self._policy, self._scoring = policy, Scoring(alone)
         self._scoring.bind(tasks, Setting(alone, tasks))
         terms = [term.function for term in walk(self._scoring.terms)]
         if apart and any(getattr(term, "needs", ()) or hasattr(term, "asks") for term in terms):
             raise ConfigError(
-                f"evaluation.scorer: {config.evaluation.scorer.written!r} needs a forward pass of the policy, whose weights lie in parts on "
+                f"evaluation.scorer: {scorer.written!r} needs a forward pass of the policy, whose weights lie in parts on "
                 "the ranks: evaluate a checkpoint with python -m rlvr.evaluate, or choose another scorer"
             )
 
