@@ -29,10 +29,10 @@ class Advantages:
     def __init__(self, config: Config, tasks: Sequence[Task]) -> None:
         algorithm = config.algorithm
         self.config = config
-        self.name = registry.split(algorithm.advantage)[0]
+        self.name = algorithm.advantage.name
         self.pieces = [registry.build("advantage", algorithm.advantage)]
         self.pieces += [registry.build("modifier", spec) for spec in algorithm.modifiers]
-        self.names = [self.name, *(registry.split(spec)[0] for spec in algorithm.modifiers)]
+        self.names = [self.name, *(spec.name for spec in algorithm.modifiers)]
         smallest = getattr(self.pieces[0], "smallest_group", 1)
         if config.rollout.group_size < smallest:
             raise ConfigError(
@@ -41,7 +41,7 @@ class Advantages:
                 "with baseline and scale none, say)"
             )
         self._penalised = (penalty := build_penalty(algorithm)) is not None and penalty.where == "advantage"
-        self.loss = registry.split(algorithm.loss)[0]
+        self.loss = algorithm.loss.name
         loss = registry.build("loss", algorithm.loss)
         self._loss_per_response = getattr(loss, "per_response", isinstance(loss, SequenceLoss))
         self._refuse_tokens_where_one_number_is_needed()

@@ -28,7 +28,7 @@ def check_scale(config: Config, tasks: Sequence[Task]) -> None:
                 raise ConfigError(f"{where} names {name!r}, and no task is of that source{nearest(name, known)}")
     if kl.scale.by == "turn":
         plan = registry.build("plan", config.rollout.plan)
-        most = 1 if registry.split(config.rollout.plan)[0] == "single_turn" else getattr(plan, "turns", None)
+        most = 1 if config.rollout.plan.name == "single_turn" else getattr(plan, "turns", None)
         for name in kl.scale.factors:
             if most is not None and int(name) > most:
                 raise ConfigError(

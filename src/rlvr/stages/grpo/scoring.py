@@ -40,7 +40,7 @@ class Scoring:
         self._lock = threading.Lock()
         """Held while rewards are computed: with dynamic sampling and staleness the draws of later steps are looked at on another
         thread while a step is scored, and reward functions need not be safe to call from two threads at once."""
-        self.names = [registry.split(spec)[0] for spec in config.algorithm.select]
+        self.names = [spec.name for spec in config.algorithm.select]
         self.selectors = [registry.build("selector", spec) for spec in config.algorithm.select]
         for selector, name in zip(self.selectors, self.names, strict=True):
             check_order(selector, name, config.algorithm.select_after)

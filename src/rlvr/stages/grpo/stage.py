@@ -234,9 +234,7 @@ class GRPOStage(Stage):
     def most_groups(self) -> int | None:
         """One for each prompt where the plan is known to make no more, and nothing was recorded."""
         spec = self.config.rollout.plan
-        one_each = registry.split(spec)[0] == "single_turn" or getattr(
-            registry.build("plan", spec), "independent", False
-        )
+        one_each = spec.name == "single_turn" or getattr(registry.build("plan", spec), "independent", False)
         return super().most_groups if one_each and recording_of(self.plan) is None else None
 
     @property
