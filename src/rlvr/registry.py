@@ -252,12 +252,6 @@ def leave_loaded_script() -> None:
         raise _TrainerReached(str(_loading[-1]))
 
 
-def split(spec: SpecLike) -> tuple[str, dict[str, Any]]:
-    """A piece as written -> (name, options)."""
-    parsed = ComponentSpec.parse(spec)
-    return parsed.name, dict(parsed.options)
-
-
 def check_options(kind: str, spec: SpecLike) -> dict[str, Any]:
     """The options of a piece as written, checked and converted by the piece's own signature."""
     from pydantic import ValidationError

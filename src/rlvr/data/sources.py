@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr import registry
+from rlvr.core.specs import ComponentSpec, SpecLike
 from rlvr.data.adapters import check_json, task_id, to_task
 from rlvr.data.code import NoTestsError
 from rlvr.data.files import SPLITS, SUFFIXES, read_rows, split_files
@@ -147,8 +148,8 @@ def _is_registered(spec: str) -> bool:
     return bool(colon and file.endswith(".py")) or spec in registry.names("source")
 
 
-def _registered(spec: str | Mapping[str, Any], fields: Mapping[str, Any] | None) -> Iterator[PlacedTask]:
-    name, _ = registry.split(spec)
+def _registered(spec: SpecLike, fields: Mapping[str, Any] | None) -> Iterator[PlacedTask]:
+    name = ComponentSpec.parse(spec).name
     made = registry.build("source", spec)
     items = made() if callable(made) else made
     return _filled(f"the source {name!r}", _adapted(_indexed(name, items), fields, name))

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from rlvr import registry
 from rlvr.core.device_memory import HostOffload, free_cached
+from rlvr.core.specs import ComponentSpec, SpecLike
 from rlvr.distributed.plain import share_from_first
 from rlvr.distributed.shares import OPTIMIZER, WEIGHTS, check_weights, optimizer_keys, owners
 from rlvr.distributed.world import World
@@ -62,7 +63,7 @@ class DeepSpeedOptions:
         """Whether a rank alone has not all weights, so that no rank can compute or sample with them by itself."""
         return self.zero_stage == 3
 
-    def open(self, policy: Policy, optimizer: str | dict[str, Any], world: World | None = None) -> DeepSpeedBackend:
+    def open(self, policy: Policy, optimizer: SpecLike, world: World | None = None) -> DeepSpeedBackend:
         """The backend for `policy`, with a fresh optimizer."""
         if policy in _open:
             _open[policy].renew(optimizer)
@@ -79,7 +80,7 @@ class DeepSpeedBackend:
     def __init__(
         self,
         policy: Policy,
-        optimizer: str | dict[str, Any] = "adamw",
+        optimizer: SpecLike = "adamw",
         world: World | None = None,
         options: DeepSpeedOptions | None = None,
     ) -> None:
@@ -125,7 +126,7 @@ class DeepSpeedBackend:
             policy.causal_lm.base_model.register_forward_pre_hook(self._begin_pass, prepend=True)
 
     @staticmethod
-    def _check(optimizer: str | dict[str, Any], options: DeepSpeedOptions) -> None:
+    def _check(optimizer: SpecLike, options: DeepSpeedOptions) -> None:
         if options.zero_stage not in (1, 2, 3):
             raise ConfigError(f"distributed.zero_stage is {options.zero_stage}: there are 1, 2 and 3")
         if options.offload == "parameters" and options.zero_stage != 3:
@@ -135,7 +136,7 @@ class DeepSpeedBackend:
                 f"distributed.offload {options.offload} keeps in host memory all the time what distributed.offload_during_rollout "
                 "would move there and back: set one of them"
             )
-        if registry.split(optimizer)[0] == "adamw_8bit":
+        if ComponentSpec.parse(optimizer).name == "adamw_8bit":
             raise ConfigError(
                 "optim.optimizer adamw_8bit does not go with distributed.backend deepspeed, whose state is flat and shared out: "
                 "use adamw, with offload where memory is short"
@@ -145,7 +146,7 @@ class DeepSpeedBackend:
         """What the engine's forward would do for the fetching of partitioned weights: a pass begins."""
         self.optimizer.parameter_offload.get_param_coordinator().reset_step()
 
-    def renew(self, optimizer: str | dict[str, Any]) -> None:
+    def renew(self, optimizer: SpecLike) -> None:
         """A fresh optimizer on the weights as they are. ConfigError where it is of another kind than the one before."""
         model = [torch.nn.Parameter(torch.empty(whole_shape(p), device="meta")) for p in self.parameters.values()]
         new, base = registry.build("optimizer", optimizer)(model), self.optimizer.optimizer

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from rlvr import registry
+from rlvr.core.specs import SpecLike
 from rlvr.core.waits import Wait
 from rlvr.distributed.world import World, machine
 from rlvr.errors import LostRankError, RlvrError, TrainingError
@@ -48,7 +49,7 @@ SETTLE = 0.2
 
 
 def open_engine(
-    spec: str | dict[str, Any],
+    spec: SpecLike,
     policy: Policy,
     in_flight: InFlight | None,
     world: World,

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from rlvr import registry
 from rlvr.core.device_memory import HostOffload, free_cached, record_event
+from rlvr.core.specs import SpecLike
 from rlvr.distributed.shares import OPTIMIZER, WEIGHTS, check_weights, optimizer_keys, owners
 from rlvr.distributed.versions import check_versions
 from rlvr.distributed.world import World
@@ -39,7 +40,7 @@ class PlainOptions:
     partitions = False
     """Every rank holds all weights."""
 
-    def open(self, policy: Policy, optimizer: str | dict[str, Any], world: World | None = None) -> PlainBackend:
+    def open(self, policy: Policy, optimizer: SpecLike, world: World | None = None) -> PlainBackend:
         """The backend for `policy`."""
         return PlainBackend(policy, optimizer, world, self.offload_during_rollout)
 
@@ -53,7 +54,7 @@ class PlainBackend:
     def __init__(
         self,
         policy: Policy,
-        optimizer: str | dict[str, Any] = "adamw",
+        optimizer: SpecLike = "adamw",
         world: World | None = None,
         offload_during_rollout: bool = False,
     ) -> None:

@@ -97,7 +97,7 @@ class Replay:
             self._fall_back("it needs more than rewards")
 
     def _fall_back(self, why: str) -> None:
-        name = registry.split(self.config.algorithm.advantage)[0]
+        name = self.config.algorithm.advantage.name
         self.notes.append(f"advantages are not those of {name!r} ({why}) but of `group`")
         self.estimator = registry.build("advantage", "group")
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from rlvr import registry
+from rlvr.core.specs import ComponentSpec, SpecLike
 from rlvr.errors import ConfigError
 from rlvr.records import Task
 from rlvr.registry import register
@@ -35,8 +36,8 @@ class Environment:
     Coroutine functions run on the loop of the rollouts and must not block it; others run on a thread of each call.
     """
 
-    def __init__(self, spec: str | Mapping[str, Any], time_limit: float) -> None:
-        self.name = registry.split(spec)[0]
+    def __init__(self, spec: SpecLike, time_limit: float) -> None:
+        self.name = ComponentSpec.parse(spec).name
         self._piece = registry.build("environment", spec)
         self._time_limit = time_limit
         self._threads = Threads("environment-call")

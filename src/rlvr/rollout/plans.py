@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from rlvr import registry
+from rlvr.core.specs import SpecLike
 from rlvr.data import Draw
 from rlvr.records import BASELINE, Origin, Rollout, Segment, StopReason
 from rlvr.registry import register
@@ -192,7 +193,7 @@ def answer_characters(plan: Plan) -> int:
     return int(getattr(plan, "answer_characters", 0))
 
 
-def evaluation_plan(spec: str | Mapping[str, Any]) -> Plan:
+def evaluation_plan(spec: SpecLike) -> Plan:
     """What evaluation samples with where a stage samples with the plan `spec`: that plan itself where it says that it is
     `independent`, which means `group_size` independent rollouts of every draw; otherwise `single_turn`."""
     plan: Plan = registry.build("plan", spec)

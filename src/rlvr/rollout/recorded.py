@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
+from rlvr.core.specs import ComponentSpec
 from rlvr.errors import ConfigError, DataError
 from rlvr.monitor.recording import columns_of, ranges, read_recorded, recorded_config, recorded_steps
 from rlvr.policy import Policy
 from rlvr.records import Rollout
-from rlvr.registry import register, split
+from rlvr.registry import register
 from rlvr.rollout.buffer import Collected
 from rlvr.rollout.engine import InFlight
 from rlvr.rollout.hf import HFEngine, HFEngineOptions
@@ -47,10 +48,11 @@ class RecordedOptions:
 def copied_weights(run: str | Path) -> bool:
     """Whether the engine of a run had weights of its own."""
     section = recorded_config(run).get("rollout")
-    name, options = split((section if isinstance(section, dict) else {}).get("engine") or "hf")
-    if name == "recorded" and options.get("copy_weights") is None:
-        return copied_weights(options["path"])
-    return name not in ("hf", "recorded") or bool(options.get("copy_weights"))
+    engine = ComponentSpec.parse((section if isinstance(section, dict) else {}).get("engine") or "hf")
+    copies = engine.options.get("copy_weights")
+    if engine.name == "recorded" and copies is None:
+        return copied_weights(engine.options["path"])
+    return engine.name not in ("hf", "recorded") or bool(copies)
 
 
 class Recording:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import torch
 
 from rlvr import registry
+from rlvr.core.specs import SpecLike
 from rlvr.errors import ConfigError
 from rlvr.policy import Policy
 from rlvr.registry import register
@@ -98,13 +98,13 @@ class VLLMServerOptions(ServerSettings):
                 )
 
 
-def low_precision(spec: str | Mapping[str, Any]) -> tuple[str, ...]:
+def low_precision(spec: SpecLike) -> tuple[str, ...]:
     """The options in `spec`, a value of rollout.engine, by which vLLM computes in less than the policy's type."""
     options = registry.build("engine", spec)
     return options.low_precision if isinstance(options, CommonSettings) else ()
 
 
-def devices_apart(spec: str | Mapping[str, Any]) -> bool:
+def devices_apart(spec: SpecLike) -> bool:
     """Return whether the engine that `spec`, a value of rollout.engine, writes samples on devices that no rank trains on."""
     return isinstance(registry.build("engine", spec), VLLMServerOptions)
 
