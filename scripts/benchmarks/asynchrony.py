@@ -44,7 +44,7 @@ def run(engine: str, staleness: int, steps: int, wait: float) -> list[dict]:
         tree = {**TREE, "run": {"dir": folder, "steps": steps}}
         tree["rollout"] = {**TREE["rollout"], "engine": engine, "staleness": staleness}
         with GRPOTrainer(verifier=verifier, config=tree) as trainer:
-            update = trainer.learner.update
+            update = trainer.training.learner.update
 
             def slow(*arguments: object) -> object:
                 start = time.perf_counter()
@@ -52,7 +52,7 @@ def run(engine: str, staleness: int, steps: int, wait: float) -> list[dict]:
                 time.sleep(max(0.0, wait - (time.perf_counter() - start)))
                 return result
 
-            trainer.learner.update = slow
+            trainer.training.learner.update = slow
             return trainer.train()
 
 

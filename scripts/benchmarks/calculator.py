@@ -25,16 +25,16 @@ CONFIG = Path(__file__).resolve().parents[2] / "configs" / "calculator.yaml"
 
 def measure(trainer: GRPOTrainer) -> dict[str, float]:
     """Accuracy and calls as the policy is now, greedy and sampled."""
-    collect = trainer.collector.collect
+    collect = trainer.rollouts.collector.collect
     kept: list[list[Rollout]] = []
 
     def collecting(*arguments: Any) -> list[Rollout]:
         kept.append(collect(*arguments))
         return kept[-1]
 
-    trainer.collector.collect = collecting  # type: ignore[method-assign, assignment]
+    trainer.rollouts.collector.collect = collecting  # type: ignore[method-assign, assignment]
     results = trainer.evaluate()
-    trainer.collector.collect = collect  # type: ignore[method-assign]
+    trainer.rollouts.collector.collect = collect  # type: ignore[method-assign]
     greedy, sampled = (sum(map(called, rollouts)) / len(rollouts) for rollouts in kept)
     accuracy = {"greedy": results["eval/greedy"], "sampled": results["eval/mean"]}
     return {**accuracy, "calls_greedy": greedy, "calls_sampled": sampled}
@@ -51,7 +51,7 @@ def run(seed: int, folder: str) -> dict[str, object]:
     config = load_config(CONFIG, [f"run.seed={seed}", f"run.dir={folder}", f"run.name=seed-{seed}", *off])
     start = time.perf_counter()
     with GRPOTrainer(config=config) as trainer:
-        trainer.train(trainer.plans[0].steps)
+        trainer.train(trainer.resolved.plans[0].steps)
         before = measure(trainer)
         trainer.train()
         after = measure(trainer)

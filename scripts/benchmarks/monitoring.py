@@ -93,11 +93,11 @@ def measure(steps: int) -> dict[str, Any]:
             return score(workload, prompt, completion, token_ids)
 
         with GRPOTrainer(str(Path(folder) / "model"), tasks, even, tree) as trainer:
-            meter.wrap(trainer.console, "step", "console")
-            meter.wrap(trainer.health, "step", "health")
-            meter.wrap(trainer.rollout_log, "later", "rollouts handed over")
+            meter.wrap(trainer.reporting.console, "step", "console")
+            meter.wrap(trainer.reporting.health, "step", "health")
+            meter.wrap(trainer.reporting.rollout_log, "later", "rollouts handed over")
             behind: list[float] = []
-            write = trainer.rollout_log.write
+            write = trainer.reporting.rollout_log.write
 
             def timed(*arguments: Any) -> Any:
                 began = time.thread_time()
@@ -106,7 +106,7 @@ def measure(steps: int) -> dict[str, Any]:
                 finally:
                     behind.append(time.thread_time() - began)
 
-            trainer.rollout_log.write = timed  # type: ignore[method-assign]
+            trainer.reporting.rollout_log.write = timed  # type: ignore[method-assign]
             meter.wrap(trainer.folder.metrics, "append", "metrics.jsonl")
             ends: list[tuple[float, float]] = []
             after = trainer.saver.after_step

@@ -92,7 +92,7 @@ class Side:
         stage, given = self.trainer.stages[0], copy.deepcopy(collected)
         before, start = passes, time.process_time()
         batch, _ = stage.score(given)
-        self.trainer.learner.update(batch, stage.objective().at(0, stage.steps), stage.config.optim, 1e-12)
+        self.trainer.training.learner.update(batch, stage.objective().at(0, stage.steps), stage.config.optim, 1e-12)
         return time.process_time() - start, passes - before
 
 

@@ -91,7 +91,7 @@ def run(tmp_path, name, offloads, steps=4, resume=None, engine="hf"):
     out = []
 
     def digits(completion):
-        backend = trainer.backend
+        backend = trainer.training.backend
         out.append(sum(host.nbytes for _, host in backend.offload._away.values()))
         return sum(c.isdigit() for c in completion) / max(1, len(completion))
 

@@ -238,7 +238,7 @@ def test_a_run_with_all_trackers_and_a_broken_one(tmp_path, caplog, monkeypatch)
     sound = Recorder()
     given = [Recorder("start", fail), sound]
     with GRPOTrainer(None, None, lambda completion: float("1" in completion), tree, trackers=given) as trainer:
-        for guest in trainer.trackers:
+        for guest in trainer.reporting.trackers:
             guest.finish_timeout = 90.0  # a busy machine takes its time to import all three
         rows = trainer.train()
     assert len(rows) == 3

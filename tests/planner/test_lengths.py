@@ -97,7 +97,7 @@ def test_tasks_that_were_given_in_python_are_evaluated_on(tmp_path):
         logging={"console": "off"},
     )
     with GRPOTrainer(config=config, tasks=tasks, eval_tasks=tasks, verifier="exact") as trainer:
-        (line,) = [line for line in trainer.memory_plan.lines if "evaluations" in line]
+        (line,) = [line for line in trainer.resolved.memory_plan.lines if "evaluations" in line]
     assert "up to 5 responses" in line
 
 

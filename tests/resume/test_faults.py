@@ -245,14 +245,14 @@ def test_a_gradient_that_is_not_a_number_costs_its_step(tmp_path):
     with GRPOTrainer(config=tree) as trainer:
         trainer.train(1)
         before = {name: p.detach().clone() for name, p in trainer.policy.model.named_parameters()}
-        moments = [s["exp_avg"].clone() for s in trainer.backend.optimizer.state.values()]
+        moments = [s["exp_avg"].clone() for s in trainer.training.backend.optimizer.state.values()]
         parameter = next(iter(trainer.policy.trainable().values()))
         hook = parameter.register_hook(lambda gradient: gradient * float("inf"))
         trainer.train(1)
         hook.remove()
         assert trainer.metrics[-1]["skipped/nonfinite"] == 1
         assert all(p.equal(before[name]) for name, p in trainer.policy.model.named_parameters())
-        now = [s["exp_avg"] for s in trainer.backend.optimizer.state.values()]
+        now = [s["exp_avg"] for s in trainer.training.backend.optimizer.state.values()]
         assert all(a.equal(b) for a, b in zip(now, moments, strict=True))
         trainer.train()
         assert [row["skipped/nonfinite"] for row in trainer.metrics] == [0, 1, 0, 0]

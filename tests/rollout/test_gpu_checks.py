@@ -8,13 +8,13 @@ import torch
 from engine_helpers import small
 from test_gpu_engine import gpus, on_gpu  # noqa: F401
 
-from rlvr import trainer as trainer_module
 from rlvr.config import Config
 from rlvr.distributed import World, gpu_checks
 from rlvr.distributed.gpu_checks import check_gpus
 from rlvr.errors import ConfigError
 from rlvr.evaluate import sampler
 from rlvr.rollout.vllm import VLLMOptions, devices, engine, installed
+from rlvr.run import policy_training
 from rlvr.trainer import GRPOTrainer
 
 GIB = 1 << 30
@@ -130,7 +130,7 @@ def test_a_rank_that_is_shown_too_few_gpus_is_refused_on_all_ranks(machine):
 
 def test_a_gpu_that_another_process_uses_is_refused_before_anything_is_loaded(machine, tmp_path):
     machine.free[0] = 10 * GIB
-    machine.patch.setattr(trainer_module, "load_policy", lambda *_: pytest.fail("weights were loaded"))
+    machine.patch.setattr(policy_training, "load_policy", lambda *_: pytest.fail("weights were loaded"))
     config = tree(run={"dir": str(tmp_path), "steps": 1}, data={"train": "arithmetic"}, verifier="math")
     message = (
         r"the GPU 0 has 10\.0 of 80\.0 GiB free, and vLLM demands 32\.0 GiB \(gpu_memory_utilization 0\.4\): "

@@ -72,7 +72,7 @@ def looked_after(trainer):
 @pytest.mark.parametrize("name", [pytest.param("vllm", marks=pytest.mark.slow), "vllm-server"])
 def test_an_adapter_trains_and_is_sent_by_itself(make_trainer, monkeypatch, name):
     trainer = make_trainer({"name": name}, {"adapter": {"r": 4, "alpha": 8}})
-    policy, backend = trainer.policy, trainer.backend
+    policy, backend = trainer.policy, trainer.training.backend
     whole = sum(t.nbytes for bucket in backend.named_weights() for _, t in bucket)
     seen = looked_after(trainer)
     rows = trainer.train(3)
@@ -81,10 +81,10 @@ def test_an_adapter_trains_and_is_sent_by_itself(make_trainer, monkeypatch, name
     assert max(row["mismatch/max"] or 0 for row in rows) < 1e-4
     assert any(row["mismatch/max"] is not None for row in rows)
     requests = some_requests(policy, 6)
-    assert gap(policy, requests, ask(trainer.engine, requests)) < 1e-4
-    check_publishing_under_way(policy, trainer.engine, publishes=4)
+    assert gap(policy, requests, ask(trainer.rollouts.engine, requests)) < 1e-4
+    check_publishing_under_way(policy, trainer.rollouts.engine, publishes=4)
     if name == "vllm-server":  # the same server, as one given by URL to another run
-        client = trainer.engine._members.all[0].client
+        client = trainer.rollouts.engine._members.all[0].client
         monkeypatch.setenv("THE_KEY", client._session.headers["Authorization"].removeprefix("Bearer "))
         options = VLLMServerOptions(urls=(client.url,), api_key_env="THE_KEY", health_every=0.2, **FAST)
         for _ in range(2):
@@ -130,7 +130,7 @@ def test_a_server_killed_in_a_step_costs_no_rollout_and_no_wrong_token(make_trai
     )
     seen = looked_after(trainer)
     trainer.train(1)
-    victim = trainer.engine._members.all[0]
+    victim = trainer.rollouts.engine._members.all[0]
     killed = []
 
     def kill():

@@ -45,7 +45,7 @@ def test_the_greedy_response_is_the_baseline_and_does_not_train(make_trainer):
     assert all(r.role == "policy" for r in batch.rollouts)
     want = [r.verdict.score - greedy[r.group].verdict.score for r in batch.rollouts]
     np.testing.assert_allclose(batch.columns["advantage"], want)
-    assert all(trainer.history[f"t{n}"].attempts <= 2 for n in range(6)), "the greedy response is no attempt"
+    assert all(trainer.rollouts.history[f"t{n}"].attempts <= 2 for n in range(6)), "the greedy response is no attempt"
     assert all(r.temperature == 1.0 for r in batch.rollouts)
 
 
@@ -66,7 +66,7 @@ def test_the_history_of_a_prompt_is_the_baseline(make_trainer):
     trainer = make_trainer(over)
     assert trained(trainer, 1)
     assert np.isnan(trainer.batch.columns["history/mean"]).all()
-    seen = {task: trainer.history[task].pass_rate for task in ("t0", "t1")}
+    seen = {task: trainer.rollouts.history[task].pass_rate for task in ("t0", "t1")}
     trainer.train(1)
     batch = trainer.batch
     want = [r.verdict.score - seen[r.task.id] for r in batch.rollouts]

@@ -7,12 +7,12 @@ import json
 import pytest
 import yaml
 
-from rlvr import trainer as trainer_module
 from rlvr.errors import CheckpointError, ConfigError
 from rlvr.planner import devices
 from rlvr.planner.planner import substituted
 from rlvr.policy import load_policy
 from rlvr.rollout.vllm import installed
+from rlvr.run import policy_training
 
 
 def recorded(trainer) -> tuple:
@@ -27,17 +27,17 @@ def recomputes(trainer) -> bool:
 def test_a_run_that_cannot_fit_is_refused_before_its_model_is_loaded(make_trainer, monkeypatch):
     monkeypatch.setattr(devices, "machine_memory", lambda: 2**29)
     with monkeypatch.context() as context:
-        context.setattr(trainer_module, "load_policy", lambda *_: pytest.fail("a model was loaded"))
+        context.setattr(policy_training, "load_policy", lambda *_: pytest.fail("a model was loaded"))
         with pytest.raises(ConfigError, match=r"the run does not fit: stage 1 .* run.check_memory=false"):
             make_trainer({})
     trainer = make_trainer({"run": {"check_memory": False}})
-    assert "does not fit" in trainer.memory_plan.problem
+    assert "does not fit" in trainer.resolved.memory_plan.problem
 
 
 def test_a_model_that_is_given_is_planned_for(make_trainer):
     loaded = load_policy(make_trainer({}, "other").config.model)
     trainer = make_trainer({}, model=loaded.model, tokenizer=loaded.tokenizer)
-    assert "memory: at most about" in trainer.memory_plan.brief
+    assert "memory: at most about" in trainer.resolved.memory_plan.brief
     assert trainer.config.optim.micro_batch_tokens is None
 
 
@@ -61,8 +61,10 @@ def test_what_was_chosen_is_recorded_and_kept_on_resume(make_trainer, monkeypatc
     assert again.stages[0].config.optim.micro_batch_tokens == longest
     assert recomputes(again)
     # what is printed is the plan of the values that were kept
-    assert f"optim.micro_batch_tokens={longest}" in again.memory_plan.brief
-    assert any(f"micro-batches of at most {longest} tokens, with gradient" in line for line in again.memory_plan.lines)
+    assert f"optim.micro_batch_tokens={longest}" in again.resolved.memory_plan.brief
+    assert any(
+        f"micro-batches of at most {longest} tokens, with gradient" in line for line in again.resolved.memory_plan.lines
+    )
     # written out, a value is the user's, and another one is refused as before
     other = make_trainer({**unchecked, "optim": {"micro_batch_tokens": 3}})
     with pytest.raises(Exception, match=r"optim.micro_batch_tokens"):
@@ -76,9 +78,9 @@ def test_values_that_do_not_fit_any_more_are_chosen_again_and_said(make_trainer,
     first.train(1)
     first.close()
     assert recorded(first) == (False, None)
-    planner = first.memory_plan.planner
-    least = substituted(first.memory_plan.written, True, 1)
-    most = planner.plans(first.plans)[0].worst.total
+    planner = first.resolved.memory_plan.planner
+    least = substituted(first.resolved.memory_plan.written, True, 1)
+    most = planner.plans(first.resolved.plans)[0].worst.total
     # memory that is too small for the values of the checkpoint, and holds the smallest ones
     between = (planner.plans(planner.stages(least))[0].worst.total + most) / 2
     monkeypatch.setattr(devices, "machine_memory", lambda: between)
@@ -98,14 +100,14 @@ def test_values_that_do_not_fit_any_more_are_chosen_again_and_said(make_trainer,
     # the next start finds a checkpoint with the new values
     third = make_trainer(tree)
     third.train(resume="auto")
-    assert recorded(third) == (True, tokens) and third.memory_plan.notice is None
+    assert recorded(third) == (True, tokens) and third.resolved.memory_plan.notice is None
     assert f"kept from the checkpoint: model.gradient_checkpointing=true, optim.micro_batch_tokens={tokens}" in (
-        third.memory_plan.brief
+        third.resolved.memory_plan.brief
     )
     # and on a machine where nothing fits, no model is loaded
     monkeypatch.setattr(devices, "machine_memory", lambda: 2**20)
     with monkeypatch.context() as context:
-        context.setattr(trainer_module, "load_policy", lambda *_: pytest.fail("a model was loaded"))
+        context.setattr(policy_training, "load_policy", lambda *_: pytest.fail("a model was loaded"))
         with pytest.raises(ConfigError, match="does not fit"):
             make_trainer(tree)
 
@@ -170,6 +172,6 @@ def test_a_resumed_run_keeps_the_engine_of_its_checkpoint(make_trainer, monkeypa
     state = again.folder.checkpoints / "step-2" / "state.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | {"config": {"rollout": {"engine": "vllm"}}}))
     monkeypatch.setattr(installed, "version", missing)
-    monkeypatch.setattr(trainer_module, "load_policy", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(policy_training, "load_policy", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(ConfigError, match=r"not installed .*auto takes vllm: the checkpoint was made with it"):
         make_trainer(tree, resume="auto")

@@ -236,7 +236,7 @@ def test_a_run_on_a_cpu_counts_tokens_and_no_gpu(tmp_path):
 
     with GRPOTrainer(None, task_rows(), evens, overlaid(TREE, {"run": {"dir": str(tmp_path), "name": "r"}})) as trainer:
         first, *later = trainer.train()
-        assert trainer.learner.computed.flops > 0
+        assert trainer.training.learner.computed.flops > 0
     for row in later:
         assert row["time/tokens_per_second_per_device"] == row["time/tokens_per_second"]
         assert row["time/sampling_tokens_per_second"] >= row["time/tokens_per_second"]

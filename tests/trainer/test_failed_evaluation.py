@@ -29,14 +29,14 @@ def trainer_of(tree, failing, steps=()):
         return len(set(completion)) / 6
 
     trainer = GRPOTrainer(config=tree, verifier=reward, eval_tasks=HELD_OUT)
-    sample = trainer.engine.generate
+    sample = trainer.rollouts.engine.generate
 
     async def generate(request):
         if failing == "engine" and request.sampling.temperature == 0 and trainer.step in steps:  # greedy, so evaluating
             raise TrainingError("the engine has a fault")
         return await sample(request)
 
-    trainer.engine.generate = generate
+    trainer.rollouts.engine.generate = generate
     return trainer
 
 
@@ -91,7 +91,7 @@ def test_a_failed_evaluation_does_not_end_the_run(make_tree, caplog, failing, re
     assert changed(weights(whole), weights(cut)) == []
     # Resumed where it ended, it makes up for the last evaluation.
     with trainer_of(make_tree(over, "cut"), "") as again:
-        again.trackers = [tracker := Kept()]
+        again.reporting.trackers = [tracker := Kept()]
         again.train(resume="auto")
     assert tracker.logged == [(4, again.metrics[3])]
     written = lines(cut.folder.path / "metrics.jsonl")

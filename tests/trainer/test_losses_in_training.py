@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from rlvr import registry
-from rlvr import trainer as trainer_module
 from rlvr.errors import ConfigError, DataError
 from rlvr.policy import Snapshot
 from rlvr.records import Origin
+from rlvr.run import policy_training
 from small_run import changed, overlaid, task_rows, timeless, weights
 
 
@@ -66,10 +66,10 @@ def test_forms_of_the_kl_term(make_trainer, kl):
 def test_the_engine_gives_its_memory_back_before_any_pass_of_the_policy(make_trainer, monkeypatch, where):
     trainer = make_trainer(algorithm(kl={"coef": 0.5, "where": where}))
     seen = []
-    in_place, publish, release = Snapshot.in_place, trainer.engine.publish, trainer.engine.release
+    in_place, publish, release = Snapshot.in_place, trainer.rollouts.engine.publish, trainer.rollouts.engine.release
     monkeypatch.setattr(Snapshot, "in_place", lambda self: seen.append("reference") or in_place(self))
-    monkeypatch.setattr(trainer.engine, "publish", lambda *given: seen.append("publish") or publish(*given))
-    monkeypatch.setattr(trainer.engine, "release", lambda: seen.append("release") or release())
+    monkeypatch.setattr(trainer.rollouts.engine, "publish", lambda *given: seen.append("publish") or publish(*given))
+    monkeypatch.setattr(trainer.rollouts.engine, "release", lambda: seen.append("release") or release())
     trainer.train(2)
     seen = [what for what, _ in itertools.groupby(seen)]
     assert seen == ["publish", *["release", "reference", "publish"] * 2]
@@ -84,8 +84,8 @@ def test_an_engine_beside_the_trainer_sleeps_while_a_stage_takes_its_memory(make
     }
     trainer = make_trainer({**over, "stages": [stage, stage]})
     seen = []
-    publish, release = trainer.engine.publish, trainer.engine.release
-    made = type(trainer._backends)
+    publish, release = trainer.rollouts.engine.publish, trainer.rollouts.engine.release
+    made = type(trainer.training.backends)
     open_backend = made.open
 
     class Noted(Snapshot):
@@ -97,10 +97,10 @@ def test_an_engine_beside_the_trainer_sleeps_while_a_stage_takes_its_memory(make
         seen.append(version)
         return publish(version, weights)
 
-    monkeypatch.setattr(trainer_module, "Snapshot", Noted)
+    monkeypatch.setattr(policy_training, "Snapshot", Noted)
     monkeypatch.setattr(made, "open", lambda *given: seen.append("backend") or open_backend(*given))
-    monkeypatch.setattr(trainer.engine, "publish", publish_noted)
-    monkeypatch.setattr(trainer.engine, "release", lambda: seen.append("release") or release())
+    monkeypatch.setattr(trainer.rollouts.engine, "publish", publish_noted)
+    monkeypatch.setattr(trainer.rollouts.engine, "release", lambda: seen.append("release") or release())
     trainer.train()
     # at the start, before the stage; after its step, the evaluation of its end, the next stage
     assert seen == [0, 0, "release", 1, 1, "release", "backend", "snapshot", 1, "release", 2, 2]

@@ -36,7 +36,7 @@ def test_a_step_that_had_fewer_groups_is_said_once(make_trainer):
     }
     said = []
     with make_trainer(over, verifier=half_agree) as trainer:
-        trainer.console.message = lambda text, level="info": said.append(text)
+        trainer.reporting.console.message = lambda text, level="info": said.append(text)
         rows = trainer.train()
     for row in rows:
         mixed = round(row["group/count"] * (1 - row["group/zero_variance"]))

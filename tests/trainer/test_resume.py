@@ -314,14 +314,14 @@ def test_a_collection_that_fails_gives_its_draws_back(make_trainer):
     whole, cut = make_trainer({"run": {"steps": 4}}), make_trainer({"run": {"steps": 4}}, "cut")
     whole.train()
     cut.train(1)
-    wait = cut.collector.wait
+    wait = cut.rollouts.collector.wait
 
     def fail(*arguments):
-        cut.collector.wait = wait
+        cut.rollouts.collector.wait = wait
         raise WaitTimeout("waited 1 s for rollouts")
 
     cut.train(1)
-    cut.collector.wait = fail
+    cut.rollouts.collector.wait = fail
     shutil.rmtree(cut.folder.checkpoints)
     with pytest.raises(WaitTimeout):
         cut.train()

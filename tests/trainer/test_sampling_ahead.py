@@ -53,7 +53,7 @@ def test_a_run_that_samples_ahead_trains_every_draw_once(make_trainer, staleness
     assert rows[-1]["policy/staleness_mean"] > 0
     assert all(row["correction/weight"] is not None for row in rows)  # auto: the engine has weights of its own
     assert all(row["mismatch/max"] < (1e-4 if step == 0 else 10) for step, row in enumerate(rows))
-    assert not trainer.engine.shares_weights
+    assert not trainer.rollouts.engine.shares_weights
 
 
 def test_staleness_0_is_the_synchronous_run(make_trainer):
@@ -119,7 +119,7 @@ def test_refilling_in_a_run(make_trainer):
     mixed = [len(set(batch.column("reward")[g.index])) > 1 for batch in batches for g in batch.groups()]
     assert sum(mixed) > len(mixed) / 2
     sampled = sum(4 + row["rollout/dropped"] for row in rows)
-    assert sum(trainer.history[task].attempts for task in trainer.history) == sampled
+    assert sum(trainer.rollouts.history[task].attempts for task in trainer.rollouts.history) == sampled
 
 
 def test_a_correction_that_does_not_exist_is_named(make_trainer):

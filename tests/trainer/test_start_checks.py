@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from rlvr import registry
-from rlvr import trainer as trainer_module
 from rlvr.config import ModelConfig
 from rlvr.config.config_loading import load_config
 from rlvr.distributed.farm import open_engine
 from rlvr.errors import ConfigError, DataError, RlvrError
 from rlvr.evaluate import main as evaluate
 from rlvr.policy import given_policy
+from rlvr.run import rollout_runtime
 from small_run import task_rows
 
 SHORT = """
@@ -66,7 +66,7 @@ def test_a_trainer_whose_engine_is_refused_leaves_no_thread(make_trainer, monkey
     def refused(*_):
         raise ConfigError("the engine cannot be had")
 
-    monkeypatch.setattr(trainer_module, "open_engine", refused)
+    monkeypatch.setattr(rollout_runtime, "open_engine", refused)
     before = set(threading.enumerate())
     with pytest.raises(ConfigError, match="the engine cannot be had"):
         make_trainer()
@@ -86,7 +86,7 @@ def test_prompts_are_held_to_the_engines_context(make_trainer, short, tmp_path, 
     with pytest.raises(DataError, match="evaluation task 'long'"):
         trainer.evaluate(rows)
     messages = []
-    trainer.console.message = lambda *given: messages.append(given)
+    trainer.reporting.console.message = lambda *given: messages.append(given)
     trainer.evaluate(task_rows(2))
     ((text, level),) = messages
     assert "context of 8 tokens leaves less than 6 tokens for responses to 2 of the 2 evaluation tasks" in text
@@ -112,7 +112,7 @@ def test_an_engine_is_made_as_long_as_training_and_evaluation_need(make_trainer,
         asked.append(given[-1])
         return open_engine(*given)
 
-    monkeypatch.setattr(trainer_module, "open_engine", opened)
+    monkeypatch.setattr(rollout_runtime, "open_engine", opened)
     sizes = {"data": {"max_prompt_tokens": 6}, "rollout": {"max_new_tokens": 5}}
     for count, tasks in enumerate((None, [LONG], task_rows(1))):
         make_trainer(sizes, f"run{count}", eval_tasks=tasks)

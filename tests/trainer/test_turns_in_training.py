@@ -59,13 +59,13 @@ def test_what_the_tool_said_is_read_but_not_trained(make_trainer, talking):
 def test_training_and_evaluation_talk(make_trainer, talking):
     evaluated = {"evaluation": {"every": 1, "samples": 2, "k": [1]}}
     trainer = make_trainer(overlaid(talking, evaluated), eval_tasks=[{"prompt": "5=?", "answer": "5"}])
-    collect, kept = trainer.collector.collect, []
+    collect, kept = trainer.rollouts.collector.collect, []
 
     def collecting(draws, *rest):
         kept.extend(collect(draws, *rest))
         return kept[-len(draws) * rest[1].group_size :]
 
-    trainer.collector.collect = collecting
+    trainer.rollouts.collector.collect = collecting
     trainer.train(2)
     assert [row["step"] for row in trainer.evaluations] == [0, 1, 2]
     assert len(kept) == 3 * (1 + 2)

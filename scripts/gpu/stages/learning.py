@@ -40,10 +40,10 @@ def learned(context: Context, with_vllm: bool) -> dict[str, Any]:
         tempfile.TemporaryDirectory() as folder,
         GRPOTrainer(config=configuration(context, folder, with_vllm)) as trainer,
     ):
-        of_steps = sum(plan.allowed for plan in trainer.plans)
+        of_steps = sum(plan.allowed for plan in trainer.resolved.plans)
         rows = trained(context, trainer, of_steps)
         evaluations = trainer.evaluations
-    rewards = [row["reward/mean"] for row in rows if row["run/stage"] == trainer.plans[-1].name]
+    rewards = [row["reward/mean"] for row in rows if row["run/stage"] == trainer.resolved.plans[-1].name]
     return {"steps": len(rows), "of_steps": of_steps, "evaluations": evaluations, "rewards": rewards}
 
 

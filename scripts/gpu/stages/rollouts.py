@@ -93,7 +93,7 @@ def measured(context: Context, case: Case) -> dict[str, Any]:
 
 def publishes(context: Context, trainer: GRPOTrainer) -> dict[str, Any]:
     """Seconds, bytes and gap of log-probs of a publish, and the GPU's free memory while the engine sleeps and when it is awake."""
-    engine, backend, times = trainer.engine, trainer.backend, []
+    engine, backend, times = trainer.rollouts.engine, trainer.training.backend, []
     found: dict[str, Any] = {}
     for _ in range(PUBLISHES):
         engine.release()
@@ -107,7 +107,7 @@ def publishes(context: Context, trainer: GRPOTrainer) -> dict[str, Any]:
     if context.device == "cuda":
         found["free_gib_awake"] = free_gib()
     found["publish_seconds"] = round(statistics.median(times), 4)
-    found["probe_gap"] = probe(engine, trainer.policy, trainer.collector)
+    found["probe_gap"] = probe(engine, trainer.policy, trainer.rollouts.collector)
     return found
 
 
@@ -119,9 +119,9 @@ def speed(context: Context, trainer: GRPOTrainer) -> dict[str, float]:
     requests = [Request((*prompt, 26 + number // 8), sampling, number) for number in range(count)]
 
     async def all_of_them() -> int:
-        completions = await asyncio.gather(*(trainer.engine.generate(request) for request in requests))
+        completions = await asyncio.gather(*(trainer.rollouts.engine.generate(request) for request in requests))
         return sum(len(completion.token_ids) for completion in completions)
 
     start = time.perf_counter()
-    tokens = trainer.collector.submit(all_of_them()).result()
+    tokens = trainer.rollouts.collector.submit(all_of_them()).result()
     return {"requests": count, "sampled_tokens_per_second": round(tokens / (time.perf_counter() - start), 1)}

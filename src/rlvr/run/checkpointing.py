@@ -95,11 +95,11 @@ class Saver:
         elif world.leads and (moved := folder.begin(resume == "auto")) is not None:
             count = len(list(moved.parent.glob(f"{folder.path.resolve().name}.old-*")))
             say = f"the run that {folder.path} held is now {moved}"
-            self.trainer.console.message(
+            self.trainer.reporting.console.message(
                 say if count == 1 else f"{say} ({count} such folders; remove those not needed)"
             )
         if world.leads:
-            folder.open_log(self.trainer.console)
+            folder.open_log(self.trainer.reporting.console)
             self._check_space()
         self._began = time.monotonic()
         self._schedule(0.0)
@@ -110,11 +110,11 @@ class Saver:
         trainer, folder = self.trainer, self.trainer.folder.path
         one = self.size()
         count = self._kept() + 1  # and the one that is being written
-        rollouts = recorded_bytes(trainer.config, trainer.plans)[1]
+        rollouts = recorded_bytes(trainer.config, trainer.resolved.plans)[1]
         files = (file for name in ("checkpoints", "rollouts") for file in (folder / name).rglob("*"))
         there = sum(file.stat().st_size for file in files if file.is_file()) - self._kept_rollouts
         free = shutil.disk_usage(folder).free
-        finished = trainer.state.step >= sum(plan.allowed for plan in trainer.plans)
+        finished = trainer.state.step >= sum(plan.allowed for plan in trainer.resolved.plans)
         if not finished and free + there < count * one + rollouts:
             raise ConfigError(
                 f"{folder} has {size_text(free)} of free space, and the run takes up to {size_text(count * one + rollouts)}: "
@@ -125,7 +125,7 @@ class Saver:
 
     def _kept(self) -> int:
         """The number of checkpoints that are kept at most, as far as it can be known before."""
-        config, steps = self.config, sum(plan.allowed for plan in self.trainer.plans)
+        config, steps = self.config, sum(plan.allowed for plan in self.trainer.resolved.plans)
         best = int(config.best is not None)
         if config.every == 0:
             return min(config.keep, 2, max(1, steps)) + best  # how many more there will be, only the clock can tell
@@ -199,7 +199,7 @@ class Saver:
         `failed`: this rank had to stop; others may be elsewhere, so that with several the last checkpoint has to do.
         """
         trainer = self.trainer
-        trainer.rollout_log.flush()
+        trainer.reporting.rollout_log.flush()
         if failed and trainer.world.size > 1:
             return
         saved = self.writer.wait() is None and (self._path.exists() or not trainer.state.step)
@@ -228,7 +228,7 @@ class Saver:
         trainer, problem = self.trainer, None
         trainer.folder.check_held()
         began = time.monotonic()
-        trainer.rollout_log.flush()
+        trainer.reporting.rollout_log.flush()
         logs = logs and not wait  # an error that is raised is reported by whoever catches it
         if self.writer.open(trainer.state.step, logs):
             if self.config.best is not None and trainer.state.metrics:
@@ -248,13 +248,13 @@ class Saver:
     def _contents(self) -> Contents:
         """A copy of the run's state."""
         trainer, leads = self.trainer, self.trainer.world.leads
-        live = trainer.backend.saved_tensors()
-        tensors = live if trainer.backend.saves_copies else self._copies(live)
+        live = trainer.training.backend.saved_tensors()
+        tensors = live if trainer.training.backend.saves_copies else self._copies(live)
         copied = {tensor.data_ptr(): tensors[name] for name, tensor in live.items()}
         models = [("model", model_files(trainer.policy, leads, copied))]
         if self.config.merged and is_adapter(trainer.policy.model):
             models.append(("merged", merged_files(trainer.policy, leads)))
-        if (reference := trainer.learner.reference) is not None:
+        if (reference := trainer.training.learner.reference) is not None:
             tensors = {**tensors, **saved_reference(reference, trainer.world)}
         if not leads:
             return Contents(trainer.state.step, tensors)
@@ -272,9 +272,9 @@ class Saver:
         return {
             **trainer.state.state_dict(),
             "stages": [stage.state_dict() for stage in trainer.stages],
-            "history": trainer.history.state_dict(),
+            "history": trainer.rollouts.history.state_dict(),
             "evaluated_on": self._evaluated_on(),
-            "rollouts_kept": trainer.rollout_log.kept_until,
+            "rollouts_kept": trainer.reporting.rollout_log.kept_until,
             "config": trainer.config.dump(),
             "recorded": trainer.folder.given.tree,
         }
@@ -282,7 +282,7 @@ class Saver:
     def _evaluated_on(self) -> list[str]:
         """Fingerprints of the stages' evaluation tasks."""
         if self._fingerprints is None:
-            tasks = [self.trainer.evaluation_tasks(plan.config) for plan in self.trainer.plans]
+            tasks = [self.trainer.tasks.evaluation(plan.config) for plan in self.trainer.resolved.plans]
             self._fingerprints = [fingerprint_of(of_stage) for of_stage in tasks]
         return self._fingerprints
 
@@ -296,16 +296,16 @@ class Saver:
         trainer, state = self.trainer, saved.state
         self._check_engine(state["config"]["rollout"]["engine"])
         self._plan_memory(state["config"])
-        free = automatic_keys(trainer.memory_plan.written)
+        free = automatic_keys(trainer.resolved.memory_plan.written)
         trainer.folder.check(state["config"], state.get("recorded", state["config"]), free)
         self._check_data(state)
         for line in differing(saved.seal, trainer.world.size):
             log.warning("%s: %s", saved.path, line)
-        trainer.engine.release()  # the weights change, and their version with them
+        trainer.rollouts.engine.release()  # the weights change, and their version with them
         self._restore(state)
-        trainer.backend.load_tensors(saved.tensors)
-        if trainer.learner.reference is not None:
-            load_reference(trainer.learner.reference, saved.tensors)
+        trainer.training.backend.load_tensors(saved.tensors)
+        if trainer.training.learner.reference is not None:
+            load_reference(trainer.training.learner.reference, saved.tensors)
         rows: tuple[list[Any], list[Any]] = ([], [])
         if trainer.world.leads:
             here = saved.path.resolve().parent == trainer.folder.checkpoints.resolve()
@@ -313,7 +313,7 @@ class Saver:
             trainer.state.evaluation_pending = state["owes_evaluation"] and here and not made
             cut = trainer.folder.cut(state["step"], trainer.state.evaluation_pending, keep_cut)
             if cut is not None:
-                trainer.console.message(f"what came after step {state['step']} is now in {cut}")
+                trainer.reporting.console.message(f"what came after step {state['step']} is now in {cut}")
             if here:
                 self._complete_lines(saved.seal.metrics, made[-1] if made else {})
                 self._keep_rollouts(state)
@@ -328,33 +328,33 @@ class Saver:
     def _check_engine(self, saved: Any) -> None:
         """CheckpointError where `rollout.engine: auto` took another engine than that of the checkpoint."""
         trainer = self.trainer
-        if trainer.engine_reason is not None and ComponentSpec.parse(saved) != trainer.config.rollout.engine:
+        if trainer.resolved.engine_reason is not None and ComponentSpec.parse(saved) != trainer.config.rollout.engine:
             raise CheckpointError(
-                f"the checkpoint was made with rollout.engine {saved!r}, and here {trainer.engine_reason}. Set rollout.engine, or give "
+                f"the checkpoint was made with rollout.engine {saved!r}, and here {trainer.resolved.engine_reason}. Set rollout.engine, or give "
                 "`resume` to GRPOTrainer itself, which then takes the checkpoint's engine"
             )
 
     def _plan_memory(self, saved: dict[str, Any]) -> None:
         """Take the values that `auto` has in a checkpoint's configuration, where these fit here."""
         trainer = self.trainer
-        plan = plan_resumed(trainer.memory_plan, trainer.world, saved)
-        trainer.memory_plan = plan
+        plan = plan_resumed(trainer.resolved.memory_plan, trainer.world, saved)
+        trainer.resolved.memory_plan = plan
         before = trainer.config.model.gradient_checkpointing
-        put_values(plan.config, trainer.config, trainer.plans)
+        put_values(plan.config, trainer.config, trainer.resolved.plans)
         if trainer.config.model.gradient_checkpointing != before:
             set_checkpointing(trainer.policy.model, trainer.config.model.gradient_checkpointing is True)
         if plan.notice is not None:
-            trainer.console.message(plan.notice, "warning")
+            trainer.reporting.console.message(plan.notice, "warning")
 
     def _keep_rollouts(self, state: dict[str, Any]) -> None:
         """Keep the rollouts that were recorded under a larger logging.rollouts_gb than now, or by a version without one."""
         trainer, limit = self.trainer, self.trainer.config.logging.rollouts_gb
         before = state["config"]["logging"].get("rollouts_gb")
         lowered = limit is not None and (before is None or limit < before)
-        kept = trainer.rollout_log.keep_until(state["step"] if lowered else state.get("rollouts_kept", 0))
+        kept = trainer.reporting.rollout_log.keep_until(state["step"] if lowered else state.get("rollouts_kept", 0))
         self._kept_rollouts = kept
         if lowered and kept:
-            trainer.console.message(
+            trainer.reporting.console.message(
                 f"the rollouts recorded so far ({size_text(kept)}) stay: logging.rollouts_gb={limit:g} is less than before, and "
                 "holds for those of later steps"
             )
@@ -379,7 +379,9 @@ class Saver:
         """CheckpointError where the evaluation tasks are others, and that was not accepted. (Stages see to their own tasks.)"""
         if self.config.accept_changed_data:
             return
-        for plan, before, now in zip(self.trainer.plans, state["evaluated_on"], self._evaluated_on(), strict=True):
+        for plan, before, now in zip(
+            self.trainer.resolved.plans, state["evaluated_on"], self._evaluated_on(), strict=True
+        ):
             if before != now:
                 raise CheckpointError(
                     f"the checkpoint was made with other evaluation tasks (stage {plan.name!r}: fingerprint {before}, now {now}): "
@@ -388,7 +390,7 @@ class Saver:
 
     def _restore(self, state: dict[str, Any]) -> None:
         trainer = self.trainer
-        trainer.history.load_state_dict(state["history"])
+        trainer.rollouts.history.load_state_dict(state["history"])
         for stage, saved in zip(trainer.stages, state["stages"], strict=True):
             stage.load_state_dict(saved)
         if trainer.state.stage_number != state["stage_number"]:

@@ -29,7 +29,7 @@ class DueEvaluations:
         """Make the baseline evaluation of a run, where the stage asks for it and there is none."""
         trainer = self.trainer
         asked = trainer.state.step == 0 and stage.config.evaluation.at_start and not trainer.state.evaluations
-        if asked and trainer.evaluation_tasks(stage.config):
+        if asked and trainer.tasks.evaluation(stage.config):
             self._results_or_nothing()
 
     def plan(self, stage: Stage) -> None:
@@ -37,7 +37,7 @@ class DueEvaluations:
         trainer, asked = self.trainer, stage.config.evaluation
         last = trainer.state.stage_step in (stage.steps, stage.plan.allowed)
         now = (last and asked.at_end) or (asked.every and trainer.state.step % asked.every == 0)
-        self.trainer.state.evaluation_pending = bool(now) and bool(trainer.evaluation_tasks(stage.config))
+        self.trainer.state.evaluation_pending = bool(now) and bool(trainer.tasks.evaluation(stage.config))
 
     def after_step(self) -> None:
         """Evaluate the last step, where that is pending, and complete its record. It stays pending where a stop or a failure
@@ -59,7 +59,7 @@ class DueEvaluations:
         if trainer.world.leads and not self.trainer.state.evaluation_pending:
             trainer.folder.metrics.truncate_after(trainer.state.step - 1)
             trainer.folder.metrics.append(trainer.state.metrics[-1])
-            for tracker in trainer.trackers:
+            for tracker in trainer.reporting.trackers:
                 tracker.log(
                     trainer.state.step, trainer.state.metrics[-1]
                 )  # whole: a kill may have kept the step from them too

@@ -97,6 +97,8 @@ class RunFolder:
         self.metrics = MetricsFile(self.path / "metrics.jsonl")
         self.evaluations = MetricsFile(self.path / "evaluations.jsonl")
         self.health = MetricsFile(self.path / "health.jsonl")
+        self.begun = False
+        """A run was begun in the folder, fresh or from a checkpoint; set on every rank."""
         self._lock: RunLock | None = None
         self._log: logging.Handler | None = None
         self._screen: logging.Handler | None = None

@@ -142,21 +142,23 @@ def _summary(trainer: Any) -> None:
     ]
     if rows and names:
         shown = [[row["label"], *(row.get(name) for name in names)] for row in rows]
-        trainer.console.table("held-out tasks", ["", *(name.removeprefix("eval/") for name in names)], shown)
+        trainer.reporting.console.table("held-out tasks", ["", *(name.removeprefix("eval/") for name in names)], shown)
     folder = trainer.folder.path
     for line in _against_the_start(folder):
-        trainer.console.message(line)
-    trainer.console.message(
+        trainer.reporting.console.message(line)
+    trainer.reporting.console.message(
         f"run folder: {folder} (metrics.jsonl, evaluations.jsonl, rollouts/, checkpoints/step-{trainer.step}/model)"
     )
-    trainer.console.message(f"report: {folder / 'report.html'} (open it in a browser)")
-    trainer.console.message(
+    trainer.reporting.console.message(f"report: {folder / 'report.html'} (open it in a browser)")
+    trainer.reporting.console.message(
         "next: read a few rollouts/*.jsonl; change a setting with key.path=value (try algorithm.preset=dr_grpo);"
     )
-    trainer.console.message("      your own tasks go into data.train, your own verifier into verifier=FILE.py:Class")
+    trainer.reporting.console.message(
+        "      your own tasks go into data.train, your own verifier into verifier=FILE.py:Class"
+    )
     last = trainer.metrics[-1] if trainer.metrics else {}
     reward = "" if last.get("reward/mean") is None else f", reward {last['reward/mean']:.3f}"
-    trainer.console.closing(f"done: {trainer.step} steps{reward}, run folder {folder}")
+    trainer.reporting.console.closing(f"done: {trainer.step} steps{reward}, run folder {folder}")
 
 
 def _against_the_start(folder: Path) -> Iterator[str]:

@@ -1,0 +1,86 @@
+"""The configuration of a run as it stands on this machine: `auto` replaced by values, and the stages with their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlvr.config import Config
+from rlvr.config.stage_plan import StagePlan, stage_plans
+from rlvr.distributed import World
+from rlvr.distributed.gpu_checks import check_gpus
+from rlvr.errors import CheckpointError
+from rlvr.planner import RunPlan, automatic_keys, engine_of_run, plan_resumed, plan_run, put_values
+from rlvr.policy import Policy
+from rlvr.policy.loading import set_checkpointing
+from rlvr.run.run_folder import RunFolder
+
+
+@dataclass
+class ResolvedConfig:
+    """A configuration without `auto`, and how it was found."""
+
+    config: Config
+    plans: list[StagePlan]
+    memory_plan: RunPlan
+    engine_reason: str | None
+    """The reason for the engine that `rollout.engine: auto` took; None where the configuration names the engine."""
+    resume: str | None
+    """The checkpoint or run that the configuration was resolved to go on from, as the trainer was given it."""
+
+    @property
+    def steps(self) -> int:
+        """Steps of the run, over all stages."""
+        return sum(plan.allowed for plan in self.plans)
+
+    @property
+    def automatic_keys(self) -> list[str]:
+        """Keys that the configuration, as it was written, leaves to the memory plan."""
+        return automatic_keys(self.memory_plan.written)
+
+    def check_engine(self, saved: Any) -> None:
+        """CheckpointError where `rollout.engine: auto` took another engine than `saved`, that of the checkpoint."""
+        if self.engine_reason is not None and saved != self.config.rollout.engine:
+            raise CheckpointError(
+                f"the checkpoint was made with rollout.engine {saved!r}, and here {self.engine_reason}. Set rollout.engine, or give "
+                "`resume` to GRPOTrainer itself, which then takes the checkpoint's engine"
+            )
+
+    def take_saved_values(
+        self, saved: Mapping[str, Any], world: World, policy: Policy, report: Callable[[str, str], None]
+    ) -> None:
+        """Take the values that `auto` has in `saved`, a checkpoint's configuration, where these fit here.
+
+        `report` is told, as (text, level), which were replaced. Config objects are changed in place: the stages share them.
+        """
+        self.memory_plan = plan_resumed(self.memory_plan, world, saved)
+        before = self.config.model.gradient_checkpointing
+        put_values(self.memory_plan.config, self.config, self.plans)
+        if self.config.model.gradient_checkpointing != before:
+            set_checkpointing(policy.model, self.config.model.gradient_checkpointing is True)
+        if self.memory_plan.notice is not None:
+            report(self.memory_plan.notice, "warning")
+
+
+def resolved_config(
+    config: Config, world: World, resume: str | None, model: Any = None, eval_tasks: Any = None
+) -> ResolvedConfig:
+    """Resolve a configuration for the devices of all ranks. ConfigError, the same on every rank, where it cannot work.
+
+    `model` is one that is loaded already, `eval_tasks` are tasks given in Python; both are None where the configuration names them.
+    """
+    saved = None
+    if resume is not None and world.leads:
+        saved = RunFolder(config).saved_engine(resume)
+    config, engine_reason = engine_of_run(config, world, saved)
+    check_gpus(config, world, engine_reason)
+    memory_plan = plan_run(config, world, model, eval_tasks)
+    return ResolvedConfig(memory_plan.config, stage_plans(memory_plan.config), memory_plan, engine_reason, resume)
+
+
+def with_model_path(config: Config, path: str | Path) -> Config:
+    """The configuration with a model folder or hub name in the place of its own model."""
+    model = config.model.model_copy(update={"path": str(path), "scratch": None})
+    return config.model_copy(update={"model": model})

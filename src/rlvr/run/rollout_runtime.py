@@ -1,0 +1,71 @@
+"""The engine, the verifiers and the threads that sample and verify the rollouts of a run."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from rlvr.config import Config
+from rlvr.config.stage_plan import longest_sequence
+from rlvr.core.signals import StopRequest
+from rlvr.data import History
+from rlvr.distributed import World
+from rlvr.distributed.farm import open_engine
+from rlvr.rollout import Activity, Collector, Engine
+from rlvr.run.policy_training import PolicyTraining
+from rlvr.run.resolved_config import ResolvedConfig
+from rlvr.run.run_tasks import RunTasks
+from rlvr.verifiers import VerifierPool
+from rlvr.verifiers.routing import Verification
+
+
+class RolloutRuntime:
+    """What all stages and evaluations sample and verify with. `open` starts the engine; `close` ends everything.
+
+    Collecting is interrupted once `stop` is set.
+    """
+
+    engine: Engine
+    context: int
+    """Longest sequence in tokens, prompt and response together, that can be sampled and trained."""
+    verifications: list[Verification]
+    """The verifiers of each stage."""
+
+    def __init__(self, config: Config, stop: StopRequest) -> None:
+        checks = config.verification
+        self.history = History()
+        self.activity = Activity()
+        self.pool = VerifierPool(
+            checks.workers, checks.time_limit, checks.memory_mb, checks.concurrent, self.activity.patience
+        )
+        self.collector = Collector(lambda: bool(stop))
+        self._engines = contextlib.ExitStack()
+        """Closes the engine, where one was opened."""
+
+    def open(
+        self, resolved: ResolvedConfig, training: PolicyTraining, tasks: RunTasks, world: World, verifier: Any
+    ) -> None:
+        """Build the verifiers and start the engine; `verifier` is one given in Python, in the place of the configuration's."""
+        self.verifications = [
+            Verification(verifier if verifier is not None else plan.config.verifier, self.pool)
+            for plan in resolved.plans
+        ]
+        samples_ahead = any(plan.config.rollout.staleness for plan in resolved.plans)
+        rollout = resolved.config.rollout
+        self.engine = open_engine(
+            rollout.engine,
+            training.policy,
+            rollout.in_flight if samples_ahead else None,
+            world,
+            self.collector,
+            training.partitions,
+            longest_sequence(resolved.plans, tasks.longest_evaluated),
+        )
+        self._engines.callback(self.engine.close)
+        self.context = min(training.policy.context, self.engine.context)  # vLLM may have been given a shorter one
+
+    def close(self) -> None:
+        """End threads, engine and verifier processes."""
+        self.collector.close()
+        self._engines.close()
+        self.pool.close()

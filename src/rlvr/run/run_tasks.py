@@ -1,0 +1,75 @@
+"""The tasks of a run and their prompts as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlvr.config import Config
+from rlvr.config.stage_plan import StagePlan
+from rlvr.data import Prompts, load_tasks
+from rlvr.distributed import World
+from rlvr.distributed.prompt_lengths import encoded_lengths
+from rlvr.errors import ConfigError
+from rlvr.records import Task
+from rlvr.run.given_objects import GivenObjects, kept_in_folder
+
+
+class RunTasks:
+    """Training and evaluation tasks, each set read once: those given in Python, else those that the configuration names."""
+
+    def __init__(self, train: Any, evaluation: Any, prompts: Prompts, world: World) -> None:
+        self.prompts = prompts
+        self._given = {"train": train, "eval": evaluation}
+        self._world = world
+        self._loaded: dict[str, list[Task]] = {}
+
+    def training(self, config: Config) -> list[Task]:
+        """The tasks that a stage with this configuration trains on. ConfigError where it names none."""
+        spec = self._given["train"] if self._given["train"] is not None else config.data.train
+        if spec is None:
+            raise ConfigError("the config names no tasks: set data.train to a file, a folder, a hub name or a source")
+        return self._load(spec, "train", config)[: config.data.limit]
+
+    def evaluation(self, config: Config) -> list[Task]:
+        """The tasks that are evaluated on under a stage's configuration; empty without any."""
+        given = self._given["eval"] if self._given["eval"] is not None else config.data.eval
+        spec = config.evaluation.data if config.evaluation.data is not None else given
+        if spec is None:
+            return []
+        return self._load(spec, "eval", config)[: config.evaluation.limit]
+
+    def lengths(
+        self, prompts: Prompts, tasks: Sequence[Task], demonstrations: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens of each task's prompt and, with `demonstrations`, of its demonstration (else 0): int32 [N] each, on every rank."""
+        return encoded_lengths(prompts, self._world, tasks, demonstrations)
+
+    def longest_evaluated(self, plan: StagePlan) -> int:
+        """Tokens of the longest prompt that a stage is evaluated on; 0 without any."""
+        tasks = self.evaluation(plan.config)
+        prompts = self.prompts.under(plan.config.data.template)
+        return int(self.lengths(prompts, tasks)[0].max(initial=0))
+
+    def given_objects(self, config: Config, model: Any, verifier: Any) -> GivenObjects:
+        """The objects that the trainer was given, as the run folder is to record them; after all tasks have been read."""
+        data = config.data
+        tasks = {
+            split: self._load(written if self._given[split] is None else self._given[split], split, config)
+            for split, written in {"train": data.train, "eval": data.eval}.items()
+            if kept_in_folder(config, split, self._given[split])
+        }
+        verifiers = {
+            task.verifier for of_split in self._loaded.values() for task in of_split if task.verifier is not None
+        }
+        return GivenObjects(config, model, verifier, self._given, tasks, verifiers)
+
+    def _load(self, spec: Any, split: str, config: Config) -> list[Task]:
+        """The tasks that `spec` writes, read once."""
+        given = spec is self._given[split]  # its text would be long, and its identity lasts as long as we do
+        key = f"{split} {config.data.fields!r} {id(spec) if given else spec!r}"
+        if key not in self._loaded:
+            self._loaded[key] = load_tasks(spec, split=split, fields=config.data.fields)
+        return self._loaded[key]
