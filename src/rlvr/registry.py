@@ -27,6 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rlvr.components import Component, adapted, refuse_misspelt
 from rlvr.core.calling import FIELDS
 from rlvr.core.specs import ComponentSpec, SpecLike
 from rlvr.errors import USER_CODE_ERRORS, ConfigError, RlvrError, nearest, user_traceback
@@ -85,6 +86,7 @@ def register(kind: str, name: str) -> Callable[[T], T]:
         old = _pieces[kind].get(name)
         if old is not None and _source(old) != _source(piece):
             raise ConfigError(f"the {kind} {name!r} is taken by {'.'.join(_identity(old))}: choose another name")
+        refuse_misspelt(kind, piece)
         _pieces[kind][name] = piece
         return piece
 
@@ -299,7 +301,10 @@ def options_of(piece: Any) -> dict[str, inspect.Parameter]:
     kinds: list[Any] = [inspect.Parameter.KEYWORD_ONLY]
     if inspect.isclass(piece):
         kinds.append(inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    injected = getattr(piece, "injected", () if inspect.isclass(piece) else FIELDS)
+    if inspect.isclass(piece):
+        injected = piece.injected if issubclass(piece, Component) else ()
+    else:
+        injected = FIELDS
     return {name: p for name, p in parameters.items() if p.kind in kinds and name not in injected}
 
 
@@ -320,9 +325,12 @@ def build(kind: str, spec: SpecLike) -> Any:
     name = ComponentSpec.parse(spec).name
     piece = find(kind, name)
     options = check_options(kind, spec)
+    refuse_misspelt(kind, piece)
     if not inspect.isclass(piece):
-        return functools.partial(piece, **options) if options else piece
-    return instance(kind, name, piece, options)
+        return adapted(kind, functools.partial(piece, **options) if options else piece)
+    made = instance(kind, name, adapted(kind, piece), options)
+    refuse_misspelt(kind, made)
+    return made
 
 
 def instance(kind: str, name: str, piece: type, options: Mapping[str, Any]) -> Any:

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 
 from rlvr import registry
+from rlvr.components import adapted
 from rlvr.core.needs import CURRENT, PROXIMAL, REFERENCE
-from rlvr.losses import Denominators, TokenBatch
+from rlvr.losses import Average, Denominators, TokenBatch
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task, Verdict
 
 Piece = str | Mapping[str, Any] | Callable[..., Any]
@@ -187,7 +188,8 @@ def check_loss(piece: Piece, *, smooth: bool = True) -> None:
     estimated, as in CISPO or a straight-through KL).
     """
     loss = _built("loss", piece)
-    assert hasattr(loss, "needs") and hasattr(loss, "average"), "a loss says its `needs` and its `average`"
+    assert isinstance(loss.needs, frozenset), f"`needs` is {loss.needs!r}, not a frozenset of Need"
+    assert loss.average in get_args(Average), f"`average` is {loss.average!r}, not one of {get_args(Average)}"
     for seed in range(TRIES):
         random = np.random.default_rng(seed)
         sequence = np.sort(random.integers(0, 4, size=12))
@@ -196,7 +198,7 @@ def check_loss(piece: Piece, *, smooth: bool = True) -> None:
         whole, gradient = _value_and_gradient(loss, values, sequence, over)
         assert np.isfinite(whole) and np.isfinite(gradient).all(), "the loss or its gradient is not finite"
         assert not gradient[values["weight"] == 0].any(), "a token of weight 0 has a gradient"
-        if getattr(loss, "zero_without_advantage", False):
+        if loss.zero_without_advantage:
             assert not gradient[values["advantage"] == 0].any(), "a token of advantage 0 has a gradient"
         parts = [sequence < 2, sequence >= 2]
         shares = [_value_and_gradient(loss, {k: v[p] for k, v in values.items()}, sequence[p], over) for p in parts]
@@ -303,7 +305,8 @@ def _spread(completion: str) -> float:
 def _built(kind: str, piece: Piece) -> Any:
     if isinstance(piece, (str, Mapping)):
         return registry.build(kind, piece if isinstance(piece, str) else dict(piece))
-    return piece() if isinstance(piece, type) else piece
+    component = adapted(kind, piece)
+    return component() if isinstance(component, type) else component
 
 
 def _per_rollout(values: Any, batch: Batch, what: str) -> list[np.ndarray]:

@@ -169,7 +169,7 @@ def test_verl(case):
     if o["weighted"]:
         tokens.importance = Truncate(1.1)(tokens)
     loss = ours_for_verl(o)
-    if hasattr(loss, "choose"):
+    if loss.chooses_by:
         tokens.chosen = loss.choose(tokens).detach()
         assert 0 < float(tokens.chosen.sum()) < len(tokens.weight)
     agrees(loss(tokens, over(AVERAGES[o["agg"]][1])).value, tokens, case)

@@ -412,7 +412,7 @@ def batch_of(logprobs, proximal, advantage, dtype=torch.float64):
 def test_on_policy_every_loss_is_the_policy_gradient(loss):
     """At ratio 1 the gradient is that of -A log pi, whatever the form; a response has one advantage."""
     tokens, over = batch_of([-1.0, -0.5, -3.0], [-1.0, -0.5, -3.0], [0.7] * 3)
-    if hasattr(loss, "choose"):
+    if loss.chooses_by:
         tokens.chosen = torch.zeros(3, dtype=torch.float64)
     (gradient,) = torch.autograd.grad(loss(tokens, over).value, tokens.logprobs)
     scale = 3.0 if getattr(loss, "ratio", "") == "sequence" else 1.0  # each token carries the whole response's gradient
@@ -450,7 +450,7 @@ def test_a_huge_log_ratio_is_no_infinity(loss, gap, advantage):
     now, before = (-0.1, -0.1 - gap) if gap > 0 else (-0.1 + gap, -0.1)
     logprobs, proximal = [now, -1.0], [before, -1.0]
     tokens, over = batch_of(logprobs, proximal, [advantage] * 2, torch.float32)
-    if hasattr(loss, "choose"):
+    if loss.chooses_by:
         tokens.chosen = loss.choose(tokens).detach()
     value = loss(tokens, over).value
     (gradient,) = torch.autograd.grad(value, tokens.logprobs)

@@ -10,9 +10,10 @@ from reward_helpers import make_batch
 
 from rlvr.config import Config
 from rlvr.config.config_loading import load_config
+from rlvr.core.component_list import ComponentList
 from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict, VerdictStatus
-from rlvr.rewards import Setting, at_step, bind, build_terms, controllers_of, scheduled, score
+from rlvr.rewards import Setting, at_step, bind, build_terms, components_of, score
 
 
 def close(got, expected):
@@ -168,12 +169,13 @@ def test_weights_and_options_move(nan):
     batch = make_batch([1.0, 0.0])
     close(score(batch, at_step(terms, 0, 10)).column("reward"), [3, 0])
     close(score(batch, at_step(terms, 5, 10)).column("reward"), [2.5, 4])
-    assert scheduled(terms, 5, 10) == {
+    moving = ComponentList(components_of(terms))
+    assert moving.scheduled(5, 10) == {
         "schedule/reward/verdict.weight": 0.5,
         "schedule/reward/gate.otherwise": 4.0,
         "schedule/reward/constant.weight": 2.0,
     }
-    (controller,) = controllers_of(terms)
+    (controller,) = moving.controllers()
     controller.observe({"reward/verdict": 0.6})
     close(score(batch, at_step(terms, 5, 10)).column("reward"), [0.5 + 2.04, 4])
 

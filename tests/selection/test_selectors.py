@@ -180,7 +180,7 @@ def test_selectors_in_order_with_scheduled_options():
     batch = batch_of([1, 0, 1, 1], [1, 1, 1])
     assert [r.id for r in both.select(batch, 0, 10).rollouts] == ["0/1", "0/3", "1/0", "1/2"]
     assert [r.id for r in both.select(batch, 9, 10).rollouts] == ["1/0", "1/2"]
-    assert both.scheduled(5, 10) == {"schedule/pass_rate_band.low": 0.5}
+    assert both.components.scheduled(5, 10) == {"schedule/pass_rate_band.low": 0.5}
 
 
 def test_what_reads_advantages_comes_after_them():

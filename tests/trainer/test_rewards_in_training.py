@@ -40,9 +40,9 @@ def test_a_memory_survives_a_checkpoint(make_trainer):
     first.close()
     second = make_trainer(over, "parts")
     second.train(resume="auto")
-    state = whole.stages[0].scoring.state_dict()
+    state = whole.stages[0].scoring.components.state_dict()
     assert any(remembered for remembered in state)
-    assert second.stages[0].scoring.state_dict() == state
+    assert second.stages[0].scoring.components.state_dict() == state
     assert timeless(second.metrics) == timeless(whole.metrics)
     assert changed(weights(whole), weights(second)) == []
 
@@ -56,10 +56,10 @@ def test_looking_at_rewards_leaves_no_trace(make_trainer):
     trainer = make_trainer(over)
     trainer.train(1)
     stage = trainer.stages[0]
-    before = stage.scoring.state_dict()
+    before = stage.scoring.components.state_dict()
     stage.teaches(trainer.batch.rollouts)
     stage.observe({})
-    assert stage.scoring.state_dict() == before
+    assert stage.scoring.components.state_dict() == before
 
 
 def test_statistics_are_taken_once_for_rewards_and_advantages(make_trainer, monkeypatch):

@@ -9,6 +9,7 @@ import numpy as np
 
 from rlvr.advantages.group import group_advantage
 from rlvr.advantages.statistics import Advantage, decided, stds
+from rlvr.components import Modifier
 from rlvr.config import Config
 from rlvr.core.schedules import Scalar, refuse_above, refuse_below
 from rlvr.errors import ConfigError, nearest
@@ -18,7 +19,7 @@ from rlvr.registry import register
 
 @register("modifier", "blend")
 @dataclass(frozen=True)
-class Blend:
+class Blend(Modifier):
     """(1 - share) advantage + share x the group-normalised values of a reward term.
 
     LaSeR's mix of the verifier's and the model's own judgement (Yang et al. 2025, arXiv 2510.14943; the form and both numbers

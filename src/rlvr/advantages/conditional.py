@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from rlvr.advantages.statistics import Tokens
+from rlvr.components import Advantage
 from rlvr.core.needs import CURRENT, Need
 from rlvr.core.schedules import Scalar
 from rlvr.records import Batch
@@ -16,7 +17,7 @@ from rlvr.registry import register
 
 @register("advantage", "conditional")
 @dataclass(frozen=True)
-class Conditional:
+class Conditional(Advantage):
     """mix (r - mean of the other half) + (1 - mix) (r - mean of the own half), the halves by a metric of the response.
 
     CANON (Chen et al. 2025, arXiv 2509.23962, from notes): which half is better is read off the rewards, no direction of the

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlvr.advantages.group import group_advantage
 from rlvr.advantages.statistics import means, same, std
+from rlvr.components import Advantage
 from rlvr.core.schedules import Scalar
 from rlvr.records import Batch
 from rlvr.registry import register
@@ -17,7 +18,7 @@ from rlvr.registry import register
 
 @register("advantage", "consistency")
 @dataclass(frozen=True)
-class Consistency:
+class Consistency(Advantage):
     """w local + (1 - w) global, w = sigmoid(sharpness (H - level)), H the entropy of the group's answers in bits.
 
     COPO (Han et al. 2025, arXiv 2508.04138; confirmed in the authors' code, which blends the clipped losses of the two

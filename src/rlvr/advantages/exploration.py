@@ -12,6 +12,7 @@ import numpy as np
 
 from rlvr.advantages.group import group_advantage
 from rlvr.advantages.statistics import Advantage, Tokens, decided
+from rlvr.components import Modifier
 from rlvr.core.needs import CURRENT, Need
 from rlvr.core.schedules import Scalar
 from rlvr.records import Batch
@@ -20,7 +21,7 @@ from rlvr.registry import register
 
 @register("modifier", "surprise")
 @dataclass(frozen=True)
-class Surprise:
+class Surprise(Modifier):
     """Each token's advantage times (1 - p) ^ power, p the probability that the token was sampled with.
 
     The exploration-based advantage of RL-PLUS (Dong et al. 2025, arXiv 2508.00222; from memory, its text could not be
@@ -46,7 +47,7 @@ class Surprise:
 
 @register("modifier", "entropy")
 @dataclass(frozen=True)
-class Entropy:
+class Entropy(Modifier):
     """Each token's advantage plus min(scale x entropy, |advantage| / bound).
 
     "Reasoning with exploration" (Cheng et al. 2025, arXiv 2506.14758; formula confirmed in an implementation of it, the
@@ -75,7 +76,7 @@ class Entropy:
 
 @register("modifier", "confidence")
 @dataclass(frozen=True)
-class Confidence:
+class Confidence(Modifier):
     """Unsure right answers and sure wrong ones count more, and sure tokens pay.
 
     A response's confidence is the mean over its tokens of KL(uniform || p) = -log V - mean log p over the vocabulary V; with

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rlvr.advantages.statistics import Tokens, counts, means, same, std, stds
+from rlvr.components import Advantage
 from rlvr.config import Config
 from rlvr.core.schedules import Scalar, refuse_below
 from rlvr.errors import ConfigError, nearest
@@ -31,7 +32,7 @@ GIVEN = {"greedy": "baseline", "reference": "baseline", "history": "history/mean
 
 @register("advantage", "group")
 @dataclass(frozen=True)
-class GroupAdvantage:
+class GroupAdvantage(Advantage):
     """Reward minus a baseline, over a scale. One number per response.
 
     | method | baseline | scale | and |

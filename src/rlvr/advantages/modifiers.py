@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from rlvr.advantages.statistics import Advantage, Tokens, decided, elementwise, std
+from rlvr.components import Modifier
 from rlvr.core.schedules import Scalar
 from rlvr.records import Batch
 from rlvr.registry import register
@@ -20,7 +21,7 @@ from rlvr.registry import register
 
 @register("modifier", "clip")
 @dataclass(frozen=True)
-class Clip:
+class Clip(Modifier):
     """Advantages cut to [low, high]."""
 
     low: Scalar | None = -5.0
@@ -40,7 +41,7 @@ class Clip:
 
 @register("modifier", "signs")
 @dataclass(frozen=True)
-class Signs:
+class Signs(Modifier):
     """Positive and negative advantages times a weight each.
 
     With the advantage {name: group, baseline: 0.5, scale: 0.5}, which is 1 for a right answer and -1 for a wrong one:
@@ -64,7 +65,7 @@ class Signs:
 
 @register("modifier", "whiten")
 @dataclass(frozen=True)
-class Whiten:
+class Whiten(Modifier):
     """Advantages of the whole batch to mean 0 and standard deviation 1.
 
     The global normalisation of REINFORCE++ (Hu et al. 2025, arXiv 2501.03262) and the last step of GDPO; `over: tokens` and
@@ -106,7 +107,7 @@ class Whiten:
 
 @register("modifier", "outliers")
 @dataclass(frozen=True)
-class Outliers:
+class Outliers(Modifier):
     """Advantages further than some standard deviations of the batch from its mean become 0.
 
     The advantage filter of StableReinforce, with 3 (Zhang et al. 2025, arXiv 2505.02835; from memory, its text could not be
@@ -132,7 +133,7 @@ class Outliers:
 
 @register("modifier", "length")
 @dataclass(frozen=True)
-class Length:
+class Length(Modifier):
     """Each response's advantage times (its length / the batch's mean length) ^ power.
 
     Under `average: sequences`, power 1 makes every token of the batch weigh the same, and power -1 under `average: tokens`

@@ -12,13 +12,14 @@ from typing import Literal
 import numpy as np
 
 from rlvr.advantages.statistics import Advantage, means
+from rlvr.components import Modifier
 from rlvr.records import Batch
 from rlvr.registry import register
 
 
 @register("modifier", "noise")
 @dataclass(frozen=True)
-class Noise:
+class Noise(Modifier):
     """Unbiased advantages under a verifier that accepts and rejects wrongly at given rates.
 
     With a1 and a0 the mean advantages of a group's accepted and rejected responses and D = 1 - both rates,

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from rlvr.advantages.statistics import Tokens, decided, same
+from rlvr.components import Advantage
 from rlvr.core.needs import CURRENT, Need
 from rlvr.records import Batch
 from rlvr.registry import register
@@ -19,7 +20,7 @@ from rlvr.registry import register
 
 @register("advantage", "optimal_token")
 @dataclass(frozen=True)
-class OptimalTokenBaseline:
+class OptimalTokenBaseline(Advantage):
     """Reward minus, at the t-th token, the mean reward of the group's responses that reach it, weighted by W_t.
 
     W_t is the sum up to t of 1 - 2 p + sum of p^2 over the vocabulary: the squared norm of the gradient of the log-prob in

@@ -14,13 +14,14 @@ from typing import Literal
 import numpy as np
 
 from rlvr.advantages.statistics import by_size, stds
+from rlvr.components import Advantage
 from rlvr.records import Batch
 from rlvr.registry import register
 
 
 @register("advantage", "pass_at_k")
 @dataclass(frozen=True)
-class PassAtK:
+class PassAtK(Advantage):
     """The expected best of k responses given that this one is among them, minus a baseline.
 
     mean and std: pass@k training with its analytical advantage (Chen et al. 2025, arXiv 2508.10751, eq. 11 to 15, which

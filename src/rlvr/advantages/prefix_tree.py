@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from rlvr.advantages.statistics import Tokens, decided, means, same, stds
+from rlvr.components import Advantage
 from rlvr.core.schedules import Scalar
 from rlvr.records import Batch, Origin
 from rlvr.registry import register
@@ -15,7 +16,7 @@ from rlvr.registry import register
 
 @register("advantage", "prefix_tree")
 @dataclass(frozen=True)
-class PrefixTree:
+class PrefixTree(Advantage):
     """(r - mean + branch (V after the token - V before it)) / std, V the mean reward of the responses with that prefix.
 
     TEMPO (Tran et al. 2025, arXiv 2509.18314; from notes and a summary, by which prefix values are means of normalised rewards). The second term is not 0 only where

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from rlvr.advantages.statistics import by_size, counts, means
+from rlvr.components import Advantage
 from rlvr.records import Batch
 from rlvr.registry import register
 
 
 @register("advantage", "mvar")
 @dataclass
-class MixedValueAtRisk:
+class MixedValueAtRisk(Advantage):
     """Mixed value at risk: the score function of the mean reward below a quantile and of that between two quantiles.
 
     With s the mean reward of a paper (one response to each prompt of a bundle) and q the quantiles of s,

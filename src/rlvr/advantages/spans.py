@@ -16,6 +16,7 @@ import numpy as np
 
 from rlvr.advantages.group import group_advantage
 from rlvr.advantages.statistics import Tokens, decided
+from rlvr.components import Advantage
 from rlvr.core.schedules import Scalar
 from rlvr.records import Batch, Rollout
 from rlvr.registry import register
@@ -25,7 +26,7 @@ Transform = Literal["clip", "delta"]
 
 @register("advantage", "spans")
 @dataclass(frozen=True)
-class SpanAdvantage:
+class SpanAdvantage(Advantage):
     """Returns to go of the scores that the verdict gives to spans of the text (`Verdict.spans`).
 
     A token of step k has the sum over steps j >= k of discount^(j - k) r_j, plus, with outcome `apart`, the response's own

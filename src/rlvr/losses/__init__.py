@@ -1,9 +1,10 @@
 """Losses: pure functions of the statistics that they declare; they never see logits, models or batches."""
 
+from rlvr.components import Correction, Loss, SequenceLoss, TokenSelector
 from rlvr.core.moved import renamed
 from rlvr.losses.clip import ClippedPolicyLoss
 from rlvr.losses.copg import ContrastiveLoss
-from rlvr.losses.correction import Correction, Mask, MaskNegatives, Reject, Truncate
+from rlvr.losses.correction import Mask, MaskNegatives, Reject, Truncate
 from rlvr.losses.covariance import ClipCovLoss, KLCovLoss
 from rlvr.losses.dro import QuadraticPenaltyLoss
 from rlvr.losses.entropy import EntropyBonus
@@ -12,14 +13,14 @@ from rlvr.losses.inverse_soft_q import InverseSoftQ
 from rlvr.losses.kl import Divergence, KLPenalty, absolute, k1, k2, k3
 from rlvr.losses.likelihood import ChosenLikelihood, LikelihoodLoss
 from rlvr.losses.m2po import SecondMomentLoss
-from rlvr.losses.objective import Loss, Objective, ObjectiveTerm, Renewal
+from rlvr.losses.objective import Objective, ObjectiveTerm, Renewal
 from rlvr.losses.pacs import RewardClassification
 from rlvr.losses.preference import DPO, IPO, KTO
 from rlvr.losses.reinforce import Reinforce
 from rlvr.losses.rover import RandomPolicyValueLoss
-from rlvr.losses.selectors import TokenSelector, TopEntropy
+from rlvr.losses.selectors import TopEntropy
 from rlvr.losses.self_reward import LastTokenReward, OutcomeClassifier
-from rlvr.losses.sequences import SequenceBatch, SequenceLoss
+from rlvr.losses.sequences import SequenceBatch
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
 from rlvr.losses.topr import TaperedLoss
 from rlvr.losses.trajectory_balance import TrajectoryBalance

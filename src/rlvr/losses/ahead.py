@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from rlvr.components import SequenceLoss
 from rlvr.core.needs import CURRENT, PROXIMAL, REFERENCE, Need
 from rlvr.losses.objective import ObjectiveTerm
-from rlvr.losses.sequences import SequenceBatch, SequenceLoss
+from rlvr.losses.sequences import SequenceBatch
 from rlvr.losses.tokens import TokenBatch
 from rlvr.records import Batch
 
@@ -40,9 +41,8 @@ class Ahead:
 def needs_ahead(component: ObjectiveTerm) -> frozenset[Need]:
     """The statistics that a component has to be shown of the whole step; none where it asks for nothing."""
     needs = set().union(*(selector.needs for selector in component.keep))
-    needs |= getattr(component.loss, "chooses_by", frozenset())
-    if isinstance(component.loss, SequenceLoss):
-        needs |= component.loss.needs
+    loss = component.loss
+    needs |= loss.needs if isinstance(loss, SequenceLoss) else loss.chooses_by
     return frozenset(Need(need.statistic, need.model, k=need.k) for need in needs)
 
 
@@ -60,8 +60,9 @@ def look_ahead(
     if component.keep:
         factors = [selector(tokens) for selector in component.keep]
         kept = _column(batch, index, where, torch.stack(factors).prod(0))
-    if hasattr(component.loss, "choose"):
-        chosen = _column(batch, index, where, component.loss.choose(tokens))
+    answer = component.loss.choose(tokens)
+    if answer is not None:
+        chosen = _column(batch, index, where, answer)
     return Ahead(kept, chosen)
 
 

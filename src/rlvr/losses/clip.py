@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from rlvr.components import Loss
 from rlvr.core.needs import PROXIMAL, Need
 from rlvr.core.schedules import Scalar, refuse_above, refuse_below
 from rlvr.losses import clipping
@@ -17,7 +18,7 @@ from rlvr.registry import register
 
 @register("loss", "clip")
 @dataclass(frozen=True)
-class ClippedPolicyLoss:
+class ClippedPolicyLoss(Loss):
     """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), rho = pi / pi_proximal per token, and its relatives.
 
     PPO (Schulman et al. 2017, eq. 7) with GRPO's advantages (Shao et al. 2024, eq. 3) and DAPO's separate upper clip

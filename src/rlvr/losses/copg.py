@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from rlvr.components import SequenceLoss
 from rlvr.core.needs import REFERENCE, Need
 from rlvr.core.schedules import Scalar
 from rlvr.losses.sequences import SequenceBatch
@@ -16,7 +17,7 @@ from rlvr.registry import register
 
 @register("loss", "copg")
 @dataclass(frozen=True)
-class ContrastiveLoss:
+class ContrastiveLoss(SequenceLoss):
     """-(Delta R Delta - beta / 2 Delta^2) for every pair of a group, Delta the gap of log pi / pi_reference.
 
     Contrastive Policy Gradient (Flet-Berliac et al. 2024, arXiv 2406.19185): its gradient at a pair (y, y') is that

@@ -12,10 +12,11 @@ masked is a smaller step. No weight multiplies ratios over a sequence: with 100 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 
+from rlvr.components import Correction
 from rlvr.losses.tokens import TokenBatch
 from rlvr.registry import register
 
@@ -24,17 +25,9 @@ LARGEST_GAP = 30.0
 """Nats that a gap is cut to: its exponential is still finite in float32."""
 
 
-class Correction(Protocol):
-    """A function of the trained tokens of whole sequences, giving a weight for each."""
-
-    def __call__(self, tokens: TokenBatch) -> torch.Tensor:
-        """float [T], detached, at least 0."""
-        ...
-
-
 @register("correction", "truncate")
 @dataclass(frozen=True)
-class Truncate:
+class Truncate(Correction):
     """min(r, cap): truncated importance sampling (Espeholt et al. 2018, eq. 1; Yao et al. 2025 for engine mismatch)."""
 
     cap: float = 2.0
@@ -52,7 +45,7 @@ class Truncate:
 
 @register("correction", "mask")
 @dataclass(frozen=True)
-class Mask:
+class Mask(Correction):
     """r within [low, high], else 0: IcePop (Ling team 2025, "Every step evolves", with the paper's band)."""
 
     low: float = 0.5
@@ -73,7 +66,7 @@ class Mask:
 
 @register("correction", "reject")
 @dataclass(frozen=True)
-class Reject:
+class Reject(Correction):
     """Responses whose divergence from the behaviour policy is over a bound weigh 0, the others min(r, cap) per token.
 
     The divergence is the mean over the response's trained tokens of r - 1 - log r, an estimate of
@@ -97,7 +90,7 @@ class Reject:
 
 @register("correction", "mask_negatives")
 @dataclass(frozen=True)
-class MaskNegatives:
+class MaskNegatives(Correction):
     """Punished responses that the policy has left behind weigh 0, the others min(r, cap) per token, or 1 without a cap.
 
     Off-policy sequence masking (DeepSeek-V3.2, 2025; checked against TRL 1.16): where the advantage is negative and the mean over the response

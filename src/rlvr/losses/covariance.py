@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from rlvr.components import Loss
 from rlvr.core.needs import PROXIMAL, Need
 from rlvr.core.schedules import Scalar, refuse_above, refuse_below
 from rlvr.losses import clipping
@@ -27,7 +28,7 @@ def covariances(tokens: TokenBatch) -> torch.Tensor:
 
 @register("loss", "clip_cov")
 @dataclass(frozen=True)
-class ClipCovLoss:
+class ClipCovLoss(Loss):
     """The clipped policy loss without the gradient of some tokens of high covariance.
 
     Chosen are `share` of the step's tokens (at least one), at random among those whose covariance is between the bounds and
@@ -92,7 +93,7 @@ class ClipCovLoss:
 
 @register("loss", "kl_cov")
 @dataclass(frozen=True)
-class KLCovLoss:
+class KLCovLoss(Loss):
     """-rho A, plus coef |log rho| at the `share` of the step's tokens with the highest covariance.
 
     There is no clip: the penalty alone holds the chosen tokens where they were.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlvr.components import Loss
 from rlvr.core.needs import PROXIMAL, Need
 from rlvr.core.schedules import Scalar
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
@@ -12,7 +13,7 @@ from rlvr.registry import register
 
 @register("loss", "dro")
 @dataclass(frozen=True)
-class QuadraticPenaltyLoss:
+class QuadraticPenaltyLoss(Loss):
     """-(A log pi - beta / 2 (log pi - log pi_proximal)^2) per token.
 
     Direct reward optimisation (Richemond et al. 2024, arXiv 2405.19107) as Kimi k1.5 uses it, token by token as in verl's

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlvr.components import Loss
 from rlvr.core.needs import Need
 from rlvr.core.schedules import Scalar
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
 
 
 @dataclass(frozen=True)
-class EntropyBonus:
+class EntropyBonus(Loss):
     """-H, averaged like the policy loss; its coefficient is positive to keep the policy spread out."""
 
     average: Average

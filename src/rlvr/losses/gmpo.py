@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from rlvr.components import Loss
 from rlvr.core.needs import PROXIMAL, Need
 from rlvr.core.schedules import Scalar, refuse_below
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
@@ -15,7 +16,7 @@ from rlvr.registry import register
 
 @register("loss", "gmpo")
 @dataclass(frozen=True)
-class GeometricMeanLoss:
+class GeometricMeanLoss(Loss):
     """-A exp(mean over the response of the clipped log-ratios), a mean over responses.
 
     Geometric-Mean Policy Optimization (Zhao et al. 2025, arXiv 2507.20673): log rho is clipped to

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlvr.components import Loss
 from rlvr.core.needs import CURRENT, Need
 from rlvr.core.schedules import Scalar
 from rlvr.losses.rover import next_of_sequence
@@ -13,7 +14,7 @@ from rlvr.registry import register
 
 @register("auxiliary", "inverse_soft_q")
 @dataclass(frozen=True)
-class InverseSoftQ:
+class InverseSoftQ(Loss):
     """-log pi + penalty (Q - discount V')^2, Q the token's own logit and V' the logsumexp of the logits at the next token.
 
     Inverse soft Q-learning as regularised likelihood (Wulfmeier et al. 2024, arXiv 2409.01369; that it is the likelihood with a

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from rlvr.components import Loss
 from rlvr.core.needs import PROXIMAL, REFERENCE, Need
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
 from rlvr.registry import register
@@ -68,7 +69,7 @@ class Divergence:
 
 
 @dataclass(frozen=True)
-class KLPenalty:
+class KLPenalty(Loss):
     """The estimator averaged like the policy loss."""
 
     estimator: Estimator

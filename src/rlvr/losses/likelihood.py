@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from rlvr.components import Loss
 from rlvr.core.needs import Need
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
 from rlvr.records import Batch, Origin
@@ -14,7 +15,7 @@ from rlvr.registry import register
 
 
 @dataclass(frozen=True)
-class LikelihoodLoss:
+class LikelihoodLoss(Loss):
     """Minus the log-probs of the tokens that the component's weights mark: cross-entropy."""
 
     average: Average = "tokens"
@@ -27,7 +28,7 @@ class LikelihoodLoss:
 
 @register("auxiliary", "likelihood")
 @dataclass(frozen=True)
-class ChosenLikelihood:
+class ChosenLikelihood(Loss):
     """-log pi of chosen responses, or of the tasks' demonstrations, beside the policy loss.
 
     With demonstrations: supervised learning mixed into the same step, each task's worked response once per group, its

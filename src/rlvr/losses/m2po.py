@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from rlvr.components import Loss
 from rlvr.core.needs import PROXIMAL, Need
 from rlvr.core.schedules import Scalar
 from rlvr.losses.ratio import log_ratio
@@ -15,7 +16,7 @@ from rlvr.registry import register
 
 @register("loss", "m2po")
 @dataclass(frozen=True)
-class SecondMomentLoss:
+class SecondMomentLoss(Loss):
     """-M rho A, M 0 at the fewest tokens whose leaving makes the mean of (log rho)^2 over the step at most the bound.
 
     Second-Moment Trust Policy Optimization (Zheng et al. 2025, arXiv 2510.01161), with the mask as AReaL has it: tokens of

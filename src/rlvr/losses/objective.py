@@ -4,40 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
+from rlvr.components import Correction, Loss, SequenceLoss, TokenSelector
 from rlvr.core.needs import PROXIMAL, REFERENCE, Need, Statistic
 from rlvr.core.schedules import Scalar, at, scalar_value
-from rlvr.losses.correction import Correction
-from rlvr.losses.selectors import TokenSelector
-from rlvr.losses.sequences import SequenceLoss
-from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
+from rlvr.losses.tokens import Denominators
 from rlvr.records import Batch
-
-
-class Loss(Protocol):
-    """A pure function of declared statistics.
-
-    A loss that has to see the whole optimizer step first also has `choose(tokens) -> [T]`, shown all its tokens with the
-    statistics that `chooses_by` declares; in each micro-batch it finds what it chose in `tokens.chosen`. One that compares
-    whole responses is a `SequenceLoss` instead. One that declares `per_response` is refused advantages per token.
-    """
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        """The statistics that it reads."""
-        ...
-
-    @property
-    def average(self) -> Average:
-        """What it averages over."""
-        ...
-
-    def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
-        """This micro-batch's share of the loss."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -137,7 +111,7 @@ class Objective:
 
     def _denominator(self, component: ObjectiveTerm, batch: Batch) -> Denominators:
         sums = np.asarray([float(w.sum()) for w in batch.tokens(f"weight/{component.weights}")])
-        constant = getattr(component.loss, "constant", None) or self.constant
+        constant = component.loss.constant or self.constant
         groups = len(np.unique(batch.group_index()[sums > 0])) if component.loss.average == "groups" else 0
         return Denominators(float(sums.sum()), float((sums > 0).sum()), float(constant), float(groups))
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from rlvr.components import SequenceLoss
 from rlvr.core.needs import PROXIMAL, Need
 from rlvr.core.schedules import Scalar
 from rlvr.losses.sequences import SequenceBatch
@@ -17,7 +18,7 @@ from rlvr.registry import register
 
 @register("loss", "pacs")
 @dataclass(frozen=True)
-class RewardClassification:
+class RewardClassification(SequenceLoss):
     """Cross-entropy of the reward (0 to 1) against psi_i = s_i - mean of the group's other s_j, s = beta log pi / pi_proximal.
 
     Implicit actor-critic coupling (Li et al. 2025, arXiv 2509.02522; checked against the authors' code, where

@@ -6,13 +6,14 @@ the group's own rewards as preferences.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch.nn.functional import logsigmoid
 
+from rlvr.components import SequenceLoss
 from rlvr.core.needs import REFERENCE, Need
 from rlvr.core.schedules import Scalar
 from rlvr.losses.sequences import SequenceBatch
@@ -23,7 +24,7 @@ Pairs = Literal["all", "extremes"]
 
 
 @dataclass(frozen=True)
-class PairLoss(ABC):
+class PairLoss(SequenceLoss):
     """A mean over pairs (better, worse) of a function of the gap between their log-ratios, half of it each one's share."""
 
     beta: Scalar = 0.1
@@ -67,7 +68,7 @@ class IPO(PairLoss):
 
 @register("auxiliary", "kto")
 @dataclass(frozen=True)
-class KTO:
+class KTO(SequenceLoss):
     """Weight (1 - sigmoid(beta (r - z))) for right responses and weight (1 - sigmoid(beta (z - r))) for wrong ones.
 
     Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv 2402.01306): r is log pi / pi_reference of the

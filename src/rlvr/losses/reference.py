@@ -19,5 +19,4 @@ def compares_with_reference(algorithm: AlgorithmConfig) -> bool:
 
 def reads_reference(kind: str, spec: SpecLike) -> bool:
     """Whether a loss as written declares a need of the reference."""
-    needs = getattr(registry.build(kind, spec), "needs", ())
-    return any(need.model == REFERENCE for need in needs)
+    return any(need.model == REFERENCE for need in registry.build(kind, spec).needs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlvr.components import Loss
 from rlvr.core.needs import Need
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
 from rlvr.registry import register
@@ -11,7 +12,7 @@ from rlvr.registry import register
 
 @register("loss", "reinforce")
 @dataclass(frozen=True)
-class Reinforce:
+class Reinforce(Loss):
     """-A log pi (Williams 1992); the policy loss of GPG (Chu et al. 2025, arXiv 2504.02546).
 
     At ratio 1 it has the gradient of every clipped loss. On later optimizer steps of a batch nothing holds it near the

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from rlvr.components import Loss
 from rlvr.core.needs import CURRENT, PROXIMAL, Need
 from rlvr.core.schedules import Scalar
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
@@ -14,7 +15,7 @@ from rlvr.registry import register
 
 @register("loss", "rover")
 @dataclass(frozen=True)
-class RandomPolicyValueLoss:
+class RandomPolicyValueLoss(Loss):
     """(Q - sg[A + beta Q'])^2 per token, Q = temperature (log pi - log pi_proximal).
 
     Random policy valuation (He et al. 2025, arXiv 2509.24981; checked against the authors' code): A is the centred

@@ -8,32 +8,19 @@ left out is a smaller step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
+from rlvr.components import TokenSelector
 from rlvr.core.needs import Need
 from rlvr.core.schedules import Scalar, refuse_above, refuse_below
 from rlvr.losses.tokens import TokenBatch
 from rlvr.registry import register
 
 
-class TokenSelector(Protocol):
-    """A function of the tokens of a whole optimizer step."""
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        """The statistics of the current policy that it reads; one extra pass gives them."""
-        ...
-
-    def __call__(self, tokens: TokenBatch) -> torch.Tensor:
-        """float [T], at least 0: the factor of each token's loss."""
-        ...
-
-
 @register("token_selector", "top_entropy")
 @dataclass(frozen=True)
-class TopEntropy:
+class TopEntropy(TokenSelector):
     """The tokens at which the policy was least sure: entropy at or above the quantile 1 - share of the step's tokens.
 
     Wang et al. 2025, "Beyond the 80/20 rule" (arXiv 2506.01939): the fifth of the tokens with the highest entropy

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from rlvr.components import SequenceLoss
 from rlvr.core.needs import REFERENCE, Need
 from rlvr.core.schedules import Scalar
 from rlvr.losses.sequences import SequenceBatch
@@ -23,7 +24,7 @@ from rlvr.registry import register
 
 @register("auxiliary", "last_token")
 @dataclass(frozen=True)
-class LastTokenReward:
+class LastTokenReward(SequenceLoss):
     """(beta (log pi(token | prompt, response) - constant) - reward)^2, `token` being one that never follows a response.
 
     LaSeR (Yang et al. 2025, arXiv 2510.14943; the form, both constants and the class weights are confirmed in the authors'
@@ -72,7 +73,7 @@ class LastTokenReward:
 
 @register("auxiliary", "outcome_classifier")
 @dataclass(frozen=True)
-class OutcomeClassifier:
+class OutcomeClassifier(SequenceLoss):
     """Cross-entropy of the reward (0 to 1) against beta log pi / pi_reference of the whole response.
 
     An implicit reward model (Yuan et al. 2024, "Free process rewards without process labels", arXiv 2412.01981, the

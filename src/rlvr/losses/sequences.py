@@ -8,12 +8,8 @@ sums, and weighs log-probs by what it got in the pass that has gradients. That i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
-
-from rlvr.core.needs import Need
-from rlvr.losses.tokens import Average
 
 
 @dataclass(frozen=True)
@@ -51,22 +47,3 @@ class SequenceBatch:
         same = self.group[:, None] == self.group[None, :]
         better, worse = (same & (self.reward[:, None] > self.reward[None, :])).nonzero(as_tuple=True)
         return better, worse
-
-
-@runtime_checkable
-class SequenceLoss(Protocol):
-    """A loss of the whole responses of an optimizer step."""
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        """The log-probs that it reads: of the current, the proximal and the reference policy."""
-        ...
-
-    @property
-    def average(self) -> Average:
-        """What terms beside it average over."""
-        ...
-
-    def shares(self, sequences: SequenceBatch) -> torch.Tensor:
-        """[S]: what each response adds to the loss of the step, which is their sum."""
-        ...

@@ -68,8 +68,8 @@ class StepMetrics:
             return
         count = float(len(gap) if known is None else len(known))
         self.add("correction/weight", tokens.importance.sum(), count)
-        weighs = getattr(correction, "cap", 0.0) is not None
-        plain = ratios(tokens, getattr(correction, "level", "token")) if weighs else torch.ones_like(gap)
+        assert correction is not None, "a correction gave the weights"
+        plain = torch.ones_like(gap) if correction.cap is None else ratios(tokens, correction.level)
         self.add("correction/touched", (tokens.importance != plain).sum(), count)
 
     def add_loss(self, component: str, value: torch.Tensor) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from rlvr.components import Loss
 from rlvr.core.needs import BEHAVIOUR, Need
 from rlvr.core.schedules import Scalar
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
@@ -14,7 +15,7 @@ from rlvr.registry import register
 
 @register("loss", "topr")
 @dataclass(frozen=True)
-class TaperedLoss:
+class TaperedLoss(Loss):
     """-clip(rho, low, high) A log pi, rho = pi / mu of the whole response as a constant, the clip by the advantage's sign.
 
     Tapered off-policy REINFORCE (Le Roux et al. 2025, arXiv 2503.14286): positive responses weigh 1, like

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from rlvr.components import SequenceLoss
 from rlvr.core.needs import Need
 from rlvr.core.schedules import Scalar, refuse_below
 from rlvr.losses.sequences import SequenceBatch
@@ -16,7 +17,7 @@ from rlvr.registry import register
 
 @register("loss", "trajectory_balance")
 @dataclass(frozen=True)
-class TrajectoryBalance:
+class TrajectoryBalance(SequenceLoss):
     """(log Z + log pi(y) - log R(y))^2, log R = log(floor + scale x reward), log Z the group's mean of log R - log pi.
 
     The flow of reasoning (Yu et al. 2024, arXiv 2406.05673), whose terminal rewards 100 and 0.001 are the defaults; that

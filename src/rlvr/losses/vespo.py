@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from rlvr.components import Loss
 from rlvr.core.needs import PROXIMAL, Need
 from rlvr.core.schedules import Scalar
 from rlvr.losses.ratio import log_ratio
@@ -20,7 +21,7 @@ LEAST, MOST = math.log(1e-8), 20.0
 
 @register("loss", "vespo")
 @dataclass(frozen=True)
-class GammaWeightedLoss:
+class GammaWeightedLoss(Loss):
     """-phi(w) A log pi, phi(w) = w^k exp(lambda (1 - w)) a constant, w the product of the response's ratios.
 
     VESPO, variational sequence-level soft policy optimization (Shen et al. 2026, arXiv 2602.10693; checked against TRL 1.16's loss_type

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlvr.components import Loss
 from rlvr.core.needs import Need
 from rlvr.core.schedules import Scalar, refuse_below
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
@@ -12,7 +13,7 @@ from rlvr.registry import register
 
 @register("loss", "weighted_likelihood")
 @dataclass(frozen=True)
-class WeightedLikelihood:
+class WeightedLikelihood(Loss):
     """-min(exp(A / temperature), most) log pi.
 
     Advantage-weighted regression (Peng et al. 2019, arXiv 1910.00177). It never pushes a response down, and needs no

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlvr import registry
+from rlvr.components import Advantage
 from rlvr.config import Config
 from rlvr.config.config_loading import load_config
 from rlvr.core.schedules import at
@@ -83,17 +84,18 @@ class Replay:
 
     def _refuse_what_needs_the_policy(self) -> None:
         for term in walk(self.terms):
-            if getattr(term.function, "needs", ()) or hasattr(term.function, "asks"):
+            if term.function.needs_policy:
                 raise ConfigError(
                     f"rewards: {term.name!r} needs a forward pass of the policy, which a replay does not make: give the other "
                     "terms with --rescore rewards='[...]'"
                 )
-            if hasattr(term.function, "observe"):
+            if term.function.remembers:
                 self.notes.append(f"the reward {term.name!r} adapts during a run; here it stays as at the start")
 
     def _choose_estimator(self) -> None:
-        self.estimator: Any = registry.build("advantage", self.config.algorithm.advantage)
-        if any(getattr(self.estimator, trait, None) for trait in ("needs", "per_token", "reads_characters", "observe")):
+        self.estimator: Advantage = registry.build("advantage", self.config.algorithm.advantage)
+        wanted = self.estimator
+        if wanted.needs or wanted.per_token or wanted.reads_characters or wanted.remembers:
             self._fall_back("it needs more than rewards")
 
     def _fall_back(self, why: str) -> None:

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from rlvr.components import RewardTerm
 from rlvr.core.calling import ByColumns, ByName, by_signature, sampled_ids, score_of
 from rlvr.errors import USER_CODE_ERRORS, ConfigError, user_traceback
 from rlvr.records import Batch, Rollout, Task, cut
 
 
-class PerCompletion:
+class PerCompletion(RewardTerm):
     """The function of the term `name` over a batch. A rollout for which it raises, or returns no number, is undecided and
     counted."""
 

@@ -29,9 +29,10 @@ import numpy as np
 from pydantic import AfterValidator
 
 from rlvr import registry
+from rlvr.components import RewardTerm, adapted, called_as
 from rlvr.config import Config, RewardSpec
 from rlvr.core.calling import name_of
-from rlvr.core.schedules import Scalar, at, controllers, moving_options, scalar_value
+from rlvr.core.schedules import Scalar, at, scalar_value
 from rlvr.core.specs import ComponentSpec
 from rlvr.errors import USER_CODE_ERRORS, ConfigError, RlvrError, UserCodeError, nearest, user_traceback
 from rlvr.records import Batch, Task, cut
@@ -70,7 +71,7 @@ class Term:
     """One term of the reward."""
 
     name: str
-    function: Callable[..., Any]
+    function: RewardTerm
     weight: Scalar = 1.0
     sources: tuple[str, ...] | None = None
     """The sources of tasks that have the term; None: all."""
@@ -133,7 +134,7 @@ def _specs(specs: Sequence[Any]) -> Iterator[RewardSpec]:
         if isinstance(given, (ComponentSpec, str, dict)):
             spec = RewardSpec.parse(given)
             yield spec
-            inside = getattr(registry.find("reward", spec.name), "inner", ())
+            inside = _inner(registry.find("reward", spec.name))
             held = [spec.options[option] for option in inside if spec.options.get(option) is not None]
             yield from _specs(
                 [one for value in held for one in (value if isinstance(value, (list, tuple)) else [value])]
@@ -151,33 +152,41 @@ def _term(given: Any, top: bool = True) -> Term:
         raise ConfigError(f"rewards: {name!r} has `sources` and stands inside another term: give them to the outer one")
     piece = registry.build("reward", spec)
     inner: dict[str, Any] = {}
-    for option in getattr(piece, "inner", ()):
+    for option in piece.inner if isinstance(piece, RewardTerm) else ():
         held = getattr(piece, option)
         if held is not None:
             inner[option] = [_term(one, False) for one in held] if isinstance(held, tuple) else _term(held, False)
     return Term(name, _of_batch(piece, name), spec.weight, spec.sources, inner)
 
 
-def _of_batch(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return `function` of the batch as it is, a plain function of completions as the term `name`."""
+def _inner(function: Any) -> tuple[str, ...]:
+    """The options of a registered class that hold terms; none of a function."""
+    written = adapted("reward", function)
+    return written.inner if inspect.isclass(written) else ()
+
+
+def _of_batch(function: Callable[..., Any], name: str) -> RewardTerm:
+    """Return a function of the batch, or a plain function of completions, as the function of the term `name`."""
     positional = [
         p.name
         for p in inspect.signature(function).parameters.values()
         if p.kind in (p.POSITIONAL_OR_KEYWORD, p.POSITIONAL_ONLY)
     ]
-    return function if positional[:1] == ["batch"] else PerCompletion(function, name)
+    if positional[:1] != ["batch"]:
+        return PerCompletion(function, name)
+    term: RewardTerm = called_as(RewardTerm, function)
+    return term
 
 
 def bind(terms: Sequence[Term], setting: Setting) -> list[Term]:
     """The terms with what they take from the run; ConfigError names what contradicts it."""
 
     def bound(term: Term) -> Term:
-        make = getattr(term.function, "bind", None)
-        return term if make is None else dataclasses.replace(term, function=make(setting))
+        return dataclasses.replace(term, function=term.function.bind(setting))
 
     _check_sources(terms, setting)
     _check_fields(terms, setting.tasks)
-    needing = [t.name for t in walk(terms) if getattr(t.function, "needs", ()) or hasattr(t.function, "asks")]
+    needing = [t.name for t in walk(terms) if t.function.needs_policy]
     if needing and setting.config.rollout.refill:
         raise ConfigError(
             f"rewards: {needing[0]!r} needs a forward pass of the policy over whole steps, and rollout.refill looks at "
@@ -231,19 +240,9 @@ def at_step(terms: Sequence[Term], step: int, steps: int) -> list[Term]:
     return [term.each(now) for term in terms]
 
 
-def controllers_of(terms: Sequence[Term]) -> Iterator[Any]:
-    """The controllers among weights and options, in a fixed order."""
-    for term in walk(terms):
-        yield from controllers(term, term.function)
-
-
-def scheduled(terms: Sequence[Term], step: int, steps: int) -> dict[str, float]:
-    """The weights and options that are no constants, as `schedule/reward/<term>.<option>` -> their values."""
-    moving: dict[str, float] = {}
-    for term in walk(terms):
-        for piece in (term, term.function):
-            moving |= moving_options(piece, f"schedule/reward/{term.name}", step, steps)
-    return moving
+def components_of(terms: Sequence[Term]) -> list[tuple[str, Any]]:
+    """(`reward/<term>`, component) of all terms: each term, which holds its weight, then its function."""
+    return [(f"reward/{term.name}", item) for term in walk(terms) for item in (term, term.function)]
 
 
 # scoring

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlvr.components import Selector
 from rlvr.records import Batch
 from rlvr.registry import register
 from rlvr.selection.members import positions, ranked
@@ -13,7 +14,7 @@ from rlvr.selection.members import positions, ranked
 
 @register("selector", "balance_sources")
 @dataclass(frozen=True)
-class BalanceSources:
+class BalanceSources(Selector):
     """Keep as many groups of each source of tasks as the rarest source has, whole groups, most varied rewards first.
 
     Ties are broken by the draw's name, groups of equal rewards come last. With one source nothing changes.
@@ -44,7 +45,7 @@ def _rank(group: tuple[float, str, np.ndarray]) -> tuple[float, str]:
 
 @register("selector", "balance_outcomes")
 @dataclass(frozen=True)
-class BalanceOutcomes:
+class BalanceOutcomes(Selector):
     """Keep as many right as wrong members of each group, or at most so many times the rarer kind.
 
     Right is a reward above `threshold`. Of the commoner kind, members with the highest rewards (if right) or the lowest (if

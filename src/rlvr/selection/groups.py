@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rlvr.components import Selector
 from rlvr.core.schedules import Scalar
 from rlvr.records import Batch
 from rlvr.registry import register
@@ -36,7 +37,7 @@ def decided(batch: Batch) -> np.ndarray:
 
 @register("selector", "pass_rate_band")
 @dataclass(frozen=True)
-class PassRateBand:
+class PassRateBand(Selector):
     """Keep the groups whose mean reward lies in a band, ends included: neither too easy nor too hard.
 
     Groups without a decided reward are dropped. 0 and 1 keep all others, with rewards in [0, 1].
@@ -60,7 +61,7 @@ class PassRateBand:
 
 @register("selector", "spread")
 @dataclass
-class SpreadFilter:
+class SpreadFilter(Selector):
     """Keep the groups whose rewards spread at least as much as is usual by now.
 
     The dynamic filter of RLPR (Yu et al. 2025, arXiv 2506.18254, from notes): groups whose standard deviation is below

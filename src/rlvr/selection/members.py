@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from rlvr.components import Selector
 from rlvr.errors import ConfigError
 from rlvr.records import Batch
 from rlvr.registry import register
@@ -30,7 +31,7 @@ def positions(parts: list[np.ndarray]) -> np.ndarray:
 
 @register("selector", "best_worst")
 @dataclass(frozen=True)
-class BestWorst:
+class BestWorst(Selector):
     """Keep the members of each group with the highest and with the lowest rewards.
 
     Best alone is best-of-n imitation under a positive advantage; both are the extremes of a wide group. A group with no more
@@ -63,7 +64,7 @@ class BestWorst:
 
 @register("selector", "most_varied")
 @dataclass(frozen=True)
-class MostVaried:
+class MostVaried(Selector):
     """Keep the members of each group, so many, whose rewards have the largest variance.
 
     PODS, max-variance down-sampling (Xu et al. 2025, arXiv 2504.13818, theorem 1): the best subset of m is the i highest and
@@ -98,7 +99,7 @@ class MostVaried:
 
 @register("selector", "shortest")
 @dataclass(frozen=True)
-class Shortest:
+class Shortest(Selector):
     """Keep the shortest members of each group among the right ones, and all others.
 
     The GRPO side of GFPO's idea of sampling more and training on the concise (Shrivastava et al. 2025, arXiv 2508.09726),
@@ -127,9 +128,9 @@ class Shortest:
         return positions(kept)
 
 
-def check_order(selector: object, name: str, select_after: bool) -> None:
+def check_order(selector: Selector, name: str, select_after: bool) -> None:
     """ConfigError where a selector reads advantages that are not there yet."""
-    if getattr(selector, "after", False) and not select_after:
+    if selector.after and not select_after:
         raise ConfigError(
             f"algorithm.select: {name!r} reads advantages, and selection comes before them: set algorithm.select_after=true"
         )

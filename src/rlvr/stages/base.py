@@ -6,8 +6,7 @@ than a stage (policy, engine, history) is handed in as `Parts`.
 
 from __future__ import annotations
 
-import dataclasses
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from rlvr import registry
+from rlvr.components import Component
 from rlvr.config.stage_plan import StagePlan
-from rlvr.core.schedules import Controller, Schedule, StepSchedule, controllers, scalar_value
+from rlvr.core.component_list import ComponentList
+from rlvr.core.schedules import Controller, Schedule, StepSchedule, scalar_value
 from rlvr.data import History, Sampler, TaskPool
 from rlvr.errors import ConfigError, DataError
 from rlvr.losses import Objective
@@ -46,7 +47,7 @@ class Parts:
     """Whether this is the rank that warns."""
 
 
-class Stage(ABC):
+class Stage(Component):
     """One stage, opened for a run."""
 
     injected = ("plan", "parts", "tasks", "seed")
@@ -108,7 +109,7 @@ class Stage(ABC):
     def give_back(self) -> None:
         """Take the draws of the step last collected for not trained, and end what is being collected."""
 
-    def call_functions(self, collected: Collected) -> None:  # noqa: B027
+    def call_functions(self, collected: Collected) -> None:
         """Call the user's functions of one rollout or group for what was collected. On rank 0 alone, since they may be random or
         paid for; the other ranks get the values with the rollouts."""
 
@@ -181,22 +182,22 @@ class Stage(ABC):
 
     def controllers(self) -> Iterator[Controller]:
         """The controllers among the scalars of the stage, in a fixed order."""
-        objective = self.objective()
-        yield from controllers(*objective.components, *(c.loss for c in objective.components))
+        yield from self._objective_components().controllers()
         if isinstance(self.config.rollout.temperature, Controller):
             yield self.config.rollout.temperature
 
     def scheduled(self, step: int) -> dict[str, float]:
         """The values at `step` of the scalars that are not constants, as `schedule/<component>.<option>`."""
-        written: dict[str, Any] = {"temperature": self.config.rollout.temperature}
-        for component in self.objective().components:
-            loss = component.loss
-            options: dict[str, Any] = vars(loss) if dataclasses.is_dataclass(loss) else {}
-            written |= {
-                f"{component.name}.{name}": value for name, value in (options | {"coef": component.coef}).items()
-            }
-        moving = {name: v for name, v in written.items() if isinstance(v, (Schedule, StepSchedule, Controller))}
-        return {f"schedule/{name}": scalar_value(v, step, self.steps) for name, v in moving.items()}
+        temperature = self.config.rollout.temperature
+        moving: dict[str, float] = {}
+        if isinstance(temperature, (Schedule, StepSchedule, Controller)):
+            moving["schedule/temperature"] = scalar_value(temperature, step, self.steps)
+        return moving | self._objective_components().scheduled(step, self.steps)
+
+    def _objective_components(self) -> ComponentList:
+        """The terms of the objective with their coefficients, then their losses."""
+        terms = self.objective().components
+        return ComponentList([*((term.name, term) for term in terms), *((term.name, term.loss) for term in terms)])
 
     def observe(self, metrics: Mapping[str, Any]) -> None:
         """Let the controllers move by what the step measured."""

@@ -30,7 +30,7 @@ class Chooser:
         self._policy, self._scoring = policy, Scoring(alone)
         self._scoring.bind(tasks, Setting(alone, tasks))
         terms = [term.function for term in walk(self._scoring.terms)]
-        if apart and any(getattr(term, "needs", ()) or hasattr(term, "asks") for term in terms):
+        if apart and any(term.needs_policy for term in terms):
             raise ConfigError(
                 f"evaluation.scorer: {scorer.written!r} needs a forward pass of the policy, whose weights lie in parts on "
                 "the ranks: evaluate a checkpoint with python -m rlvr.evaluate, or choose another scorer"

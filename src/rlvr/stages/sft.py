@@ -106,7 +106,7 @@ def _component(plan: StagePlan, loss: ComponentSpec, average: Average) -> Object
         return ObjectiveTerm("likelihood", LikelihoodLoss(average), "likelihood")
     piece = registry.build("auxiliary", loss)
     name = loss.short_name
-    if hasattr(piece, "weights") or getattr(piece, "smallest_group", 1) > 1:
+    if piece.has_weights or piece.smallest_group > 1:
         raise ConfigError(
             f"stage {plan.name!r}: the loss {name!r} chooses or compares sampled responses, and an sft stage has one given "
             "response for each task: use it in algorithm.auxiliary of a grpo stage, or choose another loss"

@@ -1,20 +1,20 @@
 """The column `advantage` of a batch: an estimator, then modifiers, with what they declare that they need.
 
-What an estimator and a modifier may declare is listed in rlvr.advantages. Invariant: no piece is known here by name.
+The contracts are `rlvr.components.Advantage` and `Modifier`. Invariant: no component is known here by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from rlvr import registry
+from rlvr.components import Advantage
 from rlvr.config import Config
-from rlvr.core.schedules import at
+from rlvr.core.component_list import ComponentList
 from rlvr.errors import ConfigError
-from rlvr.losses import SequenceLoss
 from rlvr.policy import Policy
 from rlvr.policy.columns import add_statistics
 from rlvr.records import Batch, Task
@@ -30,10 +30,11 @@ class Advantages:
         algorithm = config.algorithm
         self.config = config
         self.name = algorithm.advantage.name
-        self.pieces = [registry.build("advantage", algorithm.advantage)]
-        self.pieces += [registry.build("modifier", spec) for spec in algorithm.modifiers]
-        self.names = [self.name, *(spec.name for spec in algorithm.modifiers)]
-        smallest = getattr(self.pieces[0], "smallest_group", 1)
+        estimator: Advantage = registry.build("advantage", algorithm.advantage)
+        self._named: list[tuple[str, Advantage]] = [(self.name, estimator)]
+        self._named += [(spec.name, registry.build("modifier", spec)) for spec in algorithm.modifiers]
+        self.components = ComponentList(self._named)
+        smallest = estimator.smallest_group
         if config.rollout.group_size < smallest:
             raise ConfigError(
                 f"rollout.group_size is {config.rollout.group_size}, and the advantage {self.name!r} compares the members of "
@@ -42,22 +43,20 @@ class Advantages:
             )
         self._penalised = (penalty := build_penalty(algorithm)) is not None and penalty.where == "advantage"
         self.loss = algorithm.loss.name
-        loss = registry.build("loss", algorithm.loss)
-        self._loss_per_response = getattr(loss, "per_response", isinstance(loss, SequenceLoss))
+        self._loss_per_response = registry.build("loss", algorithm.loss).per_response
         self._refuse_tokens_where_one_number_is_needed()
-        for piece in self.pieces:
-            if hasattr(piece, "check"):
-                piece.check(config, tasks)
+        for _, component in self._named:
+            component.check(config, tasks)
 
     def _refuse_tokens_where_one_number_is_needed(self) -> None:
         by_token = "kl.where: advantage" if self._penalised else None
-        for piece, name in zip(self.pieces, self.names, strict=True):
-            if by_token is not None and getattr(piece, "per_response", False):
+        for name, component in self._named:
+            if by_token is not None and component.per_response:
                 raise ConfigError(
                     f"algorithm.modifiers: {name!r} needs one advantage per response, and {by_token!r} before it gives one "
                     f"per token: put {name!r} first or leave one of them out"
                 )
-            by_token = name if getattr(piece, "per_token", False) else by_token
+            by_token = name if component.per_token else by_token
         if by_token is not None and self._loss_per_response:
             raise ConfigError(self._credit_is_lost(by_token))
 
@@ -75,21 +74,21 @@ class Advantages:
         ConfigError names a piece whose result has another shape, or no number for a decided rollout.
         """
         self._add_what_is_needed(batch, policy)
-        pieces = [at(piece, step, steps) for piece in self.pieces]
-        values = self._checked(pieces[0](batch), batch, f"algorithm.advantage {self.names[0]!r}")
+        (name, estimator), *modifiers = self.components.at(step, steps)
+        values = self._checked(estimator(batch), batch, f"algorithm.advantage {name!r}")
         if self._penalised:
             values = less_penalty(values, batch)
-        for modifier, name in zip(pieces[1:], self.names[1:], strict=True):
+        for name, modifier in modifiers:
             values = self._checked(modifier(batch, values), batch, f"algorithm.modifiers: {name!r}")
         if isinstance(values, list):
             if self._loss_per_response:  # a piece that does not declare `per_token`
-                raise ConfigError(self._credit_is_lost(" or ".join(self.names)))
+                raise ConfigError(self._credit_is_lost(" or ".join(name for name, _ in self._named)))
             batch.token_columns["advantage"] = values
         else:
             batch.columns["advantage"] = values
 
     def _add_what_is_needed(self, batch: Batch, policy: Policy) -> None:
-        asked = frozenset().union(*(getattr(piece, "needs", ()) for piece in self.pieces))
+        asked = frozenset().union(*(component.needs for _, component in self._named))
         needs = {
             need for need in asked if f"{need.statistic}/current" not in batch.token_columns
         }  # a reward may have them
@@ -97,7 +96,7 @@ class Advantages:
             decided = np.isfinite(batch.column("reward"))
             where = [r.sampled & on for r, on in zip(batch.rollouts, decided, strict=True)]
             add_statistics(policy, batch, needs, where, self.config.optim)
-        if any(getattr(piece, "reads_characters", False) for piece in self.pieces):
+        if any(component.reads_characters for _, component in self._named):
             for rollout in batch.rollouts:
                 if rollout.char_ends is None and rollout.verdict is not None and rollout.verdict.spans:
                     rollout.char_ends = char_ends(policy.tokenizer, rollout)
@@ -118,19 +117,3 @@ class Advantages:
         if any(not np.isfinite(v).all() for v in columns):
             raise ConfigError(f"{piece} returned a NaN or an infinity: undecided rollouts get 0")
         return columns if isinstance(values, list) else columns[0]
-
-    def observe(self, metrics: Mapping[str, Any]) -> None:
-        """A step was trained: pieces with a memory take it in."""
-        for piece in self.pieces:
-            if hasattr(piece, "observe"):
-                piece.observe(metrics)
-
-    def state_dict(self) -> list[Any]:
-        """What the pieces remember, None for those without a memory."""
-        return [piece.state_dict() if hasattr(piece, "state_dict") else None for piece in self.pieces]
-
-    def load_state_dict(self, state: Sequence[Any]) -> None:
-        """Go on with what the pieces remembered."""
-        for piece, saved in zip(self.pieces, state, strict=True):
-            if saved is not None:
-                piece.load_state_dict(saved)

@@ -15,7 +15,7 @@ from rlvr.records import Batch, Origin, Rollout
 def token_after(objective: Objective, policy: Policy) -> int | None:
     """The id of the token that a component wants after responses; None where none does. ConfigError where it is no token, or
     where two components want different ones."""
-    wanted = {c.name: c.loss.appends for c in objective.components if hasattr(c.loss, "appends")}
+    wanted = {c.name: c.loss.appends for c in objective.components if c.loss.appends is not None}
     if len(set(wanted.values())) > 1:
         raise ConfigError(
             f"algorithm.auxiliary: {' and '.join(wanted)} put different tokens after a response: give them the same"

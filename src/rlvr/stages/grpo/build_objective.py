@@ -6,15 +6,14 @@ Invariant: no piece is known by name; what a piece can do is seen from what it d
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from rlvr import registry
+from rlvr.components import Correction, Loss, SequenceLoss
 from rlvr.config import AlgorithmConfig, ComponentSpec, Config, KLConfig
 from rlvr.config.stage_plan import StagePlan
 from rlvr.core.needs import BEHAVIOUR, Need
 from rlvr.errors import ConfigError
-from rlvr.losses import Divergence, EntropyBonus, KLPenalty, Objective, ObjectiveTerm, Renewal, SequenceLoss
-from rlvr.losses.correction import Correction
+from rlvr.losses import Divergence, EntropyBonus, KLPenalty, Objective, ObjectiveTerm, Renewal
 from rlvr.rollout.vllm.options import deviations
 from rlvr.stages.grpo.reference_penalty import ReferencePenalty
 
@@ -27,7 +26,7 @@ def build_objective(plan: StagePlan, shares_weights: bool) -> Objective:
     `shares_weights`: the engine computes with the trainer's own weights, so that `correction: auto` is none.
     """
     algorithm = plan.config.algorithm
-    loss = registry.build("loss", algorithm.loss)
+    loss: Loss | SequenceLoss = registry.build("loss", algorithm.loss)
     name = algorithm.loss.name
     _check_loss(loss, name, plan.config.rollout.group_size)
     of_responses = isinstance(loss, SequenceLoss)
@@ -38,7 +37,7 @@ def build_objective(plan: StagePlan, shares_weights: bool) -> Objective:
             "token_select to [] or choose a loss of tokens"
         )
     keep = tuple(registry.build("token_selector", spec) for spec in algorithm.token_select)
-    skips = getattr(loss, "zero_without_advantage", False)
+    skips = loss.zero_without_advantage
     components = [ObjectiveTerm("policy", loss, "policy", algorithm.loss_coef, skips, not corrects_itself, keep)]
     components += _kl(algorithm, loss, of_responses)
     if algorithm.entropy != 0.0:
@@ -49,7 +48,7 @@ def build_objective(plan: StagePlan, shares_weights: bool) -> Objective:
             "algorithm.loss_coef is 0 and the policy loss is the only term: set loss_coef above 0, or add a term to "
             "algorithm.auxiliary"
         )
-    constant = getattr(loss, "constant", None) or plan.config.rollout.max_new_tokens
+    constant = loss.constant or plan.config.rollout.max_new_tokens
     correction = _correction(algorithm, name, corrects_itself, shares_weights)
     objective = Objective(
         tuple(components), float(constant), correction, algorithm.decoupled, _renewal(algorithm.kl or KLConfig())
@@ -77,14 +76,8 @@ def _divergence(kl: KLConfig) -> Divergence:
     return Divergence(registry.build("kl", kl.estimator), gradient, kl.bound)
 
 
-def _check_loss(loss: Any, name: str, group_size: int) -> None:
-    missing = [attribute for attribute in ("needs", "average") if not hasattr(loss, attribute)]
-    if missing:
-        raise ConfigError(
-            f"algorithm.loss {name!r} does not say its `{missing[0]}`: a loss is a class with "
-            "`needs` (what it reads of a forward pass) and `average` (what it averages over)"
-        )
-    if getattr(loss, "constant", None) is not None and loss.average != "constant":
+def _check_loss(loss: Loss | SequenceLoss, name: str, group_size: int) -> None:
+    if loss.constant is not None and loss.average != "constant":
         raise ConfigError(
             f"algorithm.loss {name!r}: constant={loss.constant} is the length that the constant average divides by, and average is "
             f"{loss.average!r}: set average to constant, or leave constant out"
@@ -92,8 +85,8 @@ def _check_loss(loss: Any, name: str, group_size: int) -> None:
     _check_group(loss, f"the loss {name!r}", group_size)
 
 
-def _check_group(piece: Any, called: str, group_size: int) -> None:
-    smallest = getattr(piece, "smallest_group", 1)
+def _check_group(loss: Loss | SequenceLoss, called: str, group_size: int) -> None:
+    smallest = loss.smallest_group
     if group_size < smallest:
         raise ConfigError(
             f"rollout.group_size is {group_size}, and {called} compares the members of a group: set rollout.group_size to "
@@ -101,7 +94,7 @@ def _check_group(piece: Any, called: str, group_size: int) -> None:
         )
 
 
-def _kl(algorithm: AlgorithmConfig, loss: Any, of_responses: bool) -> list[ObjectiveTerm]:
+def _kl(algorithm: AlgorithmConfig, loss: Loss | SequenceLoss, of_responses: bool) -> list[ObjectiveTerm]:
     kl = algorithm.kl
     if kl is None or kl.coef == 0.0:
         if kl is not None and kl.scale is not None:
@@ -136,7 +129,7 @@ def _auxiliary(algorithm: AlgorithmConfig, group_size: int) -> list[ObjectiveTer
             raise ConfigError(
                 f"algorithm.auxiliary: {name!r} is the name of another term of the loss: rename the class"
             )
-        piece = registry.build("auxiliary", spec)
+        piece: Loss | SequenceLoss = registry.build("auxiliary", spec)
         _check_group(piece, f"the auxiliary loss {kind!r}", group_size)
         in_reward = algorithm.kl is not None and algorithm.kl.coef != 0.0 and algorithm.kl.where == "reward"
         if isinstance(piece, SequenceLoss) and in_reward:
@@ -144,7 +137,7 @@ def _auxiliary(algorithm: AlgorithmConfig, group_size: int) -> list[ObjectiveTer
                 f"algorithm.kl.where is 'reward', and the auxiliary loss {kind!r} reads the rewards as the verifier gave them: set "
                 "algorithm.kl.where to loss or advantage"
             )
-        weights = name if hasattr(piece, "weights") else "policy"
+        weights = name if piece.has_weights else "policy"
         components.append(ObjectiveTerm(name, piece, weights, spec.coef))
     return components
 

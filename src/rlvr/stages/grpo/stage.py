@@ -13,7 +13,8 @@ import numpy as np
 
 from rlvr import registry
 from rlvr.config.stage_plan import StagePlan
-from rlvr.core.schedules import Controller, controllers, moving_options
+from rlvr.core.component_list import ComponentList
+from rlvr.core.schedules import Controller
 from rlvr.errors import ConfigError, DataError
 from rlvr.losses import Objective
 from rlvr.monitor.batch import advantage_metrics, batch_metrics
@@ -46,9 +47,7 @@ class GRPOStage(Stage):
             warn_uncorrected(plan.config, self._objective)
         self.penalty = build_penalty(plan.config.algorithm)
         self._penalised: dict[str, Any] = {}
-        self._shows_demonstrations = any(
-            getattr(c.loss, "shows_demonstrations", False) for c in self._objective.components
-        )
+        self._shows_demonstrations = any(c.loss.shows_demonstrations for c in self._objective.components)
         self._appended = token_after(self._objective, parts.policy)
         self.advantages = Advantages(plan.config, tasks)
         check_scale(plan.config, tasks)
@@ -146,7 +145,7 @@ class GRPOStage(Stage):
         if any(c.by_token for c in self._objective.components):
             batch.token_columns["factor/kl"] = self._kl_factors(batch) or []
         for component in self._objective.components:
-            if hasattr(component.loss, "weights"):
+            if component.loss.has_weights:
                 batch.token_columns[f"weight/{component.weights}"] = component.loss.weights(batch)
         return batch, metrics
 
@@ -201,34 +200,38 @@ class GRPOStage(Stage):
     def controllers(self) -> Iterator[Controller]:
         """Those of the objective, of the advantage and its modifiers, then of rewards and selection."""
         yield from super().controllers()
-        yield from controllers(*(selector for c in self._objective.components for selector in c.keep))
-        yield from controllers(self.penalty)
-        yield from controllers(*self.advantages.pieces)
-        yield from self.scoring.controllers()
+        for components in self._further_components():
+            yield from components.controllers()
 
     def scheduled(self, step: int) -> dict[str, float]:
-        """Those of the objective, of rewards and selection, and of the advantage and its modifiers by the piece's name."""
-        moving = super().scheduled(step) | self.scoring.scheduled(step, self.steps)
-        moving |= moving_options(self.penalty, "schedule/kl", step, self.steps)
-        for selector in (s for c in self._objective.components for s in c.keep):
-            moving |= moving_options(selector, f"schedule/{type(selector).__name__}", step, self.steps)
-        for name, piece in zip(self.advantages.names, self.advantages.pieces, strict=True):
-            moving |= moving_options(piece, f"schedule/{name}", step, self.steps)
+        """Those of the objective, of rewards and selection, and of the advantage and its modifiers by the component's name."""
+        moving = super().scheduled(step)
+        for components in self._further_components():
+            moving |= components.scheduled(step, self.steps)
         return moving
 
+    def _further_components(self) -> list[ComponentList]:
+        """Components beside those of the objective, in the order in which a checkpoint saves their controllers."""
+        selectors = [(type(s).__name__, s) for c in self._objective.components for s in c.keep]
+        penalty = [] if self.penalty is None else [("kl", self.penalty)]
+        return [ComponentList([*selectors, *penalty]), self.advantages.components, self.scoring.components]
+
     def observe(self, metrics: Mapping[str, Any]) -> None:
-        """Let controllers and pieces with a memory move by what the step measured."""
+        """Let controllers and adaptive components move by what the step measured."""
         super().observe(metrics)
-        self.advantages.observe(metrics)
-        self.scoring.observe(metrics)
+        self.advantages.components.observe(metrics)
+        self.scoring.components.observe(metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"advantages": self.advantages.state_dict(), "scoring": self.scoring.state_dict()}
+        return super().state_dict() | {
+            "advantages": self.advantages.components.state_dict(),
+            "scoring": self.scoring.components.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self.advantages.load_state_dict(state["advantages"])
-        self.scoring.load_state_dict(state["scoring"])
+        self.advantages.components.load_state_dict(state["advantages"])
+        self.scoring.components.load_state_dict(state["scoring"])
 
     @property
     def most_groups(self) -> int | None:
