@@ -69,8 +69,8 @@ from rlvr.run.stage_list import StageList, open_stage
 from rlvr.run.train_state import TrainState
 from rlvr.stages import Stage
 from rlvr.stages.choosing import chooser
+from rlvr.verifiers.pool import Verification
 from rlvr.verifiers.raised_verdicts import RaisedVerdicts
-from rlvr.verifiers.routing import Verification
 
 STOPPING = "stopping as soon as this step can be left, with a checkpoint; Ctrl-C once more stops at once"
 

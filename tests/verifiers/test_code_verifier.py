@@ -21,7 +21,7 @@ from rlvr.verifiers.code import verifier as verifier_module
 from rlvr.verifiers.code.runner import Ended, Outcome
 from rlvr.verifiers.code.sandbox import languages
 from rlvr.verifiers.code.steady import is_steady
-from rlvr.verifiers.routing import Verification
+from rlvr.verifiers.pool import Verification
 
 
 def task(prompt="?", **info):

@@ -9,7 +9,7 @@ import pytest
 from rlvr.errors import ConfigError
 from rlvr.records import Task
 from rlvr.verifiers import VerifierPool, as_verifier
-from rlvr.verifiers.routing import Verification
+from rlvr.verifiers.pool import Verification
 
 TASK = Task("t1", "2+2?", "4")
 

@@ -269,7 +269,7 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
     from rlvr.rollout.weights import weight_buckets
     from rlvr.stages.choosing import chooser
     from rlvr.verifiers import VerifierPool
-    from rlvr.verifiers.routing import Verification
+    from rlvr.verifiers.pool import Verification
 
     config, engine_reason = engine_of_run(config, world)
     check_gpus(config, world, engine_reason)

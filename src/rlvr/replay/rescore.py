@@ -26,7 +26,7 @@ from rlvr.records import BASELINE, Batch, Task
 from rlvr.replay.changes import Change, change
 from rlvr.rewards import Setting, Term, at_step, bind, build_terms, score, walk
 from rlvr.verifiers import VerifierPool
-from rlvr.verifiers.routing import Verification, verify_again
+from rlvr.verifiers.pool import Verification, verify_again
 
 SECTIONS = ("verifier", "rewards", "verification", "algorithm")
 """What of the configuration decides the score of a rollout."""

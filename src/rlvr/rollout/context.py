@@ -17,7 +17,7 @@ from rlvr.core.seeding import seed_of
 from rlvr.data import Prompts
 from rlvr.records import Rollout, Task
 from rlvr.rollout.engine import Completion, Engine, Request, Sampling
-from rlvr.verifiers.routing import Verification
+from rlvr.verifiers.pool import Verification
 
 BATCH_DELAY = 0.02
 """Seconds that a finished rollout can wait for others to be verified with, while sampling goes on: the event loop of the engine

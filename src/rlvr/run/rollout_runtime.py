@@ -16,7 +16,7 @@ from rlvr.run.policy_training import PolicyTraining
 from rlvr.run.resolved_config import ResolvedConfig
 from rlvr.run.run_tasks import RunTasks
 from rlvr.verifiers import VerifierPool
-from rlvr.verifiers.routing import Verification
+from rlvr.verifiers.pool import Verification
 
 
 class RolloutRuntime:

@@ -22,7 +22,7 @@ from rlvr.records import Rollout
 from rlvr.rollout import Collected, RolloutContext
 from rlvr.rollout.recorded import RecordedOptions, Recording
 from rlvr.stages.base import Parts
-from rlvr.verifiers.routing import verify_again
+from rlvr.verifiers.pool import verify_again
 
 
 def recording_of(plan: StagePlan) -> RecordedOptions | None:

@@ -1,5 +1,5 @@
 """Where verifiers run: worker processes that can be killed, threads, and an event loop, behind one class."""
 
-from rlvr.verifiers.pool.pool import VerifierPool
+from rlvr.verifiers.pool.pool import Verification, VerifierPool, verify_again
 
-__all__ = ["VerifierPool"]
+__all__ = ["Verification", "VerifierPool", "verify_again"]

@@ -1,11 +1,12 @@
-"""Where verifiers run: in the caller (quick), in worker processes, on threads, or on an event loop.
+"""The verifier of each task, and where verifiers run: in the caller (quick), in worker processes, on threads, or on an event loop.
 
     with VerifierPool(workers=4) as pool:
         verdict = await pool.verify(verifier, task, completion)
 
 Invariants: every call of `verify` ends in one Verdict, within the time limit plus the wait for a free slot, and never in
 an exception; the clock of an answer starts when its verification starts, not while it waits; no process outlives the
-pool or the program.
+pool or the program. Every task has a verifier and a verifier accepts every task before training starts, or the run is refused with
+the task's name.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ import atexit
 import os
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
 
 from rlvr.core.calling import sampled_ids
-from rlvr.records import Rollout, Task, Verdict, VerdictStatus
-from rlvr.verifiers.base import FunctionVerifier, Verifier, as_verdict, display_name, is_coroutine, timed
+from rlvr.errors import ConfigError, DataError
+from rlvr.records import BASELINE, Rollout, Task, Verdict, VerdictStatus
+from rlvr.verifiers.base import FunctionVerifier, Verifier, as_verdict, as_verifier, display_name, is_coroutine, timed
 from rlvr.verifiers.pool.cache import VerdictCache
 from rlvr.verifiers.pool.courier import Courier
 from rlvr.verifiers.pool.crews import Crew, Crews, LoadError
 from rlvr.verifiers.pool.deadline import Deadline
+from rlvr.verifiers.pool.sandbox import missing as missing_sandbox
 from rlvr.verifiers.pool.threads import LoopThread, Threads, cores
 from rlvr.verifiers.pool.together import Found, Together
 from rlvr.verifiers.pool.wire import Job
@@ -35,6 +38,8 @@ T = TypeVar("T")
 
 MAX_LOST = 256
 """Abandoned calls that never returned, beyond which no new thread is started."""
+SHOWN = 3
+"""Most tasks that the error about tasks that cannot be verified names."""
 
 
 class VerifierPool:
@@ -82,22 +87,48 @@ class VerifierPool:
         self._guests = LoopThread("verifier-async")  # apart, so that a guest that blocks its loop stops no deadline
         atexit.register(self.close)
 
-    async def verify(self, verifier: Verifier, task: Task, completion: str, rollout: Rollout | None = None) -> Verdict:
-        """The verdict of `verifier` on one completion. `rollout` is for functions that ask for token ids."""
-        return await self._verify_one(verifier, task, completion, sampled_ids(rollout))
+    async def verify(
+        self,
+        verifier: Verifier,
+        task: Task,
+        completion: str,
+        rollout: Rollout | None = None,
+        token_ids: list[int] | None = None,
+    ) -> Verdict:
+        """The verdict of `verifier` on one completion. `rollout`, or `token_ids` in its place, is for functions that ask for the ids
+        of the sampled tokens."""
+        if self._closed or not isinstance(completion, str):
+            return Verdict.undecided(_CLOSED if self._closed else _no_text(completion))
+        start = time.perf_counter()
+        try:
+            verdict = verifier.quick(task, completion)
+        except Exception as error:  # a verifier's trouble costs a verdict, not the run
+            verdict = Verdict.raised(f"{display_name(verifier)}.quick raised", error)
+        key = None if verdict else self._cache.key(verifier, task, completion)
+        if key is not None:
+            verdict = self._cache.get(key)
+        if verdict is not None:
+            return replace(verdict, seconds=time.perf_counter() - start)
+        if rollout is not None:
+            token_ids = sampled_ids(rollout)
+        verdict = await self._verify_slowly(verifier, Job(task, (completion,), (token_ids,)))
+        if key is not None:
+            self._cache.put(key, verifier, verdict)
+        return verdict
 
     async def verify_group(
         self, verifier: Verifier, task: Task, completions: Sequence[str], rollouts: Sequence[Rollout] | None = None
     ) -> list[Verdict]:
         """The verdicts on the completions of one task, in one call where the verifier has `verify_group`."""
-        ids = [None] * len(completions) if rollouts is None else [sampled_ids(rollout) for rollout in rollouts]
+        known: Sequence[Rollout | None] = [None] * len(completions) if rollouts is None else rollouts
         if verifier.verify_group is None:
-            ones = zip(completions, ids, strict=True)
-            return list(await asyncio.gather(*(self._verify_one(verifier, task, *one) for one in ones)))
+            ones = zip(completions, known, strict=True)
+            return list(await asyncio.gather(*(self.verify(verifier, task, *one) for one in ones)))
         bad = [completion for completion in completions if not isinstance(completion, str)]
         if not completions or bad or self._closed:
             reason = _no_text(bad[0]) if bad else _CLOSED
             return [Verdict.undecided(reason)] * len(completions)
+        ids = [sampled_ids(rollout) for rollout in known]
         verdicts = await self._on_loop(self._run(verifier, Job(task, tuple(completions), ids, group=True)))
         return verdicts or [Verdict.undecided(_CLOSED)] * len(completions)
 
@@ -134,31 +165,14 @@ class VerifierPool:
     ) -> None:
         self.close()
 
-    async def _verify_one(
-        self, verifier: Verifier, task: Task, completion: str, token_ids: list[int] | None
-    ) -> Verdict:
-        if self._closed or not isinstance(completion, str):
-            return Verdict.undecided(_CLOSED if self._closed else _no_text(completion))
-        start = time.perf_counter()
-        try:
-            verdict = verifier.quick(task, completion)
-        except Exception as error:  # a verifier's trouble costs a verdict, not the run
-            verdict = Verdict.raised(f"{display_name(verifier)}.quick raised", error)
-        key = None if verdict else self._cache.key(verifier, task, completion)
-        if key is not None:
-            verdict = self._cache.get(key)
-        if verdict is not None:
-            return replace(verdict, seconds=time.perf_counter() - start)
-        job, verdicts = Job(task, (completion,), (token_ids,)), None
+    async def _verify_slowly(self, verifier: Verifier, job: Job) -> Verdict:
+        """The verdict on a job of one completion, with others in one worker process where the verifier was quick lately."""
+        verdicts = None
         if self._crews.quick(verifier):
             verdicts = await self._together.verdicts(verifier, job, self.hold())
         if verdicts is None:
             verdicts = await self._on_loop(self._run(verifier, job))
-        if not verdicts:
-            return Verdict.undecided(_CLOSED)
-        if key is not None:
-            self._cache.put(key, verifier, verdicts[0])
-        return verdicts[0]
+        return verdicts[0] if verdicts else Verdict.undecided(_CLOSED)
 
     async def _several(self, verifier: Verifier, jobs: Sequence[Job]) -> Sequence[Found]:
         """The verdicts of jobs that go together."""
@@ -246,7 +260,7 @@ class VerifierPool:
         (completion,), (token_ids,) = job.completions, job.token_ids
 
         def verify(part: Verifier) -> Coroutine[Any, Any, Verdict]:
-            return self._verify_one(part, job.task, completion, token_ids)
+            return self.verify(part, job.task, completion, token_ids=token_ids)
 
         start = time.perf_counter()
         result = await asyncio.wrap_future(self._guests.submit(compose(job.task, completion, verify)))
@@ -282,3 +296,92 @@ _CLOSED = "the verifier pool is closed"
 
 def _no_text(completion: Any) -> str:
     return f"the completion is {type(completion).__name__}, not a text"
+
+
+class Verification:
+    """Puts verdicts on rollouts. `verifier` (a Verifier, a function, or a piece as written) checks all tasks; None: each its own."""
+
+    def __init__(self, verifier: Any, pool: VerifierPool) -> None:
+        self.pool = pool
+        self._default = None if verifier is None else _with_name(verifier)
+        self._of_tasks: dict[str, tuple[Verifier, str]] = {}
+        """The verifiers that tasks name."""
+
+    def of(self, task: Task) -> Verifier:
+        """The verifier of a task. DataError when nothing says which."""
+        return self._found(task)[0]
+
+    def _found(self, task: Task) -> tuple[Verifier, str]:
+        """The verifier of a task, and the name that its verdicts have in a rollout."""
+        if self._default is not None:
+            return self._default
+        if task.verifier is None:
+            raise DataError(
+                f"{task.named} names no verifier and the config sets none: set `verifier`, for example verifier=math"
+            )
+        if task.verifier not in self._of_tasks:
+            self._of_tasks[task.verifier] = _with_name(task.verifier)
+        return self._of_tasks[task.verifier]
+
+    def check(self, tasks: Iterable[Task]) -> None:
+        """DataError that names the first tasks which their verifier cannot check, and counts them; ConfigError where a
+        verifier needs a sandbox and there can be none."""
+        tasks = list(tasks)
+        if any(self.of(task).needs.sandbox for task in tasks) and (problem := missing_sandbox()) is not None:
+            raise ConfigError(problem)
+        bad = [(task, problem) for task in tasks if (problem := self.of(task).check_task(task)) is not None]
+        if bad:
+            shown = "\n".join(
+                f"  {task.id}: {problem}{f' ({task.place})' if task.place else ''}" for task, problem in bad[:SHOWN]
+            )
+            raise DataError(f"{len(bad)} tasks cannot be verified; mend or remove them:\n{shown}")
+
+    def by_group(self, task: Task) -> bool:
+        """Whether the verifier of a task wants the rollouts of a group together."""
+        return self.of(task).verify_group is not None
+
+    def same_answer(self, task: Task, first: str, second: str) -> bool:
+        """Whether two extracted answers to a task are the same, as its verifier sees it."""
+        return self.of(task).judge_of(task).same_answer(first, second)
+
+    async def verify(self, rollout: Rollout) -> Rollout:
+        """The rollout with its verdict."""
+        verifier, name = self._found(rollout.task)
+        return _with_verdict(rollout, name, await self.pool.verify(verifier, rollout.task, rollout.text, rollout))
+
+    async def verify_group(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """Rollouts of one task with their verdicts, given in one call where the verifier wants them together."""
+        if not rollouts:
+            return []
+        task = rollouts[0].task
+        verifier, name = self._found(task)
+        verdicts = await self.pool.verify_group(verifier, task, [rollout.text for rollout in rollouts], rollouts)
+        return [_with_verdict(rollout, name, verdict) for rollout, verdict in zip(rollouts, verdicts, strict=True)]
+
+
+def _with_name(piece: Any) -> tuple[Verifier, str]:
+    verifier = as_verifier(piece)
+    return verifier, display_name(verifier)
+
+
+def _with_verdict(rollout: Rollout, name: str, verdict: Verdict) -> Rollout:
+    rollout.verdicts[name] = verdict
+    rollout.timings["verify"] = verdict.seconds
+    return rollout
+
+
+async def verify_again(
+    rollouts: Sequence[Rollout],
+    by_group: Callable[[Task], bool],
+    verify_group: Callable[[Sequence[Rollout]], Awaitable[Sequence[Rollout]]],
+) -> None:
+    """Put new verdicts in the place of those that rollouts have, group by group where their verifier wants that.
+
+    What others are compared with is judged alone.
+    """
+    groups: dict[str, list[Rollout]] = {}
+    for number, rollout in enumerate(rollouts):
+        rollout.verdicts.clear()
+        together = rollout.role != BASELINE and by_group(rollout.task)
+        groups.setdefault(f"group {rollout.group}" if together else str(number), []).append(rollout)
+    await asyncio.gather(*(verify_group(members) for members in groups.values()))
