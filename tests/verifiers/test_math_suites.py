@@ -9,9 +9,9 @@ import pytest
 
 from rlvr.records import Task
 from rlvr.verifiers import MathVerifier
-from rlvr.verifiers.math.gold import read_golds
 from rlvr.verifiers.math.latex import clean
 from rlvr.verifiers.math.numeric import read_number
+from rlvr.verifiers.math.verifier import read_golds
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared"
