@@ -22,7 +22,7 @@ from rlvr.config import Config
 from rlvr.config.config_loading import load_config
 from rlvr.config.stage_plan import StagePlan, stage_plans
 from rlvr.core.seeding import seed_of
-from rlvr.core.signals import StopRequest, reporting
+from rlvr.core.waits import StopRequest, reporting
 from rlvr.data import Draw, Prompts, load_tasks
 from rlvr.data.prompts import refuse_long
 from rlvr.distributed import World

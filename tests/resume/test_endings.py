@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from rlvr import GRPOTrainer, registry
 from rlvr.config import CheckpointConfig
-from rlvr.core.signals import StopRequest
+from rlvr.core.waits import StopRequest
 from rlvr.distributed import World
 from rlvr.distributed.checkpoint_writer import Contents, Writer
 from rlvr.errors import ConfigError, TrainingError, command

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from rlvr.core.signals import reporting
+from rlvr.core.waits import reporting
 
 
 @pytest.mark.parametrize("taken", [False, True], ids=["free", "beside an event loop"])

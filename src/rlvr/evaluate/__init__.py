@@ -42,7 +42,7 @@ WRITTEN = "config.yaml"
 """Where in a run folder its configuration is."""
 
 if TYPE_CHECKING:
-    from rlvr.core.signals import StopRequest
+    from rlvr.core.waits import StopRequest
     from rlvr.distributed import World
 
 
@@ -258,7 +258,7 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
 
     Samples are those that the trainer's own evaluation would draw: seeds follow from the run's seed, task, member and call.
     """
-    from rlvr.core.signals import StopRequest
+    from rlvr.core.waits import StopRequest
     from rlvr.distributed.farm import open_engine, prove
     from rlvr.distributed.gpu_checks import check_gpus
     from rlvr.distributed.prompt_lengths import encoded_lengths

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlvr.config import Config
 from rlvr.config.stage_plan import longest_sequence
-from rlvr.core.signals import StopRequest
+from rlvr.core.waits import StopRequest
 from rlvr.data import History
 from rlvr.distributed import World
 from rlvr.distributed.farm import open_engine

@@ -20,7 +20,7 @@ import yaml
 from rlvr.config import Config
 from rlvr.config.config_loading import load_config
 from rlvr.config.stage_plan import stage_plans
-from rlvr.core.signals import reporting
+from rlvr.core.waits import reporting
 from rlvr.errors import ConfigError, DataError, command
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ import yaml
 from rlvr.config import Config
 from rlvr.core import lifeline
 from rlvr.core.own_files import check_output, is_run_config, is_verbatim
-from rlvr.core.signals import StopRequest, reporting
+from rlvr.core.waits import StopRequest, reporting
 from rlvr.errors import ConfigError, DataError
 from rlvr.evaluation import interquartile_mean, interval, over_runs, read_result
 from rlvr.monitor.console import Console
