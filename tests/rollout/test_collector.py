@@ -1,6 +1,7 @@
 """Collecting: order, failures, deadlines, interruptions, custom plans, overlap with verification."""
 
 import asyncio
+import dataclasses
 import gc
 import logging
 import threading
@@ -146,6 +147,7 @@ def test_a_context_counts_what_was_asked_for_and_what_failed(collector):
     assert len(collector.collect(draws_of(2), plan, context, DEADLINE)) == 6
     assert activity.counts() == {"sampling": (10, 10), "verifying": (6, 6)}
     assert context.sampled_at > begun
+    assert dataclasses.replace(context, group_size=1).sampled_at > context.sampled_at
 
 
 def test_a_plan_that_was_written_for_the_version_before_works_with_a_notice(collector):

@@ -120,7 +120,7 @@ class RolloutContext:
     seed_path: tuple[int | str, ...] = ()
     """Beginning of the path of each seed, so that no seed depends on the order of events (N7)."""
     activity: Activity = field(default_factory=Activity)
-    sampled_at: float = field(default_factory=time.perf_counter)
+    sampled_at: float = field(default_factory=time.perf_counter, init=False)
     """When the last completion was sampled, by time.perf_counter."""
 
     async def generate(self, request: Request) -> Completion:
