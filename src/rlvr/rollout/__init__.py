@@ -1,8 +1,6 @@
 """Rollouts: engines that sample, plans that say what a group is made of, and the collector that runs them."""
 
-import warnings
-from typing import Any
-
+from rlvr.core.moved import renamed
 from rlvr.rollout.buffer import Collected, Collector, Interrupted, RolloutBuffer
 from rlvr.rollout.context import Activity, RolloutContext
 from rlvr.rollout.engine import Bucket, Completion, Engine, Published, Request, Sampling
@@ -51,13 +49,4 @@ __all__ = [
 ]
 
 
-_RENAMED: dict[str, Any] = {"Means": RolloutContext, "Supply": RolloutBuffer}
-"""Public names of the version before."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    text = f"rlvr.rollout.{name} is now rlvr.rollout.{_RENAMED[name].__name__}: the old name goes with the next version"
-    warnings.warn(text, FutureWarning, stacklevel=2)
-    return _RENAMED[name]
+__getattr__ = renamed(__name__, {"Means": "RolloutContext", "Supply": "RolloutBuffer"})
