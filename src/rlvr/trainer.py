@@ -141,11 +141,10 @@ class GRPOTrainer:
 
     def _open_stage(self, number: int, plan: StagePlan) -> Stage:
         prompts = self.tasks.prompts.under(plan.config.data.template)
-
-        def means(sampling: Sampling) -> RolloutContext:
-            group_size = plan.config.rollout.group_size
-            return self._means(self.rollouts.verifications[number], prompts, sampling, group_size, "rollout", number)
-
+        sampling = Sampling(plan.config.rollout.max_new_tokens)  # the stage sets that of each step
+        group_size = plan.config.rollout.group_size
+        verification = self.rollouts.verifications[number]
+        context = self._rollout_context(verification, prompts, sampling, group_size, "rollout", number)
         return open_stage(
             plan,
             number,
@@ -153,7 +152,7 @@ class GRPOTrainer:
             self.training,
             self.rollouts,
             self.tasks,
-            means,
+            context,
             self.world.leads,
             self.reporting.console.message,
         )
@@ -404,9 +403,9 @@ class GRPOTrainer:
                 )
 
         def collect(draws: Sequence[Draw], sampling: Sampling, samples: int) -> list[Rollout]:
-            means = self._means(verification, prompts, sampling, samples, "evaluation")
+            context = self._rollout_context(verification, prompts, sampling, samples, "evaluation")
             samples_with = evaluation_plan(plan.config.rollout.plan)
-            return self.rollouts.collector.collect(draws, samples_with, means, plan.config.rollout.deadline)
+            return self.rollouts.collector.collect(draws, samples_with, context, plan.config.rollout.deadline)
 
         def judge(verdicts: RaisedVerdicts) -> None:
             if (
@@ -440,7 +439,7 @@ class GRPOTrainer:
 
     # tasks and stages
 
-    def _means(
+    def _rollout_context(
         self, verification: Verification, prompts: Prompts, sampling: Sampling, group_size: int, *path: int | str
     ) -> RolloutContext:
         """What a plan works with. Seeds follow a path, so that nothing depends on the order of events (N7)."""

@@ -30,6 +30,7 @@ from rlvr.rollout import (
     make_rollout,
     single_turn,
 )
+from rlvr.stages.base import Parts
 
 DEADLINE = 60.0
 
@@ -167,6 +168,14 @@ def test_a_plan_that_was_written_for_the_version_before_works_with_a_notice(coll
         found = collector.collect(draws_of(2), plan, context_with(), DEADLINE)
     expected = collector.collect(draws_of(2), single_turn, context_with(), DEADLINE)
     assert [r.token_ids.tolist() for r in found] == [r.token_ids.tolist() for r in expected]
+
+
+def test_a_stage_that_was_written_for_the_version_before_gets_its_context_with_a_notice():
+    parts = Parts(None, {}, None, None, None, context_with(), 64, True)
+    with pytest.warns(FutureWarning, match=r"Parts\.means\(sampling\) is now Stage\.rollout_context_at\(step\)"):
+        context = parts.means(Sampling(3))
+    assert context.sampling == Sampling(3)
+    assert context.engine is parts.rollout_context.engine
 
 
 def test_nothing_drawn_is_nothing_collected(collector):

@@ -10,7 +10,7 @@ from rlvr import registry
 from rlvr.config.stage_plan import StagePlan
 from rlvr.core.seeding import seed_of
 from rlvr.evaluation.held_out import check_held_out
-from rlvr.rollout import RolloutContext, Sampling
+from rlvr.rollout import RolloutContext
 from rlvr.run.policy_training import PolicyTraining
 from rlvr.run.rollout_runtime import RolloutRuntime
 from rlvr.run.run_tasks import RunTasks
@@ -38,7 +38,7 @@ def open_stage(
     training: PolicyTraining,
     rollouts: RolloutRuntime,
     tasks: RunTasks,
-    means: Callable[[Sampling], RolloutContext],
+    context: RolloutContext,
     leads: bool,
     report: Callable[[str], None],
 ) -> Stage:
@@ -53,7 +53,7 @@ def open_stage(
         prompts,
         lengths,
         rollouts.collector,
-        means,
+        context,
         rollouts.context,
         rollouts.engine.shares_weights,
         leads,

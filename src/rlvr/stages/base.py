@@ -6,6 +6,8 @@ than a stage (policy, engine, history) is handed in as `Parts`.
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,14 +39,20 @@ class Parts:
     lengths: Callable[..., tuple[np.ndarray, np.ndarray]]
     """`lengths(tasks, demonstrations=False)`: tokens of each prompt and, if asked, each demonstration, int32 [N] each."""
     collector: Collector
-    means: Callable[[Sampling], RolloutContext]
-    """What a plan works with, under this sampling."""
+    rollout_context: RolloutContext
+    """What a plan works with; `Stage.rollout_context_at` gives it the sampling of a step."""
     context: int
     """Longest sequence in tokens, prompt and response together, that can be sampled and trained."""
     shares_weights: bool
     """Whether the engine computes with the trainer's own weights."""
     leads: bool = True
     """Whether this is the rank that warns."""
+
+    def means(self, sampling: Sampling) -> RolloutContext:
+        """What a plan works with under this sampling, by the name of the version before."""
+        text = "Parts.means(sampling) is now Stage.rollout_context_at(step): the old name goes with the next version"
+        warnings.warn(text, FutureWarning, stacklevel=2)
+        return dataclasses.replace(self.rollout_context, sampling=sampling)
 
 
 class Stage(Component):
@@ -100,6 +108,10 @@ class Stage(Component):
     def steps(self) -> int:
         """Steps of the stage."""
         return int(self.plan.steps or 0)
+
+    def rollout_context_at(self, step: int) -> RolloutContext:
+        """What a plan works with in a step of the stage, counted from 0."""
+        return dataclasses.replace(self.parts.rollout_context, sampling=sampling_of(self, step))
 
     @abstractmethod
     def collect(self, step: int) -> Collected:

@@ -6,7 +6,7 @@ on a CPU, unless an option follows the metric `entropy`, which is that of the po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ class RecordedSupply:
         plan: StagePlan,
         parts: Parts,
         sampler: Sampler,
-        means: Callable[[int], RolloutContext],
+        context: RolloutContext,
         objective: Objective,
     ) -> None:
         if plan.config.folder.resolve() == Path(options.path).resolve():
@@ -51,7 +51,7 @@ class RecordedSupply:
             _refuse_other_rewards(options.path, plan)
         first, last = plan.before + 1, plan.before + plan.allowed
         self.recording = Recording(options.path, parts.policy, first, last, _needs_logprobs(objective, plan))
-        self.options, self.plan, self.sampler, self.means = options, plan, sampler, means
+        self.options, self.plan, self.sampler, self.context = options, plan, sampler, context
         self.collector = parts.collector
         self._before = sampler.state_dict()
 
@@ -61,9 +61,8 @@ class RecordedSupply:
         collected = self.recording.read(self.plan.before + step + 1)
         self._draw_as_far_as([*collected.rollouts, *collected.dropped])
         if self.options.rescore:
-            means = self.means(step)
             rollouts = [*collected.rollouts, *collected.dropped]
-            work = self.collector.begin(verify_again(rollouts, means.by_group, means.verify_group))
+            work = self.collector.begin(verify_again(rollouts, self.context.by_group, self.context.verify_group))
             what = "the verdicts on recorded rollouts"
             self.collector.wait(work, what, self.plan.config.rollout.deadline)
             collected.columns = None

@@ -21,9 +21,9 @@ from rlvr.monitor.batch import advantage_metrics, batch_metrics
 from rlvr.records import BASELINE, Batch, Origin, Rollout, Task
 from rlvr.registry import register
 from rlvr.rewards import Setting
-from rlvr.rollout import Collected, RolloutBuffer, RolloutContext, answer_characters
+from rlvr.rollout import Collected, RolloutBuffer, answer_characters
 from rlvr.selection import mixed_groups
-from rlvr.stages.base import Parts, Stage, sampling_of, token_weights
+from rlvr.stages.base import Parts, Stage, token_weights
 from rlvr.stages.grpo.advantages import Advantages
 from rlvr.stages.grpo.appended import token_after, with_token
 from rlvr.stages.grpo.build_objective import build_objective, build_penalty, warn_uncorrected
@@ -68,25 +68,30 @@ class GRPOStage(Stage):
         super().__init__(plan, parts, tasks, seed)
         self._step = 0
         kept = list(self.pool)  # tasks that are left out are never scored
-        self.scoring.bind(kept, Setting(plan.config, kept, parts.means(sampling_of(self, 0)).same_answer))
+        self.scoring.bind(kept, Setting(plan.config, kept, parts.rollout_context.same_answer))
         self.raised = Raised(self.scoring.terms, parts.leads)
         asked = registry.build("plan", rollout.plan)
         parts.history.keep_answers(answer_characters(asked))
         if hasattr(asked, "check"):
-            asked.check(parts.means(sampling_of(self, 0)), self.pool.at(0))
-
-        def means(step: int) -> RolloutContext:
-            return parts.means(sampling_of(self, step))
+            asked.check(self.rollout_context_at(0), self.pool.at(0))
 
         recorded = recording_of(plan)
         self.supply: RolloutBuffer | RecordedSupply
         if recorded is None:
             self.supply = RolloutBuffer(
-                self.sampler, parts.collector, asked, means, rollout, plan.allowed, self._teaches_aside
+                self.sampler,
+                parts.collector,
+                asked,
+                self.rollout_context_at,
+                rollout,
+                plan.allowed,
+                self._teaches_aside,
             )
         else:
             self.samples, self.verifies = False, recorded.rescore
-            self.supply = RecordedSupply(recorded, plan, parts, self.sampler, means, self._objective)
+            self.supply = RecordedSupply(
+                recorded, plan, parts, self.sampler, self.rollout_context_at(0), self._objective
+            )
 
     def collect(self, step: int) -> Collected:
         """Groups of verified responses."""
