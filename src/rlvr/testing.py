@@ -231,13 +231,13 @@ def _value_and_gradient(
     tensors = {name: torch.tensor(column, dtype=torch.float64) for name, column in values.items()}
     logprobs = tensors["logprobs"].requires_grad_()
     tokens = TokenBatch(
-        torch.as_tensor(sequence),
-        int(sequence.max(initial=-1)) + 1,
-        tensors["weight"],
-        tensors["advantage"],
-        tensors["proximal"],
-        tensors["behaviour"],
-        {
+        sequence=torch.as_tensor(sequence),
+        sequences=int(sequence.max(initial=-1)) + 1,
+        weight=tensors["weight"],
+        advantage=tensors["advantage"],
+        proximal_logprobs=tensors["proximal"],
+        behaviour_logprobs=tensors["behaviour"],
+        statistics={
             ("logprobs", CURRENT): logprobs,
             ("logprobs", PROXIMAL): tensors["proximal"],
             ("logprobs", REFERENCE): tensors["reference"],

@@ -46,8 +46,15 @@ class Case:
             ("logprobs", REFERENCE): tensors["reference"],
             ("entropy", CURRENT): tensors["entropy"],
         }
-        as_tensor = [torch.tensor(x) for x in (self.weight, self.advantage, self.proximal, self.proximal)]
-        return TokenBatch(torch.tensor(self.sequence), self.S, *as_tensor, statistics)
+        return TokenBatch(
+            sequence=torch.tensor(self.sequence),
+            sequences=self.S,
+            weight=torch.tensor(self.weight),
+            advantage=torch.tensor(self.advantage),
+            proximal_logprobs=torch.tensor(self.proximal),
+            behaviour_logprobs=torch.tensor(self.proximal),
+            statistics=statistics,
+        )
 
     def average(self, values, by):
         return averaged(self.rows(values), self.rows(self.weight), by, 7.0)

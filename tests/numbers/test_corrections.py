@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,7 +27,15 @@ def tokens_of(gaps, sequence=None):
     ones = torch.ones(len(gaps), dtype=torch.float64)
     now = behaviour + torch.tensor(gaps, dtype=torch.float64)
     statistics = {("logprobs", CURRENT): now}
-    return TokenBatch(torch.tensor(sequence), max(sequence) + 1, ones, ones, now, behaviour, statistics)
+    return TokenBatch(
+        sequence=torch.tensor(sequence),
+        sequences=max(sequence) + 1,
+        weight=ones,
+        advantage=ones,
+        proximal_logprobs=now,
+        behaviour_logprobs=behaviour,
+        statistics=statistics,
+    )
 
 
 def weights(correction, gaps, sequence=None):
@@ -60,14 +69,15 @@ def test_rejection_by_hand():
 
 def test_masked_negatives_by_hand():
     tokens = tokens_of([-0.3, -0.1, -0.3, -0.1, -0.05, -0.05, 0.9], [0, 0, 1, 1, 2, 2, 3])
-    tokens.advantage = torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0, -1.0, -1.0], dtype=torch.float64)
+    advantage = torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0, -1.0, -1.0], dtype=torch.float64)
+    tokens = replace(tokens, advantage=advantage)
     # means of behaviour - current: 0.2, 0.2, 0.05, -0.9; only the punished response beyond 0.1 is masked
     assert MaskNegatives(0.1, None)(tokens).tolist() == [1, 1, 0, 0, 1, 1, 1]
     assert MaskNegatives(0.1, 2.0)(tokens).tolist() == pytest.approx(
         [math.exp(-0.3), math.exp(-0.1), 0, 0, math.exp(-0.05), math.exp(-0.05), 2.0]
     )
     drifted = tokens_of([0.0, 0.0])
-    drifted.advantage = -drifted.advantage
+    drifted = replace(drifted, advantage=-drifted.advantage)
     drifted.statistics["logprobs", CURRENT] = drifted.behaviour_logprobs - 0.2  # since the update began
     assert MaskNegatives(0.1, None)(drifted).tolist() == [0, 0]
 

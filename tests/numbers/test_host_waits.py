@@ -31,8 +31,7 @@ from rlvr.config.stage_plan import stage_plans
 from rlvr.core.device_memory import to_device
 from rlvr.distributed.plain import PlainBackend
 from rlvr.learner import Learner
-from rlvr.losses.step_metrics import StepMetrics
-from rlvr.monitor.averages import Averages
+from rlvr.losses.step_metrics import Averages, StepMetrics
 from rlvr.policy import Snapshot
 from rlvr.policy import make_policy as policy_of
 from rlvr.policy.attention import Spans
@@ -129,7 +128,7 @@ def counts(monkeypatch):
     monkeypatch.setattr(Learner, "update", in_update)
     monkeypatch.setattr(Learner, "_backward", in_backward)
     monkeypatch.setattr(rlvr.learner.learner, "look_ahead", unseen(rlvr.learner.learner.look_ahead))
-    monkeypatch.setattr(Learner, "_gaps_without_gradient", unseen(Learner._gaps_without_gradient))
+    monkeypatch.setattr(Learner, "_log_ratios_without_gradient", unseen(Learner._log_ratios_without_gradient))
     for module in (rlvr.learner.inputs, rlvr.policy.attention, rlvr.policy.microbatch):
         monkeypatch.setattr(module, "to_device", copied)
     return each, whole, copies

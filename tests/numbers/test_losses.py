@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
 import pytest
@@ -70,7 +71,13 @@ def test_the_clip_by_hand(ratio, advantage, value, slope):
     logprobs = torch.tensor([math.log(ratio) - 1.0], dtype=torch.float64, requires_grad=True)
     one, proximal = torch.ones(1, dtype=torch.float64), torch.tensor([-1.0], dtype=torch.float64)
     tokens = TokenBatch(
-        torch.tensor([0]), 1, one, one * advantage, proximal, proximal, {("logprobs", CURRENT): logprobs}
+        sequence=torch.tensor([0]),
+        sequences=1,
+        weight=one,
+        advantage=one * advantage,
+        proximal_logprobs=proximal,
+        behaviour_logprobs=proximal,
+        statistics={("logprobs", CURRENT): logprobs},
     )
     term = ClippedPolicyLoss(0.2, 0.3, "tokens")(tokens, Denominators(1, 1, 1))
     term.value.backward()
@@ -248,10 +255,52 @@ def test_every_component_of_a_stage_divides_by_the_same_constant(make_rollout):
     assert {over.constant for over in objective.denominators(batch).values()} == {5.0}
 
 
+@pytest.mark.parametrize("by", ["tokens", "sequences", "constant"])
+def test_an_average_multiplies_by_the_weight_that_a_loss_sees(by):
+    """The product of all weights of a token, of which denominators count the component's alone; nothing changes it afterwards."""
+    case, rng = Case(3), np.random.default_rng(0)
+    values, importance, kept, factor = rng.normal(size=(4, len(case.weight)))
+    tokens = replace(
+        case.batch(), importance=torch.tensor(importance), kept=torch.tensor(kept), factor=torch.tensor(factor)
+    )
+    np.testing.assert_allclose(tokens.loss_weight, case.weight * importance * kept * factor, rtol=1e-14)
+    value = float(tokens.average(torch.tensor(values), by, case.over(7.0)))
+    assert value == pytest.approx(case.average(values * importance * kept * factor, by), rel=1e-12)
+    with pytest.raises(FrozenInstanceError):
+        tokens.importance = None
+
+
+def test_the_product_of_weights_has_the_bits_of_one_multiplication_after_the_other():
+    """Where all but one of a token's weights are 0 or 1, as the library's own are: in float32."""
+    rng = np.random.default_rng(1)
+    weight, kept = (torch.tensor(rng.integers(0, 2, 1000), dtype=torch.float32) for _ in range(2))
+    values, importance = (torch.tensor(rng.normal(size=1000), dtype=torch.float32) for _ in range(2))
+    one = torch.zeros(1000)
+    tokens = TokenBatch(
+        sequence=one.long(),
+        sequences=1,
+        weight=weight,
+        advantage=one,
+        proximal_logprobs=one,
+        behaviour_logprobs=one,
+        importance=importance,
+        kept=kept,
+    )
+    assert (tokens.loss_weight * values).equal(kept * (importance * (weight * values)))
+
+
 def test_a_ratio_that_overflows_where_the_clip_binds_has_gradient_zero():
     logprobs = torch.tensor([-1.0, -1.0], requires_grad=True)
     proximal = torch.tensor([-100.0, -1.0])
     one = torch.ones(2)
-    tokens = TokenBatch(torch.tensor([0, 0]), 1, one, one, proximal, proximal, {("logprobs", CURRENT): logprobs})
+    tokens = TokenBatch(
+        sequence=torch.tensor([0, 0]),
+        sequences=1,
+        weight=one,
+        advantage=one,
+        proximal_logprobs=proximal,
+        behaviour_logprobs=proximal,
+        statistics={("logprobs", CURRENT): logprobs},
+    )
     ClippedPolicyLoss(average="tokens")(tokens, Denominators(2, 1, 1)).value.backward()
     assert logprobs.grad.tolist() == [0.0, -0.5]

@@ -6,6 +6,7 @@ scripts/peers/{trl,verl}_losses.py made the files; both peers' losses and gradie
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +57,13 @@ def batch():
     advantage = torch.tensor(INPUTS["advantages"], dtype=torch.float64)[sequence]
     weight = torch.ones(len(sequence), dtype=torch.float64)
     return TokenBatch(
-        sequence, len(LENGTHS), weight, advantage, flat(INPUTS["old"]), flat(INPUTS["sampling"]), statistics
+        sequence=sequence,
+        sequences=len(LENGTHS),
+        weight=weight,
+        advantage=advantage,
+        proximal_logprobs=flat(INPUTS["old"]),
+        behaviour_logprobs=flat(INPUTS["sampling"]),
+        statistics=statistics,
     )
 
 
@@ -96,25 +103,25 @@ def ours_for_trl(o):
 
 @pytest.mark.parametrize("case", TRL["cases"], ids=lambda c: f"{c['options']['loss_type']}")
 def test_trl(case):
-    o, tokens = case["options"], batch()
+    o, plain = case["options"], batch()
+    tokens = plain
     constant = {"dr_grpo": float(TRL["longest"])}.get(o["loss_type"], 1.0)
     if o["vllm_correction"]:
-        tokens.importance = Truncate(1.1)(tokens)
+        tokens = replace(tokens, importance=Truncate(1.1)(tokens))
     if o["off_policy_mask_threshold"] is not None:
-        tokens.importance = MaskNegatives(o["off_policy_mask_threshold"], None)(tokens)
+        tokens = replace(tokens, importance=MaskNegatives(o["off_policy_mask_threshold"], None)(tokens))
         assert 0 < int((tokens.importance == 0).sum()) < len(tokens.weight)
     if o["top_entropy_quantile"] < 1:
-        tokens.kept = TopEntropy(o["top_entropy_quantile"])(tokens).detach()
+        tokens = replace(tokens, kept=TopEntropy(o["top_entropy_quantile"])(tokens).detach())
         assert 0 < int((tokens.kept == 0).sum()) < len(tokens.weight)
     loss = ours_for_trl(o)
     value = loss(tokens, over(constant)).value
-    tokens.importance = tokens.kept = None
     if o["beta"]:
         penalty = KLPenalty(Divergence(k3), loss.average, o["use_bias_correction_kl"])
-        value = value + o["beta"] * penalty(tokens, over(constant)).value
+        value = value + o["beta"] * penalty(plain, over(constant)).value
     if o["entropy_coef"]:
-        value = value + o["entropy_coef"] * EntropyBonus("tokens")(tokens, over()).value
-    agrees(value, tokens, case)
+        value = value + o["entropy_coef"] * EntropyBonus("tokens")(plain, over()).value
+    agrees(value, plain, case)
 
 
 def test_every_loss_type_of_trl_was_recorded_at_both_levels():
@@ -167,10 +174,10 @@ def ours_for_verl(o):
 def test_verl(case):
     o, tokens = case["options"], batch()
     if o["weighted"]:
-        tokens.importance = Truncate(1.1)(tokens)
+        tokens = replace(tokens, importance=Truncate(1.1)(tokens))
     loss = ours_for_verl(o)
     if loss.chooses_by:
-        tokens.chosen = loss.choose(tokens).detach()
+        tokens = replace(tokens, chosen=loss.choose(tokens).detach())
         assert 0 < float(tokens.chosen.sum()) < len(tokens.weight)
     agrees(loss(tokens, over(AVERAGES[o["agg"]][1])).value, tokens, case)
 

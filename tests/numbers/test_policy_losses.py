@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import loss_oracles as oracle
 import numpy as np
@@ -62,8 +63,7 @@ def expected(case, function, average):
 
 def check(loss, case, wanted, smooth=slice(None), chosen=None, point=None, rtol=1e-6):
     """Value and gradient of `loss` are those of `wanted`, a function of the flat log-probs."""
-    tokens = case.batch()
-    tokens.chosen = chosen
+    tokens = replace(case.batch(), chosen=chosen)
     value, gradient = value_and_gradient(loss, tokens, case.over())
     assert value == pytest.approx(wanted(case.logprobs), rel=1e-10, abs=1e-12)
     numeric = finite_differences(wanted if point is None else point, case.logprobs)
@@ -310,7 +310,7 @@ def gradients(*losses, case=None, chosen=None):
     found = []
     for loss in losses:
         tokens = (case or Case(1, spread=0.4)).batch()
-        tokens.chosen = None if chosen is None else torch.full_like(tokens.weight, chosen)
+        tokens = replace(tokens, chosen=None if chosen is None else torch.full_like(tokens.weight, chosen))
         found.append(value_and_gradient(loss, tokens, (case or Case(1, spread=0.4)).over())[1])
     return found
 
@@ -404,7 +404,15 @@ def batch_of(logprobs, proximal, advantage, dtype=torch.float64):
     one = torch.ones(len(logprobs), dtype=dtype)
     q = row(proximal, dtype)
     sequence = torch.zeros(len(logprobs), dtype=torch.int64)
-    tokens = TokenBatch(sequence, 1, one, row(advantage, dtype), q, q, {("logprobs", CURRENT): current})
+    tokens = TokenBatch(
+        sequence=sequence,
+        sequences=1,
+        weight=one,
+        advantage=row(advantage, dtype),
+        proximal_logprobs=q,
+        behaviour_logprobs=q,
+        statistics={("logprobs", CURRENT): current},
+    )
     return tokens, Denominators(len(logprobs), 1, 1)
 
 
@@ -413,7 +421,7 @@ def test_on_policy_every_loss_is_the_policy_gradient(loss):
     """At ratio 1 the gradient is that of -A log pi, whatever the form; a response has one advantage."""
     tokens, over = batch_of([-1.0, -0.5, -3.0], [-1.0, -0.5, -3.0], [0.7] * 3)
     if loss.chooses_by:
-        tokens.chosen = torch.zeros(3, dtype=torch.float64)
+        tokens = replace(tokens, chosen=torch.zeros(3, dtype=torch.float64))
     (gradient,) = torch.autograd.grad(loss(tokens, over).value, tokens.logprobs)
     scale = 3.0 if getattr(loss, "ratio", "") == "sequence" else 1.0  # each token carries the whole response's gradient
     np.testing.assert_allclose(gradient.numpy(), [-0.7 / 3 * scale] * 3, rtol=1e-9)
@@ -451,7 +459,7 @@ def test_a_huge_log_ratio_is_no_infinity(loss, gap, advantage):
     logprobs, proximal = [now, -1.0], [before, -1.0]
     tokens, over = batch_of(logprobs, proximal, [advantage] * 2, torch.float32)
     if loss.chooses_by:
-        tokens.chosen = loss.choose(tokens).detach()
+        tokens = replace(tokens, chosen=loss.choose(tokens).detach())
     value = loss(tokens, over).value
     (gradient,) = torch.autograd.grad(value, tokens.logprobs)
     assert math.isfinite(float(value.detach()))

@@ -154,7 +154,13 @@ def measure(policy: Policy, rows: MicroBatch, gradients_stay: bool = True) -> Pe
         logprobs = statistics["logprobs", "current"]
         ones = torch.ones_like(logprobs)
         tokens = TokenBatch(
-            rows.row, len(rows.index), ones, ones, logprobs.detach(), torch.zeros_like(logprobs), statistics
+            sequence=rows.row,
+            sequences=len(rows.index),
+            weight=ones,
+            advantage=ones,
+            proximal_logprobs=logprobs.detach(),
+            behaviour_logprobs=torch.zeros_like(logprobs),
+            statistics=statistics,
         )
         term = loss(tokens, Denominators(float(len(logprobs)), float(len(rows.index)), 1.0))
         del statistics, tokens, logprobs, ones

@@ -53,3 +53,10 @@ class Need:
             raise ValueError(
                 f"k is {self.k} for the statistic {self.statistic!r}: top_k needs k >= 1, the others take none"
             )
+
+
+LOGPROBS = Need("logprobs")
+LOGPROBS_WITH_GRADIENT = Need("logprobs", grad=True)
+ENTROPY = Need("entropy")
+PROXIMAL_LOGPROBS = Need("logprobs", PROXIMAL)
+BEHAVIOUR_LOGPROBS = Need("logprobs", BEHAVIOUR)

@@ -1,9 +1,10 @@
-"""Inputs of the learner from a batch: made once for all its optimizer steps, and for each micro-batch what its losses read beside the
-forward pass, found in host memory and copied to the device at once.
+"""Inputs of the learner from a batch: made once for all its optimizer steps, and for each micro-batch what its losses read: the
+forward pass, and columns found in host memory and copied to the device at once.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,8 +13,9 @@ import torch
 
 from rlvr.config import OptimConfig
 from rlvr.core.device_memory import to_device
-from rlvr.core.needs import BEHAVIOUR, PROXIMAL, REFERENCE
-from rlvr.losses import Objective, ObjectiveTerm
+from rlvr.core.needs import BEHAVIOUR, BEHAVIOUR_LOGPROBS, CURRENT, PROXIMAL, PROXIMAL_LOGPROBS, REFERENCE
+from rlvr.errors import TrainingError
+from rlvr.losses import Objective, ObjectiveTerm, TokenBatch
 from rlvr.losses.ahead import Ahead
 from rlvr.policy import MicroBatch
 from rlvr.records import UPDATED, Batch
@@ -91,6 +93,10 @@ class TrainedTokens:
         return None if values is None else self.of(values)
 
 
+Statistics = dict[tuple[str, str], torch.Tensor]
+"""(statistic, model) -> [T] at the trained tokens."""
+
+
 @dataclass(frozen=True)
 class LossInputs:
     """Inputs of a micro-batch's losses beside its forward pass, by (what, of which): in host memory, and on the device.
@@ -98,6 +104,10 @@ class LossInputs:
     float32 [T] at the trained tokens; of rollouts float64 [S]; places of tokens int64.
     """
 
+    objective: Objective
+    rows: MicroBatch
+    first: bool
+    """Whether this is the batch's first optimizer step, whose proximal policy is the current one."""
     host: dict[tuple[str, str], np.ndarray]
     device: dict[tuple[str, str], torch.Tensor]
 
@@ -132,7 +142,64 @@ class LossInputs:
         for (what, weights), values in list(host.items()):
             if what == "weight":
                 host |= _places(weights, values, host["logprobs", BEHAVIOUR])
-        return cls(host, dict(zip(host, to_device([*host.values()], rows.targets.device), strict=True)))
+        device = dict(zip(host, to_device([*host.values()], rows.targets.device), strict=True))
+        return cls(work.objective, rows, first, host, device)
+
+    def statistics(self, computed: Statistics) -> Statistics:
+        """Statistics of all models that the losses read, from those `computed` by the pass that has gradients."""
+        statistics = dict(computed)
+        for name, model in self.device:
+            if model == WITHOUT_DROPOUT:
+                noisy = computed[name, CURRENT]
+                # zero in value: dropout is in the gradient, and not in ratios, KL or mismatch
+                statistics[name, CURRENT] = self.device[name, model] + (noisy - noisy.detach())
+        if self.objective.needs_reference:
+            statistics["logprobs", REFERENCE] = self.device["logprobs", REFERENCE]
+        for name in self.objective.proximal_statistics:
+            statistics[name, PROXIMAL] = self._proximal(name, statistics)
+        return statistics
+
+    def _proximal(self, name: str, statistics: Statistics) -> torch.Tensor:
+        """[T]: a statistic of the policy that ratios are taken to."""
+        return statistics[name, CURRENT].detach() if self.first else self.device[name, PROXIMAL]
+
+    def token_batch(self, component: ObjectiveTerm, statistics: Statistics) -> TokenBatch | None:
+        """The tokens that the component trains; None without any. TrainingError where a ratio needs an unknown log-prob."""
+        on = self.trained_by(component)
+        if len(on.places) == 0:
+            return None
+        correction = self.objective.correction if component.corrected else None
+        self._refuse_unknown(component, on.places, corrected=correction is not None)
+        name = component.name
+        behaviour = self.device["logprobs", BEHAVIOUR]
+        advantage = self.device.get(("advantage", "batch"))
+        tokens = TokenBatch(
+            sequence=on.of(self.rows.row),
+            sequences=len(self.rows.index),
+            weight=on.of(self.device["weight", component.weights]),
+            kept=on.of_any(self.device.get(("kept", name))),
+            factor=on.of_any(self.device.get(("factor", name))),
+            group_weight=self.of_rollouts("group_weight", component, like=behaviour),
+            advantage=on.of(torch.zeros_like(behaviour) if advantage is None else advantage),
+            proximal_logprobs=on.of(self._proximal("logprobs", statistics)),
+            behaviour_logprobs=on.of(behaviour),
+            statistics={key: on.of(values) for key, values in statistics.items()},
+            chosen=on.of_any(self.device.get(("chosen", name))),
+        )
+        return tokens if correction is None else dataclasses.replace(tokens, importance=correction(tokens))
+
+    def _refuse_unknown(self, component: ObjectiveTerm, places: np.ndarray, corrected: bool) -> None:
+        """TrainingError when a log-prob that a ratio of these tokens needs is unknown (NaN)."""
+        needed = []
+        if PROXIMAL_LOGPROBS in component.loss.needs and not self.first:
+            needed.append(self.host["logprobs", PROXIMAL][places])
+        if corrected or BEHAVIOUR_LOGPROBS in component.loss.needs:
+            needed.append(self.host["logprobs", BEHAVIOUR][places])
+        if any(np.isnan(values).any() for values in needed):
+            raise TrainingError(
+                "a ratio needs behaviour log-probs, and some trained tokens have none: train such rollouts with one optimizer "
+                "step per batch (updates_per_batch and epochs_per_batch 1) and algorithm.correction null"
+            )
 
     def trained_by(self, component: ObjectiveTerm) -> TrainedTokens:
         """The tokens that the component gives a weight."""

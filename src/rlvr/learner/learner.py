@@ -28,15 +28,23 @@ import numpy as np
 import torch
 
 from rlvr.config import OptimConfig
-from rlvr.core.needs import BEHAVIOUR, CURRENT, PROXIMAL, REFERENCE, SEVERAL_PER_TOKEN, Need, Statistic
+from rlvr.core.needs import (
+    CURRENT,
+    ENTROPY,
+    LOGPROBS,
+    LOGPROBS_WITH_GRADIENT,
+    PROXIMAL,
+    REFERENCE,
+    SEVERAL_PER_TOKEN,
+    Need,
+    Statistic,
+)
 from rlvr.distributed import Backend, World
-from rlvr.errors import TrainingError
-from rlvr.learner.inputs import WITHOUT_DROPOUT, LossInputs, Work
+from rlvr.learner.inputs import LossInputs, Work
 from rlvr.losses import Denominators, LossTerm, Objective, ObjectiveTerm, SequenceLoss, TokenBatch
-from rlvr.losses.ahead import Ahead, look_ahead, needs_ahead
-from rlvr.losses.correction import LARGEST_GAP
-from rlvr.losses.step_metrics import StepMetrics, gap_sums, with_effective_size
-from rlvr.monitor.averages import Averages, is_maximum
+from rlvr.losses.ahead import Ahead, look_ahead
+from rlvr.losses.step_metrics import Averages, StepMetrics, is_maximum, mismatch_sums, with_effective_size
+from rlvr.losses.tokens import LARGEST_LOG_RATIO
 from rlvr.policy import MicroBatch, Snapshot, forward, micro_batches
 from rlvr.policy.flops import PassCounter
 from rlvr.policy.microbatch import Cost, DeferredColumns, deal
@@ -72,7 +80,7 @@ class Learner:
                 self._add_reference_logprobs(work)
             if objective.recalls_update and len(parts) > 1:
                 self._add_proximal_statistics(work, np.unique(np.concatenate(parts[1:])))
-            flat = self._gaps_without_gradient(work)
+            flat = self._log_ratios_without_gradient(work)
             for part in parts:
                 averages.update(self._optimizer_step(work, part, lr, first))
                 first = False
@@ -80,7 +88,7 @@ class Learner:
                 self.reference.follow(objective.renewal.mix)
         tokens = sum(int(mask.sum()) for mask, on in zip(work.trained, work.trains, strict=True) if on)
         each = self._weight_without_gradient(work, averages, len(flat))
-        for name, total in gap_sums(flat).items():
+        for name, total in mismatch_sums(flat).items():
             weight = 1.0 if is_maximum(name) else each
             averages.add(name, weight * float(total), 1.0 if is_maximum(name) else each * len(flat))
         skipped, asked = averages.pairs().get("skipped/nonfinite", (0.0, 0.0))
@@ -118,7 +126,7 @@ class Learner:
         everything.add("grad_norm", norm)
         for component in components:
             everything.add(f"loss/{component.name}", total[component.name])
-        everything.add("loss/total", sum(c.factor * total[c.name] for c in components))
+        everything.add("loss/total", sum(c.coef * total[c.name] for c in components))
         return everything.pairs()
 
     def _backward(
@@ -138,57 +146,26 @@ class Learner:
         """
         objective = work.objective
         inputs = LossInputs.of(work, rows, ahead, first)
-        columns = inputs.device
-        statistics = forward(self.policy, rows, [*objective.needs, Need("logprobs"), Need("entropy")])
-        if objective.needs_reference:
-            statistics["logprobs", REFERENCE] = columns["logprobs", REFERENCE]
-        for name in work.without_dropout:
-            noisy = statistics[name, CURRENT]
-            # zero in value: dropout is in the gradient, and not in ratios, KL or mismatch
-            statistics[name, CURRENT] = columns[name, WITHOUT_DROPOUT] + (noisy - noisy.detach())
+        computed = forward(self.policy, rows, [*objective.needs, LOGPROBS, ENTROPY])
         self.computed.add(rows, grad=True)
+        statistics = inputs.statistics(computed)
         logprobs = statistics["logprobs", CURRENT]
         updated.add(rows, logprobs, work.updated)
-        behaviour = columns["logprobs", BEHAVIOUR]
-        for name in objective.proximal_statistics:
-            statistics[name, PROXIMAL] = statistics[name, CURRENT].detach() if first else columns[name, PROXIMAL]
-        proximal = logprobs.detach() if first else columns["logprobs", PROXIMAL]
-        advantage = torch.zeros_like(behaviour) if work.advantage is None else columns["advantage", "batch"]
 
         total = torch.zeros((), device=logprobs.device)
         for component in objective.components:
-            on = inputs.trained_by(component)
-            if len(on.places) == 0:
+            tokens = inputs.token_batch(component, statistics)
+            if tokens is None:
                 continue
-            correction = objective.correction if component.corrected else None
-            has_ratio = Need("logprobs", PROXIMAL) in component.loss.needs and not first
-            reads_behaviour = correction is not None or Need("logprobs", BEHAVIOUR) in component.loss.needs
-            _refuse_unknown(
-                inputs.host["logprobs", PROXIMAL][on.places] if has_ratio else None,
-                inputs.host["logprobs", BEHAVIOUR][on.places] if reads_behaviour else None,
-            )
-            tokens = TokenBatch(
-                on.of(rows.row),
-                len(rows.index),
-                on.of(columns["weight", component.weights]),
-                on.of(advantage),
-                on.of(proximal),
-                on.of(behaviour),
-                {key: on.of(values) for key, values in statistics.items()},
-                factor=on.of_any(columns.get(("factor", component.name))),
-                group_weight=inputs.of_rollouts("group_weight", component, like=behaviour),
-            )
-            tokens.importance = None if correction is None else correction(tokens)
-            tokens.kept = on.of_any(columns.get(("kept", component.name)))
-            tokens.chosen = on.of_any(columns.get(("chosen", component.name)))
             term = _term(component, tokens, over[component.name], inputs)
             metrics.add_loss(component.name, term.value)
-            total = total + component.factor * term.value
+            total = total + component.coef * term.value
             metrics.add_values(term.metrics, tokens.weight)
             if component is objective.components[0]:
                 metrics.add_values({"entropy/trained": tokens.entropy.detach()}, tokens.weight)
                 if first or work.proximal:
-                    metrics.add_mismatch(tokens, columns.get(("known", component.weights)), objective.correction)
+                    known = inputs.device.get(("known", component.weights))
+                    metrics.add_mismatch(tokens, known, objective.correction)
         metrics.add_total(total)
         if total.requires_grad:
             self.backend.backward(total)
@@ -228,14 +205,14 @@ class Learner:
         """A loss of 0 over the shortest of these rollouts, for a rank that has no more micro-batches than others have."""
         shortest = index[[int(np.argmin([len(work.batch.rollouts[i]) for i in index]))]]
         (rows,) = micro_batches(self.policy, work.batch, shortest, where or work.trained, work.config)
-        return 0.0 * forward(self.policy, rows, [Need("logprobs", grad=True)])["logprobs", CURRENT].sum()
+        return 0.0 * forward(self.policy, rows, [LOGPROBS_WITH_GRADIENT])["logprobs", CURRENT].sum()
 
     def _look_ahead(self, work: Work, part: np.ndarray, first: bool) -> dict[str, Ahead]:
         """What components that have to see the whole optimizer step make of it; one pass without gradient if any does."""
-        asking = {c: needs for c in work.objective.components if (needs := needs_ahead(c))}
+        asking = work.objective.shown_the_step
         if not asking:
             return {}
-        needs = frozenset().union(*asking.values(), {Need("logprobs")})
+        needs = frozenset().union(*(c.needs_of_step for c in asking), {LOGPROBS})
         has_weight = np.any([[bool((w != 0).any()) for w in work.weights[c.weights]] for c in asking], axis=0)
         index = part[has_weight[part]]
         found = self._statistics(work, index, [need for need in needs if need.model == CURRENT])
@@ -250,26 +227,26 @@ class Learner:
         """The token column `logprobs/reference`, NaN where nothing is trained; one pass for all optimizer steps."""
         assert self.reference is not None, "a component asks for the reference and the stage keeps none"
         with self.reference.in_place():
-            work.reference = self._statistics(work, np.flatnonzero(work.trains), [Need("logprobs")])["logprobs"]
+            work.reference = self._statistics(work, np.flatnonzero(work.trains), [LOGPROBS])["logprobs"]
         work.batch.token_columns[f"logprobs/{REFERENCE}"] = work.reference
 
     def _add_proximal_statistics(self, work: Work, index: np.ndarray) -> None:
         """The token columns `STATISTIC/proximal` of these rollouts, log-probs among them, under the weights as they are now."""
-        needs = [Need("logprobs"), *(Need(name) for name in work.objective.proximal_statistics)]
+        needs = [LOGPROBS, *(Need(name) for name in work.objective.proximal_statistics)]
         work.proximal = self._statistics(work, index[work.trains[index]], needs)
         work.batch.token_columns |= {f"{name}/{PROXIMAL}": values for name, values in work.proximal.items()}
 
-    def _gaps_without_gradient(self, work: Work) -> torch.Tensor:
-        """Proximal minus behaviour log-probs [N] at sampled tokens of some rollouts that have no gradient; one micro-batch.
+    def _log_ratios_without_gradient(self, work: Work) -> torch.Tensor:
+        """Log-ratios [N] of the proximal to the behaviour policy at sampled tokens of some rollouts that have no gradient; one micro-batch.
 
         Without them the mismatch would be of groups with an advantage alone, and unknown where there is none (N3).
         """
         index = _measured_without_gradient(work)
         if len(index) == 0:
             return torch.empty(0)
-        proximal = self._statistics(work, index, [Need("logprobs")], work.known)["logprobs"]
-        gaps = [(proximal[i] - work.behaviour[i])[work.known[i]] for i in index]
-        return torch.from_numpy(np.concatenate(gaps)).clamp(-LARGEST_GAP, LARGEST_GAP)
+        proximal = self._statistics(work, index, [LOGPROBS], work.known)["logprobs"]
+        log_ratios = [(proximal[i] - work.behaviour[i])[work.known[i]] for i in index]
+        return torch.from_numpy(np.concatenate(log_ratios)).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
 
     def _weight_without_gradient(self, work: Work, averages: Averages, measured: int) -> float:
         """The weight of a token measured without gradient, so that both kinds count in `mismatch/*` by their tokens.
@@ -338,15 +315,6 @@ def _by_whole_groups(batch: Batch, parts: int) -> list[np.ndarray]:
     count = int(groups.max()) + 1 if len(groups) else 0
     chunks = np.array_split(np.arange(count), min(parts, count)) if count else []
     return [np.flatnonzero(np.isin(groups, chunk)) for chunk in chunks]
-
-
-def _refuse_unknown(*needed: np.ndarray | None) -> None:
-    """TrainingError when a log-prob that a ratio needs is unknown (NaN)."""
-    if any(values is not None and np.isnan(values).any() for values in needed):
-        raise TrainingError(
-            "a ratio needs behaviour log-probs, and some trained tokens have none: train such rollouts with one optimizer "
-            "step per batch (updates_per_batch and epochs_per_batch 1) and algorithm.correction null"
-        )
 
 
 def _measured_without_gradient(work: Work) -> np.ndarray:

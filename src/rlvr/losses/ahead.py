@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from rlvr.components import SequenceLoss
-from rlvr.core.needs import CURRENT, PROXIMAL, REFERENCE, Need
+from rlvr.core.needs import CURRENT, PROXIMAL, REFERENCE
 from rlvr.losses.objective import ObjectiveTerm
 from rlvr.losses.sequences import SequenceBatch
 from rlvr.losses.tokens import TokenBatch
@@ -36,14 +36,6 @@ class Ahead:
     """float64 [B]: what each response adds to a loss of whole responses."""
     slopes: np.ndarray | None = None
     """float64 [B]: its derivative in the sum of the response's log-probs."""
-
-
-def needs_ahead(component: ObjectiveTerm) -> frozenset[Need]:
-    """The statistics that a component has to be shown of the whole step; none where it asks for nothing."""
-    needs = set().union(*(selector.needs for selector in component.keep))
-    loss = component.loss
-    needs |= loss.needs if isinstance(loss, SequenceLoss) else loss.chooses_by
-    return frozenset(Need(need.statistic, need.model, k=need.k) for need in needs)
 
 
 def look_ahead(
@@ -109,13 +101,13 @@ def _tokens(
     weight = flat(weights)
     return (
         TokenBatch(
-            torch.repeat_interleave(torch.arange(len(index)), lengths),
-            len(index),
-            weight,
-            flat(batch.tokens("advantage")) if batch.has("advantage") else torch.zeros_like(weight),
-            flat(columns["logprobs", PROXIMAL]),
-            flat([r.behaviour_logprobs for r in batch.rollouts]),
-            {key: flat(values) for key, values in columns.items()},
+            sequence=torch.repeat_interleave(torch.arange(len(index)), lengths),
+            sequences=len(index),
+            weight=weight,
+            advantage=flat(batch.tokens("advantage")) if batch.has("advantage") else torch.zeros_like(weight),
+            proximal_logprobs=flat(columns["logprobs", PROXIMAL]),
+            behaviour_logprobs=flat([r.behaviour_logprobs for r in batch.rollouts]),
+            statistics={key: flat(values) for key, values in columns.items()},
         ),
         where,
     )

@@ -21,8 +21,6 @@ from rlvr.losses.tokens import TokenBatch
 from rlvr.registry import register
 
 Level = Literal["token", "sequence"]
-LARGEST_GAP = 30.0
-"""Nats that a gap is cut to: its exponential is still finite in float32."""
 
 
 @register("correction", "truncate")
@@ -83,9 +81,9 @@ class Reject(Correction):
             raise ValueError(f"max_kl must be above 0 and cap at least 1, not {self.max_kl} and {self.cap}")
 
     def __call__(self, tokens: TokenBatch) -> torch.Tensor:
-        gap = gaps(tokens)
-        kept = tokens.mean_by_sequence(torch.expm1(gap) - gap) <= self.max_kl
-        return torch.where(kept[tokens.sequence], gap.exp().clamp_max(self.cap), 0.0)
+        log_ratio = tokens.behaviour_log_ratio
+        kept = tokens.mean_by_sequence(torch.expm1(log_ratio) - log_ratio) <= self.max_kl
+        return torch.where(kept[tokens.sequence], log_ratio.exp().clamp_max(self.cap), 0.0)
 
 
 @register("correction", "mask_negatives")
@@ -110,16 +108,11 @@ class MaskNegatives(Correction):
     def __call__(self, tokens: TokenBatch) -> torch.Tensor:
         left = tokens.behaviour_logprobs - tokens.logprobs.detach()
         far = (tokens.mean_by_sequence(left) > self.max_kl)[tokens.sequence]
-        weight = torch.ones_like(left) if self.cap is None else gaps(tokens).exp().clamp_max(self.cap)
+        weight = torch.ones_like(left) if self.cap is None else tokens.behaviour_log_ratio.exp().clamp_max(self.cap)
         return weight.masked_fill(far & (tokens.advantage < 0), 0.0)
-
-
-def gaps(tokens: TokenBatch) -> torch.Tensor:
-    """log pi_proximal - log pi_behaviour [T], detached; within LARGEST_GAP nats."""
-    return (tokens.proximal_logprobs - tokens.behaviour_logprobs).detach().clamp(-LARGEST_GAP, LARGEST_GAP)
 
 
 def ratios(tokens: TokenBatch, level: Level = "token") -> torch.Tensor:
     """pi_proximal / pi_behaviour [T], per token, or its geometric mean over the token's response."""
-    gap = gaps(tokens)
-    return (gap if level == "token" else tokens.mean_by_sequence(gap)[tokens.sequence]).exp()
+    log_ratio = tokens.behaviour_log_ratio
+    return (log_ratio if level == "token" else tokens.mean_by_sequence(log_ratio)[tokens.sequence]).exp()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -35,10 +36,11 @@ class ObjectiveTerm:
     """Whether the token column `factor/<name>` multiplies the coefficient at each token."""
 
     @property
-    def factor(self) -> float:
-        """The coefficient as a number; only of an objective whose schedules were resolved by `Objective.at`."""
-        assert isinstance(self.coef, (int, float)), f"the coefficient of {self.name!r} still is a schedule"
-        return float(self.coef)
+    def needs_of_step(self) -> frozenset[Need]:
+        """The statistics of the whole optimizer step that it has to be shown before the step is cut; none where it asks for nothing."""
+        needs = set().union(*(selector.needs for selector in self.keep))
+        needs |= self.loss.needs if isinstance(self.loss, SequenceLoss) else self.loss.chooses_by
+        return frozenset(Need(need.statistic, need.model, k=need.k) for need in needs)
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,17 @@ class Objective:
         renewal = self.renewal if self.renewal and (step + 1) % self.renewal.every == 0 else None
         return dataclasses.replace(self, components=tuple(c for c in components if c.coef != 0.0), renewal=renewal)
 
-    @property
+    @cached_property
     def needs(self) -> frozenset[Need]:
         """All statistics that the components ask for."""
         return frozenset().union(*(c.loss.needs for c in self.components))
 
-    @property
+    @cached_property
+    def shown_the_step(self) -> tuple[ObjectiveTerm, ...]:
+        """The components that have to see the whole optimizer step, by one pass without gradient, before it is cut."""
+        return tuple(component for component in self.components if component.needs_of_step)
+
+    @cached_property
     def proximal_statistics(self) -> tuple[Statistic, ...]:
         """What components ask of the proximal policy beside its log-probs."""
         asked = {need.statistic for need in self.needs if need.model == PROXIMAL}

@@ -2,6 +2,10 @@
 
 Invariant: what is added stays a tensor on the device until `fetch` takes all of it to the host by one copy, so the host does
 not wait for the device once for each metric. The sums are those that fetching each at once would give, to the last bit.
+
+`Averages` gathers numbers over micro-batches, optimizer steps and ranks. Invariants:
+- What is kept is (sum, weight) per name, so the mean does not depend on how the work was cut into pieces.
+- A name that ends in `/max` or `_max` keeps the largest value instead; a NaN stays a NaN, for it is news.
 """
 
 from __future__ import annotations
@@ -12,12 +16,58 @@ from dataclasses import dataclass
 
 import torch
 
-from rlvr.losses.correction import Correction, gaps, ratios
+from rlvr.losses.correction import Correction, ratios
 from rlvr.losses.tokens import TokenBatch
-from rlvr.monitor.averages import Averages, is_maximum
 
 GATE = 0.1
 """Nats: a gap between proximal and behaviour log-probs over this is counted in `mismatch/share_over`."""
+
+
+class Averages:
+    """Means by name. `add` a sum and the weight it is over; `means` gives sum / weight of all that was added."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[str, tuple[float, float]] = {}
+
+    def add(self, name: str, total: float, weight: float = 1.0) -> None:
+        """Add `total`, a sum over `weight` things (tokens, say), to `name`; for a maximum, `total` is a value.
+
+        A weight of 0 says that there was nothing to measure. ValueError when it is negative.
+        """
+        total, weight = float(total), float(weight)
+        if weight < 0:
+            raise ValueError(f"the weight of {name!r} must not be negative: {weight}")
+        before, seen = self._pairs.get(name, (0.0, 0.0))
+        if is_maximum(name):
+            total = _largest([x for x, w in ((before, seen), (total, weight)) if w > 0])
+        else:
+            total += before
+        self._pairs[name] = (total, seen + weight)
+
+    def update(self, pairs: Mapping[str, tuple[float, float]]) -> None:
+        """Add many (sum, weight) pairs: those of one micro-batch, or what `pairs` gave on another rank."""
+        for name, (total, weight) in pairs.items():
+            self.add(name, total, weight)
+
+    def pairs(self) -> dict[str, tuple[float, float]]:
+        """What was gathered, to be sent to another rank."""
+        return dict(self._pairs)
+
+    def means(self) -> dict[str, float | None]:
+        """The mean (or maximum) of each name; None where the weights sum to 0."""
+        return {
+            name: None if not weight else total if is_maximum(name) else total / weight
+            for name, (total, weight) in self._pairs.items()
+        }
+
+
+def is_maximum(name: str) -> bool:
+    """Whether values called `name` are combined by their maximum rather than their mean."""
+    return name.endswith(("/max", "_max"))
+
+
+def _largest(values: list[float]) -> float:
+    return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)
 
 
 @dataclass(frozen=True)
@@ -51,25 +101,22 @@ class StepMetrics:
             else:
                 self.add(name, (weight * values).sum(), weight.sum())
 
-    def add_gaps(self, gap: torch.Tensor) -> None:
-        """Add the mismatch of tokens whose gap [N] between proximal and behaviour log-prob is known."""
-        for name, total in gap_sums(gap).items():
-            self.add(name, total, 1.0 if is_maximum(name) else float(len(gap)))
-
     def add_mismatch(self, tokens: TokenBatch, known: torch.Tensor | None, correction: Correction | None) -> None:
-        """Add the gap between proximal and behaviour log-probs, and what the correction makes of it.
+        """Add the log-ratio of the proximal to the behaviour policy, and what the correction makes of it.
 
         `known`: the places of the tokens whose behaviour log-prob is known, int64 [N]; None: all. A token is touched where its
         weight is not the ratio, at the level that the correction bounds, or not 1 where a cap of null leaves the ratios out.
         """
-        gap = gaps(tokens)
-        self.add_gaps(gap if known is None else gap.index_select(0, known))
+        log_ratio = tokens.behaviour_log_ratio
+        measured = log_ratio if known is None else log_ratio.index_select(0, known)
+        count = float(len(measured))
+        for name, total in mismatch_sums(measured).items():
+            self.add(name, total, 1.0 if is_maximum(name) else count)
         if tokens.importance is None:
             return
-        count = float(len(gap) if known is None else len(known))
         self.add("correction/weight", tokens.importance.sum(), count)
         assert correction is not None, "a correction gave the weights"
-        plain = torch.ones_like(gap) if correction.cap is None else ratios(tokens, correction.level)
+        plain = torch.ones_like(log_ratio) if correction.cap is None else ratios(tokens, correction.level)
         self.add("correction/touched", (tokens.importance != plain).sum(), count)
 
     def add_loss(self, component: str, value: torch.Tensor) -> None:
@@ -96,16 +143,17 @@ class StepMetrics:
         return Fetched(averages, by_component, all(map(math.isfinite, numbers)))
 
 
-def gap_sums(gap: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Sums (the largest, of a maximum) over gaps [N] between proximal and behaviour log-probs, by metric; none of no gap."""
-    if len(gap) == 0:
+def mismatch_sums(log_ratio: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Sums (the largest, of a maximum) over log-ratios [N] of the proximal to the behaviour policy, by metric; none of none."""
+    if len(log_ratio) == 0:
         return {}
-    size, ratio = gap.abs(), gap.exp()
+    size = log_ratio.abs()
+    ratio = log_ratio.exp()
     return {
         "mismatch/mean": size.sum(),
         "mismatch/max": size.max(),
         "mismatch/share_over": (size > GATE).sum(),
-        "mismatch/kl": (ratio - 1 - gap).sum(),
+        "mismatch/kl": (ratio - 1 - log_ratio).sum(),
         "ratio_to_behaviour": ratio.sum(),
         "ratio_to_behaviour_squared": ratio.square().sum(),
     }

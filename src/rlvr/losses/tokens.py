@@ -15,6 +15,8 @@ import torch
 from rlvr.core.needs import CURRENT, REFERENCE
 
 Average = Literal["tokens", "sequences", "groups", "constant"]
+LARGEST_LOG_RATIO = 30.0
+"""Nats that the log-ratio to the behaviour policy is cut to: its exponential is still finite in float32."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +33,18 @@ class Denominators:
     """Groups with any weight."""
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class TokenBatch:
     """The trained tokens of one micro-batch.
 
-    Every tensor is [T] unless said otherwise. `sequence` numbers the rollout of each token, 0 .. S-1.
+    Every tensor is [T] unless said otherwise. `sequence` numbers the rollout of each token, 0 .. S-1. The learner makes it in
+    `LossInputs.token_batch`.
     """
 
     sequence: torch.Tensor
     sequences: int
     weight: torch.Tensor
-    """The component's per-token weight; 0 where it does not train the token."""
+    """The component's per-token weight, which denominators count; 0 where it does not train the token."""
     advantage: torch.Tensor
     proximal_logprobs: torch.Tensor
     """Log-probs that the ratio is taken to: the detached current ones on a batch's first optimizer step."""
@@ -59,6 +62,20 @@ class TokenBatch:
     """[S]: the sum of the component's weights over the whole group of each sequence; read by the average over groups."""
     chosen: torch.Tensor | None = None
     """What the loss's own `choose` gave for each token when it was shown the whole optimizer step."""
+
+    @property
+    def loss_weight(self) -> torch.Tensor:
+        """The weight x importance x kept x factor: what `average` multiplies each token's loss by."""
+        product = self.weight
+        for more in (self.importance, self.kept, self.factor):
+            product = product if more is None else more * product
+        return product
+
+    @property
+    def behaviour_log_ratio(self) -> torch.Tensor:
+        """log pi_proximal - log pi_behaviour, detached; within LARGEST_LOG_RATIO nats."""
+        log_ratio = (self.proximal_logprobs - self.behaviour_logprobs).detach()
+        return log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
 
     @property
     def logprobs(self) -> torch.Tensor:
@@ -82,15 +99,13 @@ class TokenBatch:
         return self.sum_by_sequence(values) / self.sum_by_sequence(torch.ones_like(values)).clamp_min(1.0)
 
     def average(self, values: torch.Tensor, by: Average, over: Denominators) -> torch.Tensor:
-        """This micro-batch's share of the weighted average of `values` over the whole optimizer step.
+        """This micro-batch's share of the average of `values`, times `loss_weight`, over the whole optimizer step.
 
         tokens: sum of values over the number of tokens. sequences: the mean over sequences of each one's mean.
         groups: the mean over groups of each one's mean over its tokens. constant: sum of values over sequences x a constant
         length.
         """
-        weighted = self.weight * values
-        for factor in (self.importance, self.kept, self.factor):
-            weighted = weighted if factor is None else factor * weighted
+        weighted = self.loss_weight * values
         if by == "tokens":
             return weighted.sum() / over.tokens
         if by == "sequences":
