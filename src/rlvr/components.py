@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rlvr.records import Batch, Rollout, Task
     from rlvr.rewards import Setting
     from rlvr.rewards.likelihood import Continuation, Encode
-    from rlvr.rollout import Means
+    from rlvr.rollout import RolloutContext
 else:
 
     class declared:  # noqa: N801 - a type checker takes it for `property`, whose name is written so
@@ -83,11 +83,8 @@ class AdaptiveComponent(Component):
         return type(self).observe is not AdaptiveComponent.observe
 
 
-class Advantage(AdaptiveComponent):
-    """An estimator of advantages: a pure function of a batch.
-
-    It reads the column `reward`, float64 [B], NaN where undecided, and the token columns `STATISTIC/current` of what it needs.
-    """
+class AdvantageComponent(AdaptiveComponent):
+    """Members of estimators of advantages and of their modifiers."""
 
     @declared
     def smallest_group(self) -> int:
@@ -117,6 +114,13 @@ class Advantage(AdaptiveComponent):
     def check(self, config: Config, tasks: Sequence[Task]) -> None:
         """ConfigError where the rest of the configuration, or the tasks, contradict the component."""
 
+
+class Advantage(AdvantageComponent):
+    """An estimator of advantages: a pure function of a batch.
+
+    It reads the column `reward`, float64 [B], NaN where undecided, and the token columns `STATISTIC/current` of what it needs.
+    """
+
     @abstractmethod
     def __call__(self, batch: Batch) -> np.ndarray | list[np.ndarray]:
         """Return float64 [B], or a list of one array [T_b] for each rollout.
@@ -125,11 +129,11 @@ class Advantage(AdaptiveComponent):
         """
 
 
-class Modifier(Advantage):
-    """A change of the advantages that an estimator gave; what it may declare is what an estimator may."""
+class Modifier(AdvantageComponent):
+    """A change of the advantages that an estimator gave."""
 
     @abstractmethod
-    def __call__(self, batch: Batch, advantage: Any = None) -> Any:
+    def __call__(self, batch: Batch, advantage: Any) -> Any:
         """Return the changed advantages, of the shape that they were given in, or one array [T_b] for each rollout."""
 
 
@@ -168,7 +172,7 @@ class RewardTerm(AdaptiveComponent):
         return bool(self.needs) or self.asks_continuations
 
     @abstractmethod
-    def __call__(self, batch: Batch, **given: Any) -> np.ndarray | Sequence[float]:
+    def __call__(self, batch: Batch, *_: Any, **given: Any) -> np.ndarray | Sequence[float]:
         """Return one number for each rollout, NaN where undecided. `given`: values of the options in `inner`, and `scored`."""
 
 
@@ -336,11 +340,11 @@ class RolloutPlan(Component):
         """Characters of a task's best answer that are read from the history; 0: answers are not kept."""
         return 0
 
-    def check(self, means: Means, task: Task) -> None:
+    def check(self, context: RolloutContext, task: Task) -> None:
         """ConfigError where the run contradicts the plan; `task` is one of the run's."""
 
     @abstractmethod
-    def __call__(self, draw: Draw, means: Means) -> AsyncIterator[Rollout]:
+    def __call__(self, draw: Draw, context: RolloutContext) -> AsyncIterator[Rollout]:
         """Yield the verified rollouts of a draw as they finish."""
 
 
@@ -394,8 +398,11 @@ CONTRACTS: dict[str, tuple[ABCMeta, ...]] = {
 """Kind of component -> its contracts; the packages that own further contracts add them. Of several, a class has the first whose
 abstract methods it has."""
 
-BY_SIGNATURE = frozenset({"reward", "verifier"})
+BY_SIGNATURE = frozenset({"reward"})
 """Kinds whose functions have several forms, which are told apart by their signatures where they are called."""
+
+BASE_CLASS_NEEDED = frozenset({"verifier", "sampler"})
+"""Kinds whose plain classes are not made components: what is no subclass of the contract is called as a function, or refused."""
 
 SIMILAR = 0.88
 """Likeness of two names, by difflib's ratio, from which one is taken for a slip of the other: `smallest_groups` is 0.97 like
@@ -408,12 +415,15 @@ def adapted(kind: str, component: Any) -> Any:
     Classes that have the contract are returned as they are, and so is everything of a kind without one.
     """
     contracts = CONTRACTS.get(kind, ())
-    if not contracts or (inspect.isclass(component) and issubclass(component, contracts)):
+    if not contracts or kind in BASE_CLASS_NEEDED or (inspect.isclass(component) and issubclass(component, contracts)):
         return component
     if inspect.isclass(component):
         own = set(dir(component))
-        contract = next((one for one in contracts if one.__abstractmethods__ <= own), contracts[-1])
-        return _with_contract(component, contract)
+        for contract in contracts:
+            if contract.__abstractmethods__ <= own:
+                return _with_contract(component, contract)
+        required = " or ".join(f"`{name}`" for contract in contracts for name in sorted(contract.__abstractmethods__))
+        raise ConfigError(f"{kind} {component.__module__}.{component.__qualname__} has no {required}: write it")
     if isinstance(component, contracts) or kind in BY_SIGNATURE:
         return component
     return called_as(next(one for one in contracts if one.__abstractmethods__ == {"__call__"}), component)

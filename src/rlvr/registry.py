@@ -282,11 +282,11 @@ def check_options(kind: str, spec: SpecLike) -> dict[str, Any]:
 
 
 def _adapter(hint: Any) -> TypeAdapter[Any]:
-    from pydantic import ConfigDict, TypeAdapter
+    from pydantic import BaseModel, ConfigDict, TypeAdapter
 
     held = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
     has_config = isinstance(held, type) and (
-        hasattr(held, "model_config") or typing.is_typeddict(held) or dataclasses.is_dataclass(held)
+        issubclass(held, BaseModel) or typing.is_typeddict(held) or dataclasses.is_dataclass(held)
     )
     if has_config:
         return TypeAdapter(hint)

@@ -429,7 +429,7 @@ def test_bad_options_are_refused_when_the_plan_is_built(options, message):
 
 def test_an_environment_is_a_function_or_has_begin(environment):
     name = environment(type("Nothing", (), {"__doc__": "Neither."}))
-    with pytest.raises(ConfigError, match=r"neither a function f\(text, task\) nor a class with begin"):
+    with pytest.raises(ConfigError, match=r"Nothing has no `begin` or `__call__`"):
         registry.build("plan", {"name": "turns", "environment": name})
 
 

@@ -227,7 +227,7 @@ def test_math_is_imported_alone():
     )
     assert heavy == ""
     assert int(count) < 300  # 244 of which most are numpy's and the standard library's
-    assert int(ours) < 45
+    assert int(ours) <= 45
 
 
 @pytest.mark.parametrize("name", ["MathVerifier", "VerifierPool", "CodeVerifier", "judged"])

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
+from rlvr.components import CONTRACTS, Component
 from rlvr.core.seeding import seed_of
 from rlvr.data.history import History
 from rlvr.errors import CheckpointError, DataError
@@ -133,7 +134,7 @@ class Draw:
     task: Task
 
 
-class Sampler(ABC):
+class Sampler(Component):
     """Draws tasks epoch by epoch. Subclass it and write `order`."""
 
     pool: TaskPool
@@ -198,6 +199,9 @@ class Sampler(ABC):
             )
         self._begin(state["epoch"], state["size"])
         self._draws, self._position = state["draws"], state["position"]
+
+
+CONTRACTS["sampler"] = (Sampler,)
 
 
 @register("sampler", "shuffle")

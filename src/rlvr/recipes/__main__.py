@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m rlvr.recipes", description="Published recipes as configurations.")
     parser.add_argument("--folder", help="where the recipes are; by default configs/papers")
+    parser.set_defaults(words=[])
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("list", help="all recipes")
     search = commands.add_parser("search", help="recipes whose text has all these words")
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "smoke":
         papers = [find_paper(slug, options.folder) for slug in options.slugs]
         return max(_smoke(paper, bool(options.against)) for paper in papers)
-    _list(read_papers(options.folder), [word.lower() for word in getattr(options, "words", [])])
+    _list(read_papers(options.folder), [word.lower() for word in options.words])
     return 0
 
 

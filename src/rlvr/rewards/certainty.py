@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from rlvr.components import RewardTerm
 from rlvr.core.needs import Need
 from rlvr.core.schedules import Scalar
 from rlvr.records import Batch, Rollout
@@ -20,7 +21,7 @@ from rlvr.rewards.terms import TermSpec
 
 @register("reward", "self_certainty")
 @dataclass(frozen=True)
-class SelfCertainty:
+class SelfCertainty(RewardTerm):
     """The mean over the response's tokens of KL(uniform || policy) = logsumexp - mean logit - log V, at least 0.
 
     The reward of Intuitor (Zhao et al. 2025, arXiv 2505.19590, eq. 2). The - log V, the same for every token, is left out:
@@ -36,7 +37,7 @@ class SelfCertainty:
 
 @register("reward", "entropy")
 @dataclass(frozen=True)
-class MeanEntropy:
+class MeanEntropy(RewardTerm):
     """The mean entropy of the next-token distribution over the response's tokens, in nats.
 
     With a negative weight it pays for being sure (EM-RL, Agarwal et al. 2025, arXiv 2505.15134), with a positive one for
@@ -51,7 +52,7 @@ class MeanEntropy:
 
 @register("reward", "phase_entropy")
 @dataclass(frozen=True)
-class PhaseEntropy:
+class PhaseEntropy(RewardTerm):
     """Minus the entropy of the thinking, less a share of that of the answer, for right answers.
 
     PEAR (Huang et al. 2025, arXiv 2510.08026) penalises a high entropy of the thinking and allows one in the answer; the

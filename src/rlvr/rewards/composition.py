@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from rlvr.components import RewardTerm
 from rlvr.core.schedules import Scalar
 from rlvr.records import Batch
 from rlvr.registry import register
@@ -19,7 +20,7 @@ from rlvr.rewards.terms import TermSpec
 
 @register("reward", "sum")
 @dataclass(frozen=True)
-class Sum:
+class Sum(RewardTerm):
     """The weighted sum of terms, to stand inside another term (a gate, say)."""
 
     terms: tuple[TermSpec, ...] = ("verdict",)
@@ -35,7 +36,7 @@ class Sum:
 
 @register("reward", "product")
 @dataclass(frozen=True)
-class Product:
+class Product(RewardTerm):
     """The product of terms; 0 where a factor is 0, undecided ones or not."""
 
     terms: tuple[TermSpec, ...] = ("verdict",)
@@ -52,7 +53,7 @@ class Product:
 
 @register("reward", "gate")
 @dataclass(frozen=True)
-class Gate:
+class Gate(RewardTerm):
     """A term where another one reaches a value, and a constant elsewhere.
 
     `by: {name: format}` pays for an answer only in the right form; with `below` it is a penalty that wrong answers alone
@@ -79,7 +80,7 @@ class Gate:
 
 @register("reward", "veto")
 @dataclass(frozen=True)
-class Veto:
+class Veto(RewardTerm):
     """A term, unless one of several others is below a value: then a fixed number, whatever the term says.
 
     The first veto that strikes decides, undecided ones or not; without one, an undecided veto leaves the rollout undecided.
@@ -106,7 +107,7 @@ class Veto:
 
 @register("reward", "tiers")
 @dataclass(frozen=True)
-class Tiers:
+class Tiers(RewardTerm):
     """Lexicographic: each term counts only where all terms before it are at their full value.
 
     With n terms in [0, 1] the value is (full terms before the first that is not + that term's own value) / n, so no amount
@@ -130,7 +131,7 @@ class Tiers:
 
 @register("reward", "by_pass_rate")
 @dataclass(frozen=True)
-class ByPassRate:
+class ByPassRate(RewardTerm):
     """One of two terms for each group, by its pass rate: `then` where it is high, `otherwise` elsewhere.
 
     The switch of GRPO-lambda (Dai et al. 2025, arXiv 2505.18086): a length penalty only where the group is right often
@@ -178,7 +179,7 @@ def pass_rates(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
 
 @register("reward", "by_condition")
 @dataclass(frozen=True)
-class ByCondition:
+class ByCondition(RewardTerm):
     """A table of four: right or wrong, and whether a condition holds.
 
     AutoThink's base reward is {right: [1, 2], wrong: [0, -1]} with the condition that the response does not think (Tu et al.
@@ -214,7 +215,7 @@ Squash = Literal["none", "clip", "sigmoid", "tanh"]
 
 @register("reward", "bounded")
 @dataclass(frozen=True)
-class Bounded:
+class Bounded(RewardTerm):
     """A term that is centred, then bounded, so that an unbounded score cannot be driven up for ever.
 
     PAR, preference as reward (Fu et al. 2025, arXiv 2502.18770): sigmoid(r - r_ref), which takes r_ref from responses of

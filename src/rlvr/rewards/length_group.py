@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from rlvr.components import RewardTerm
 from rlvr.core.schedules import Scalar
 from rlvr.records import Batch
 from rlvr.registry import register
@@ -19,7 +20,7 @@ from rlvr.rewards.terms import TermSpec
 
 @register("reward", "brevity")
 @dataclass(frozen=True)
-class Brevity:
+class Brevity(RewardTerm):
     """What a right answer is worth by how its length compares within the group; wrong answers are worth 0.
 
     - sigmoid: 1 - alpha sigmoid((L - mean) / std) over the right answers (Arora & Zanette 2025, arXiv 2502.04463, eq. 4; the

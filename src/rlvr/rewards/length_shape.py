@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from rlvr.components import RewardTerm
 from rlvr.core.schedules import Scalar
 from rlvr.errors import ConfigError
 from rlvr.records import Batch
@@ -21,7 +22,7 @@ from rlvr.rewards.terms import Setting, TermSpec
 
 @register("reward", "soft_overlong")
 @dataclass(frozen=True)
-class SoftOverlong:
+class SoftOverlong(RewardTerm):
     """0 up to max_length - cache tokens, then falling in a line to -1 at max_length and beyond.
 
     DAPO's soft overlong punishment (Yu et al. 2025, arXiv 2503.14476, eq. 13).
@@ -47,7 +48,7 @@ class SoftOverlong:
 
 @register("reward", "cosine_length")
 @dataclass(frozen=True)
-class CosineLength:
+class CosineLength(RewardTerm):
     """Right or wrong, each worth a different amount by length: long + (short - long) (1 + cos(pi L / max_length)) / 2.
 
     The cosine reward (Yeo et al. 2025, "Demystifying Long Chain-of-Thought Reasoning in LLMs", arXiv 2502.03373; shape and

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from rlvr.components import RewardTerm
 from rlvr.core.schedules import Scalar
 from rlvr.errors import ConfigError
 from rlvr.records import Batch
@@ -24,7 +25,7 @@ from rlvr.rewards.terms import Setting, TermSpec
 
 @register("reward", "length_target")
 @dataclass(frozen=True)
-class LengthTarget:
+class LengthTarget(RewardTerm):
     """What the length is worth, to be added to the verdict.
 
     - step: alpha for a right answer of at most `target` tokens, else 0 (LASER, Liu et al. 2025, arXiv 2505.15612; alpha from
@@ -91,7 +92,7 @@ def typical_lengths(used: np.ndarray, of: np.ndarray, batch: Batch, right_first:
 
 @register("reward", "adaptive_length_target")
 @dataclass
-class AdaptiveLengthTarget:
+class AdaptiveLengthTarget(RewardTerm):
     """A bonus for right answers within a target that follows what the policy needs, by difficulty.
 
     LASER-D (Liu et al. 2025, arXiv 2505.15612): groups are sorted by pass rate into `buckets` classes of difficulty, and a

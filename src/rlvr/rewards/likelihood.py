@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from rlvr.components import RewardTerm
 from rlvr.errors import ConfigError
 from rlvr.records import Batch, Rollout
 from rlvr.registry import register
@@ -33,7 +34,7 @@ class Continuation:
 
 @register("reward", "answer_likelihood")
 @dataclass(frozen=True)
-class AnswerLikelihood:
+class AnswerLikelihood(RewardTerm):
     """How likely the policy finds the task's reference answer where its own answer begins.
 
     The response is cut after the last token that ends within `opening`, and the answer's tokens are put there.
@@ -125,7 +126,7 @@ def _reactive(logprobs: np.ndarray) -> np.ndarray:
 
 @register("reward", "self_aligned")
 @dataclass(frozen=True)
-class SelfAligned:
+class SelfAligned(RewardTerm):
     """The share by which the prompt makes the response less perplexing: (ppl(a) - ppl(a | q)) / ppl(a), within [-1, 1].
 
     SAR (Han et al. 2025, arXiv 2509.05489, from notes), to be added to the verdict: concise responses to this very question
@@ -152,7 +153,7 @@ class SelfAligned:
 
 @register("reward", "last_token")
 @dataclass(frozen=True)
-class LastTokenScore:
+class LastTokenScore(RewardTerm):
     """beta (log pi(token | prompt, response) - constant): how right the policy thinks its response is.
 
     The score that the auxiliary loss `last_token` trains (LaSeR, Yang et al. 2025, arXiv 2510.14943), for the modifier `blend`

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlvr.components import RewardTerm
 from rlvr.records import Batch, Rollout
 from rlvr.registry import register
 
@@ -16,7 +17,7 @@ _ID = re.compile(r"[\w.-]+")
 
 @register("reward", "rank_overlap")
 @dataclass(frozen=True)
-class RankOverlap:
+class RankOverlap(RewardTerm):
     """Rank-biased overlap of the extracted ranking with a given one (Webber et al. 2010, eq. 4, of finite lists): the mean over
     depths d of their first d places' overlap, weighted by p^(d - 1), over the same of a perfect agreement.
 

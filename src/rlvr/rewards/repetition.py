@@ -8,13 +8,14 @@ from typing import Literal
 
 import numpy as np
 
+from rlvr.components import RewardTerm
 from rlvr.records import Batch, Rollout
 from rlvr.registry import register
 
 
 @register("reward", "repetition")
 @dataclass(frozen=True)
-class Repetition:
+class Repetition(RewardTerm):
     """Minus the repeated n-grams of the response: each one that stood before, as a share of all or as a count.
 
     The share is -(1 - distinct / all), 0 without a repetition and for a response shorter than n. The count, with a small

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from rlvr import registry
+from rlvr.components import RewardTerm
 from rlvr.records import Batch, Task
 from rlvr.registry import register
 
@@ -17,7 +18,7 @@ _TAG = re.compile(r"<[^<>{}]+>")
 
 @register("reward", "format")
 @dataclass
-class Format:
+class Format(RewardTerm):
     """1 where the response has the form asked for, whatever it says.
 
     off is always 1. soft is the share of the template's tags that stand in the response exactly once, and after the tag
@@ -60,7 +61,7 @@ class Format:
 
 @register("reward", "no_thinking")
 @dataclass(frozen=True)
-class NoThinking:
+class NoThinking(RewardTerm):
     """1 where the response gives its thinking away: nothing but white space stands before `closing`; else 0.
 
     A response without `closing` thinks to its end. The condition of adaptive thinking (`by_condition`).

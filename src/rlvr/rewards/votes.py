@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 
+from rlvr.components import RewardTerm
 from rlvr.errors import ConfigError
 from rlvr.records import Batch, Rollout, Task
 from rlvr.registry import register
@@ -27,7 +28,7 @@ def _same_text(task: Task, first: str, second: str) -> bool:
 
 @register("reward", "majority_vote")
 @dataclass
-class MajorityVote:
+class MajorityVote(RewardTerm):
     """1 where the extracted answer is the group's most frequent one, else 0; tied answers share.
 
     TTRL (Zuo et al. 2025, arXiv 2504.16084). Which answers are the same is the verifier's own `same_answer`. `of: partner`

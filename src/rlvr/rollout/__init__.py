@@ -8,7 +8,6 @@ from rlvr.rollout.hf import HFEngine, HFEngineOptions
 from rlvr.rollout.plans import (
     Draw,
     Plan,
-    answer_characters,
     evaluation_plan,
     make_rollout,
     side_by_side,
@@ -40,7 +39,6 @@ __all__ = [
     "Turns",
     "VLLMOptions",
     "VLLMServerOptions",
-    "answer_characters",
     "evaluation_plan",
     "make_rollout",
     "probe",

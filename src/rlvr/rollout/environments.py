@@ -14,11 +14,11 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from rlvr import registry
+from rlvr.components import Environment, Episode, Tool
 from rlvr.core.specs import ComponentSpec, SpecLike
-from rlvr.errors import ConfigError
 from rlvr.records import Task
 from rlvr.registry import register
 from rlvr.verifiers.base import is_coroutine
@@ -30,7 +30,7 @@ MOST_OF_AN_ERROR = 200
 """Characters of an exception's message that the policy reads."""
 
 
-class Environment:
+class EnvironmentCalls:
     """A registered environment, ready to be talked to by many rollouts at once.
 
     Coroutine functions run on the loop of the rollouts and must not block it; others run on a thread of each call.
@@ -38,18 +38,14 @@ class Environment:
 
     def __init__(self, spec: SpecLike, time_limit: float) -> None:
         self.name = ComponentSpec.parse(spec).name
-        self._piece = registry.build("environment", spec)
+        self._environment: Environment | Tool = registry.build("environment", spec)
         self._time_limit = time_limit
         self._threads = Threads("environment-call")
         self._warned: set[str] = set()
-        if not callable(self._piece) and not hasattr(self._piece, "begin"):
-            raise ConfigError(
-                f"environment {self.name!r} is neither a function f(text, task) nor a class with begin(task): write one of them"
-            )
 
-    def episode(self, task: Task) -> Episode:
+    def episode(self, task: Task) -> EpisodeCalls:
         """One rollout's talk about `task`; close it."""
-        return Episode(self, self._piece, task)
+        return EpisodeCalls(self, self._environment, task)
 
     async def call(self, function: Callable[..., Any], *arguments: Any) -> tuple[Any, str | None]:
         """(result, None), or (None, in words what went wrong)."""
@@ -74,12 +70,21 @@ class Environment:
             _log.warning("environment %r: %s (said once)", self.name, text, exc_info=error)
 
 
-class Episode:
+@runtime_checkable
+class Closable(Protocol):
+    """An episode that holds something. A user's episode need not be a subclass of `rlvr.components.Episode`."""
+
+    def close(self) -> Any:
+        """Give back what is held."""
+
+
+class EpisodeCalls:
     """One rollout's talk with an environment."""
 
-    def __init__(self, environment: Environment, piece: Any, task: Task) -> None:
-        self._environment, self._piece, self._task = environment, piece, task
-        self._remembers = hasattr(piece, "begin")
+    def __init__(self, calls: EnvironmentCalls, environment: Environment | Tool, task: Task) -> None:
+        self._calls = calls
+        self._environment = environment
+        self._task = task
         self._state: Any = None
         self._lost: str | None = None
 
@@ -89,24 +94,26 @@ class Episode:
         An environment that remembers is begun with the first turn. After a call past the time limit or an error in `begin`
         it is not called again, since nobody knows what it did: every further reply is the same error.
         """
-        if self._remembers and self._state is None and self._lost is None:
-            self._state, self._lost = await self._environment.call(self._piece.begin, self._task)
+        environment = self._environment
+        remembers = isinstance(environment, Environment)
+        if isinstance(environment, Environment) and self._state is None and self._lost is None:
+            self._state, self._lost = await self._calls.call(environment.begin, self._task)
         if self._lost is not None:
             return f"error: {self._lost}"
-        arguments = (self._state.reply, text) if self._remembers else (self._piece, text, self._task)
-        result, trouble = await self._environment.call(*arguments)
+        arguments = (self._state.reply, text) if remembers else (environment, text, self._task)
+        result, trouble = await self._calls.call(*arguments)
         if trouble is None and not isinstance(result, str | None):
             trouble = f"the reply is a {type(result).__name__}, not text"
-            self._environment.warn(trouble)
-        if self._remembers and trouble is not None and trouble.startswith("no answer"):
+            self._calls.warn(trouble)
+        if remembers and trouble is not None and trouble.startswith("no answer"):
             self._lost = trouble
         return result if trouble is None else f"error: {trouble}"
 
     async def close(self) -> None:
         """End what was begun."""
         state, self._state = self._state, None
-        if state is not None and hasattr(state, "close"):
-            await self._environment.call(state.close)
+        if isinstance(state, Closable):
+            await self._calls.call(state.close)
 
 
 def _said(error: Exception) -> str:
@@ -126,7 +133,7 @@ async def calculator(text: str, task: Task, *, opening: str = "[", closing: str 
 
 @register("environment", "script")
 @dataclass
-class Script:
+class Script(Environment):
     """Replies written beforehand, one after each turn; after the last one's turn the rollout is over.
 
     Self-correction (SCoRe, Kumar et al. 2024, arXiv 2409.12917) has one that asks for a second attempt. `{prompt}` in a reply
@@ -147,7 +154,7 @@ class Script:
 
 
 @dataclass
-class Reading:
+class Reading(Episode):
     """A script as it is read out."""
 
     left: Iterator[str]

@@ -11,11 +11,13 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from rlvr import registry
+from rlvr.components import RolloutPlan
 from rlvr.core.specs import SpecLike
 from rlvr.data import Draw
 from rlvr.records import BASELINE, Origin, Rollout, Segment, StopReason
@@ -105,6 +107,27 @@ class RolloutTokens:
 
 
 @register("plan", "single_turn")
+@dataclass(frozen=True)
+class SingleTurn(RolloutPlan):
+    """`group_size` independent responses to the prompt."""
+
+    baseline: Literal["greedy", "reference"] | None = None
+    """A response that is verified and not trained, for advantages that compare with it: greedy, the response sampled at temperature 0;
+    reference, the task's demonstration. null: none."""
+
+    one_group: ClassVar = True
+    turns: ClassVar = 1
+
+    @property
+    def independent(self) -> bool:
+        """True where no baseline is added."""
+        return self.baseline is None
+
+    def __call__(self, draw: Draw, context: RolloutContext) -> AsyncIterator[Rollout]:
+        """Return the rollouts of one draw."""
+        return single_turn(draw, context, baseline=self.baseline)
+
+
 def single_turn(
     draw: Draw, context: RolloutContext, *, baseline: Literal["greedy", "reference"] | None = None
 ) -> AsyncIterator[Rollout]:
@@ -188,13 +211,8 @@ def make_rollout(draw: Draw, member: int, request: Request, completion: Completi
     return tokens.rollout(draw, member, completion.stop, request.sampling.temperature)
 
 
-def answer_characters(plan: Plan) -> int:
-    """Characters of a task's best answer that a plan reads from the history, 0 where it does not say: it may be a function."""
-    return int(getattr(plan, "answer_characters", 0))
-
-
 def evaluation_plan(spec: SpecLike) -> Plan:
     """What evaluation samples with where a stage samples with the plan `spec`: that plan itself where it says that it is
     `independent`, which means `group_size` independent rollouts of every draw; otherwise `single_turn`."""
-    plan: Plan = registry.build("plan", spec)
-    return plan if getattr(plan, "independent", False) else single_turn
+    plan: RolloutPlan = registry.build("plan", spec)
+    return plan if plan.independent else SingleTurn()

@@ -15,19 +15,20 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rlvr.components import RolloutPlan
 from rlvr.data import Draw
 from rlvr.errors import ConfigError
 from rlvr.records import Origin, Rollout, StopReason, Task
 from rlvr.registry import register
 from rlvr.rollout.context import RolloutContext
 from rlvr.rollout.engine import Request
-from rlvr.rollout.environments import Environment, Episode
+from rlvr.rollout.environments import EnvironmentCalls, EpisodeCalls
 from rlvr.rollout.plans import RolloutTokens, side_by_side
 
 
 @register("plan", "turns")
 @dataclass
-class Turns:
+class Turns(RolloutPlan):
     """`group_size` independent talks of the policy with an environment. `rollout.max_new_tokens` is what the policy may sample
     in all turns together; where it or the context is used up, the rollout is cut off."""
 
@@ -50,7 +51,7 @@ class Turns:
     def __post_init__(self) -> None:
         if self.turns < 1 or not self.time_limit > 0:
             raise ValueError(f"turns={self.turns} must be 1 or more and time_limit={self.time_limit} above 0")
-        self._environment = Environment(self.environment, self.time_limit)
+        self._environment = EnvironmentCalls(self.environment, self.time_limit)
 
     def check(self, context: RolloutContext, task: Task) -> None:
         """ConfigError when a reply cannot be put into the context of `task`."""
@@ -82,7 +83,7 @@ class Turns:
         return side_by_side(draw, context, member, verify=each if self.judge == "each" else None)
 
     async def _talk(
-        self, draw: Draw, member: int, context: RolloutContext, episode: Episode, tokens: RolloutTokens
+        self, draw: Draw, member: int, context: RolloutContext, episode: EpisodeCalls, tokens: RolloutTokens
     ) -> Rollout:
         answering = 0.0
         for turn in range(self.turns):

@@ -28,7 +28,7 @@ from rlvr.core.specs import ComponentSpec
 from rlvr.data.samplers import fingerprint_of
 from rlvr.monitor.whole_file import write_whole
 from rlvr.records import Task
-from rlvr.verifiers.base import FunctionVerifier
+from rlvr.verifiers.base import FunctionVerifier, Verifier
 
 log = logging.getLogger(__name__)
 
@@ -208,7 +208,7 @@ def _value(value: Any) -> Any:
         return [_value(item) for item in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return _flat({key: _value(item) for key, item in value.items()})
-    if callable(value) or callable(getattr(value, "verify", None)):
+    if callable(value) or isinstance(value, Verifier):
         return _piece(value)
     raise _NotWritableError(f"an object of class {type(value).__qualname__}")
 

@@ -13,15 +13,16 @@ import functools
 import inspect
 import re
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from rlvr import registry
+from rlvr.components import CONTRACTS, Component, declared
 from rlvr.core.calling import ByColumns, ByName, by_signature, score_of
 from rlvr.core.specs import ComponentSpec
 from rlvr.errors import USER_CODE_ERRORS, ConfigError
@@ -42,7 +43,7 @@ class Needs:
     """It runs code that a model wrote: its worker process has no network, no environment, and no files to write."""
 
 
-class Verifier(ABC):
+class Verifier(Component):
     """Checks answers. Subclass it and write `verify`; everything else has a default.
 
         class Even(Verifier):
@@ -62,6 +63,13 @@ class Verifier(ABC):
     verify_group: ClassVar[Callable[..., Any] | None] = None
     """`verify_group(task, completions) -> list[Verdict]`, sync or async, one per completion and in their order; or None.
     Where there is one, a group is verified in one call, when all its completions are sampled."""
+    compose: ClassVar[Callable[..., Any] | None] = None
+    """`compose(task, completion, verify)`, a coroutine function of a verifier that is made of others; or None."""
+
+    @declared
+    def name(self) -> str:
+        """The verifier in messages and columns."""
+        return type(self).__name__
 
     @abstractmethod
     def verify(self, task: Task, completion: str) -> Verdict | Awaitable[Verdict]:
@@ -98,6 +106,16 @@ class Verifier(ABC):
         return first.strip() == second.strip()
 
 
+CONTRACTS["verifier"] = (Verifier,)
+
+
+@runtime_checkable
+class DeclaresNeeds(Protocol):
+    """A user's function with the attribute `needs`."""
+
+    needs: Needs
+
+
 class FunctionVerifier(Verifier):
     """A plain function as a verifier: it receives by name what its signature asks for (rlvr.core.calling says which names).
 
@@ -111,11 +129,13 @@ class FunctionVerifier(Verifier):
     of the function decides otherwise: `f.needs = Needs(process=True)`. An asynchronous one runs in the trainer's process.
     """
 
+    name: str
+
     def __init__(self, function: Callable[..., Any]) -> None:
         self.call = by_signature(function)
         self.name = self.call.name
         usual = Needs(remote=True) if is_coroutine(function) else Needs(process=not _may_hold_state(function))
-        self.needs = getattr(function, "needs", usual)  # type: ignore[misc]
+        self.needs = function.needs if isinstance(function, DeclaresNeeds) else usual  # type: ignore[misc]
 
     @property
     def verify_group(self) -> Callable[..., Any] | None:  # type: ignore[override]
@@ -147,6 +167,7 @@ class FunctionVerifier(Verifier):
 
 def is_coroutine(function: Any) -> bool:
     """Whether a function, a partial or an object that is called like one is asynchronous."""
+    function = inspect.unwrap(function)
     function = getattr(function, "func", function)
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
@@ -172,7 +193,7 @@ def _may_hold_state(value: Any, within: frozenset[int] = frozenset()) -> bool:
 
 def display_name(verifier: Verifier) -> str:
     """How a verifier is called in messages and columns."""
-    return getattr(verifier, "name", type(verifier).__name__)
+    return verifier.name
 
 
 def as_verdict(result: Any, name: str) -> Verdict:

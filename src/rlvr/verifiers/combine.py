@@ -247,7 +247,9 @@ def _name(part: Any) -> str:
     """What a part is called where it has no key: its written name, or that of its function or class."""
     if isinstance(part, str):
         return part.rpartition(":")[2]
-    return str(getattr(part, "name", None) or getattr(part, "__name__", type(part).__name__))
+    if isinstance(part, Verifier):
+        return part.name
+    return str(getattr(part, "__name__", type(part).__name__))
 
 
 def _unused(label: str, taken: Mapping[str, Verifier]) -> str:

@@ -231,7 +231,7 @@ def _needs_pool(verifier: Verifier) -> bool:
         or verifier.verify_group is not None
         or isinstance(verifier, FunctionVerifier)
         or is_coroutine(verifier.verify)
-        or is_coroutine(getattr(verifier, "compose", None))
+        or is_coroutine(verifier.compose)
     )
 
 

@@ -108,7 +108,8 @@ class WorkerExtension:
         # One byte a value: quantised when it arrived, and laid out for its kernel.
         plain_values = {name: held for name, held in mine.items() if held.element_size() > 1}
         found = {name: _checksum(name, shapes, plain_values, packed, alone) for name in shapes}
-        loaded = getattr(self.weight_transfer_engine, "loaded", None)
+        engine = self.weight_transfer_engine
+        loaded = engine.loaded if isinstance(engine, SharedMemoryEngine) else None
         unreached = (
             []
             if loaded is None

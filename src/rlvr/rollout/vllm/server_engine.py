@@ -79,6 +79,9 @@ class VLLMServerEngine:
         self._adapter = AdapterFiles(policy, self._shared()) if launch.sends_adapter(policy, options) else None
         self._with_base: set[ServerProcess] = set()
         """Processes that were sent the weights under the adapter."""
+        self._opened: list[Member] = []
+        self._watches = contextlib.ExitStack()
+        """Ends what watches the servers, once it has begun."""
         self._closing = False
         self._submitting = threading.Lock()
         """Held while work goes to the loop, so that none comes after the work that ends it."""
@@ -179,7 +182,6 @@ class VLLMServerEngine:
     # opening and shutting, on the loop
 
     async def _open(self) -> Members:
-        self._opened: list[Member] = []
         options, count = self.options, self.options.servers
         if options.urls:
             key = os.environ.get(options.api_key_env)
@@ -206,6 +208,7 @@ class VLLMServerEngine:
             health,
         )
         members.watch()
+        self._watches.callback(members.close)
         return members
 
     async def _start(self, number: int, model: Path, shown: str | None) -> None:
@@ -225,15 +228,14 @@ class VLLMServerEngine:
 
     async def _shut(self) -> None:
         """Cancel all that is under way, which ends the waits of other threads for it too, and then end the servers."""
-        if hasattr(self, "_members"):
-            self._members.close()
+        self._watches.close()
         if under_way := asyncio.all_tasks() - {asyncio.current_task()}:
             for task in under_way:
                 task.cancel()
             await asyncio.wait(under_way, timeout=10)
-        opened = getattr(self, "_opened", [])
-        await asyncio.gather(*(member.client.close() for member in opened), return_exceptions=True)
-        await asyncio.gather(*(asyncio.to_thread(m.started.end) for m in opened if m.started), return_exceptions=True)
+        await asyncio.gather(*(member.client.close() for member in self._opened), return_exceptions=True)
+        ends = [asyncio.to_thread(member.started.end) for member in self._opened if member.started]
+        await asyncio.gather(*ends, return_exceptions=True)
 
     # weights
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlvr import registry
-from rlvr.components import Advantage
+from rlvr.components import Advantage, AdvantageComponent
 from rlvr.config import Config
 from rlvr.core.component_list import ComponentList
 from rlvr.errors import ConfigError
@@ -31,7 +31,7 @@ class Advantages:
         self.config = config
         self.name = algorithm.advantage.name
         estimator: Advantage = registry.build("advantage", algorithm.advantage)
-        self._named: list[tuple[str, Advantage]] = [(self.name, estimator)]
+        self._named: list[tuple[str, AdvantageComponent]] = [(self.name, estimator)]
         self._named += [(spec.name, registry.build("modifier", spec)) for spec in algorithm.modifiers]
         self.components = ComponentList(self._named)
         smallest = estimator.smallest_group

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlvr import registry
+from rlvr.components import RolloutPlan
 from rlvr.config import Config, KLScaleConfig
 from rlvr.errors import ConfigError, nearest
 from rlvr.records import Batch, Rollout, Task
@@ -27,8 +28,8 @@ def check_scale(config: Config, tasks: Sequence[Task]) -> None:
             if name not in known:
                 raise ConfigError(f"{where} names {name!r}, and no task is of that source{nearest(name, known)}")
     if kl.scale.by == "turn":
-        plan = registry.build("plan", config.rollout.plan)
-        most = 1 if config.rollout.plan.name == "single_turn" else getattr(plan, "turns", None)
+        plan: RolloutPlan = registry.build("plan", config.rollout.plan)
+        most = plan.turns
         for name in kl.scale.factors:
             if most is not None and int(name) > most:
                 raise ConfigError(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlvr import registry
+from rlvr.components import RolloutPlan
 from rlvr.config.stage_plan import StagePlan
 from rlvr.core.component_list import ComponentList
 from rlvr.core.schedules import Controller
@@ -21,7 +22,7 @@ from rlvr.monitor.batch import advantage_metrics, batch_metrics
 from rlvr.records import BASELINE, Batch, Origin, Rollout, Task
 from rlvr.registry import register
 from rlvr.rewards import Setting
-from rlvr.rollout import Collected, RolloutBuffer, answer_characters
+from rlvr.rollout import Collected, RolloutBuffer
 from rlvr.selection import mixed_groups
 from rlvr.stages.base import Parts, Stage, token_weights
 from rlvr.stages.grpo.advantages import Advantages
@@ -70,10 +71,9 @@ class GRPOStage(Stage):
         kept = list(self.pool)  # tasks that are left out are never scored
         self.scoring.bind(kept, Setting(plan.config, kept, parts.rollout_context.same_answer))
         self.raised = Raised(self.scoring.terms, parts.leads)
-        asked = registry.build("plan", rollout.plan)
-        parts.history.keep_answers(answer_characters(asked))
-        if hasattr(asked, "check"):
-            asked.check(self.rollout_context_at(0), self.pool.at(0))
+        asked: RolloutPlan = registry.build("plan", rollout.plan)
+        parts.history.keep_answers(asked.answer_characters)
+        asked.check(self.rollout_context_at(0), self.pool.at(0))
 
         recorded = recording_of(plan)
         self.supply: RolloutBuffer | RecordedSupply
@@ -241,9 +241,8 @@ class GRPOStage(Stage):
     @property
     def most_groups(self) -> int | None:
         """One for each prompt where the plan is known to make no more, and nothing was recorded."""
-        spec = self.config.rollout.plan
-        one_each = spec.name == "single_turn" or getattr(registry.build("plan", spec), "independent", False)
-        return super().most_groups if one_each and recording_of(self.plan) is None else None
+        plan: RolloutPlan = registry.build("plan", self.config.rollout.plan)
+        return super().most_groups if plan.one_group and recording_of(self.plan) is None else None
 
     @property
     def keeps_reference(self) -> bool:

@@ -152,7 +152,7 @@ class RealSets:
         if symbols(node):
             raise NotASet
         value = self.sampler.value(node)
-        if not isinstance(value, Fraction) and getattr(value, "imag", 0) != 0:
+        if value.imag != 0:
             raise NotASet
         return End(node, value, 0, closed)
 

@@ -196,7 +196,7 @@ class VerifierPool:
         """The verdicts on one job, wherever its verifier runs."""
         limit = self._limit(verifier)
         try:
-            if (compose := getattr(verifier, "compose", None)) is not None:
+            if (compose := verifier.compose) is not None:
                 return [await self._composed(verifier, compose, job)]
             if verifier.needs.process or verifier.needs.sandbox:
                 verdicts = await self._in_process(verifier, job, limit)
