@@ -11,7 +11,7 @@ from rlvr.config.config_loading import load_config
 from rlvr.distributed import PlainBackend
 from rlvr.learner import Learner
 from rlvr.losses import ClippedPolicyLoss, Objective, ObjectiveTerm
-from rlvr.policy.flops import PassCounter, peak_flops
+from rlvr.policy.flops import UpdateFlops, peak_flops
 from rlvr.records import Batch
 from stages.context import Context, free_memory
 from stages.measuring import matrix_rate, milliseconds, peak_memory
@@ -79,7 +79,7 @@ def measure_case(context: Context, case: Case, rate: float) -> dict[str, Any]:
     return parameters(policy)
 
 
-def step(backend: PlainBackend, batch: Batch) -> tuple[dict[str, float | None], PassCounter]:
+def step(backend: PlainBackend, batch: Batch) -> tuple[dict[str, float | None], UpdateFlops]:
     """One optimizer step of the learner, in one micro-batch: its metrics, and what it computed."""
     loss = ObjectiveTerm("policy", ClippedPolicyLoss(0.2, 0.2, "tokens"), "policy", zero_without_advantage=True)
     config = load_config({}).optim

@@ -10,7 +10,7 @@ import torch
 from rlvr.core.device_memory import PeakMemory
 from rlvr.distributed.world import World
 from rlvr.monitor.phases import KNOWN, Phases
-from rlvr.policy.flops import PassCounter, peak_flops
+from rlvr.policy.flops import UpdateFlops, peak_flops
 from rlvr.rollout.context import IdleByPhase, IdleClock
 
 WORKING = ("update", "publish")
@@ -51,7 +51,7 @@ class StepMeters:
         return f"mfu/* is not reported: the peak FLOP/s of the device {self.device_name!r} is not known"
 
     def finish(
-        self, sampled: int | None, verifying: float, computed: PassCounter, engine_apart: bool, starting: bool
+        self, sampled: int | None, verifying: float, computed: UpdateFlops, engine_apart: bool, starting: bool
     ) -> dict[str, float | None]:
         """The step's metrics of time, memory and use; the same on every rank but for times and the first rank's memory.
 

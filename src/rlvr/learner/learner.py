@@ -46,8 +46,8 @@ from rlvr.losses.ahead import Ahead, look_ahead
 from rlvr.losses.step_metrics import Averages, StepMetrics, is_maximum, mismatch_sums, with_effective_size
 from rlvr.losses.tokens import LARGEST_LOG_RATIO
 from rlvr.policy import MicroBatch, Snapshot, forward, micro_batches
-from rlvr.policy.flops import PassCounter
-from rlvr.policy.microbatch import Cost, DeferredColumns, deal
+from rlvr.policy.flops import ModelFlops, UpdateFlops
+from rlvr.policy.microbatch import ComputedPass, Cost, DeferredColumns, deal
 from rlvr.records import Batch
 
 WITHOUT_GRADIENT = 8
@@ -64,8 +64,9 @@ class Learner:
         self.policy = backend.policy
         self.reference = reference
         self.world = world or World()
-        self.computed = PassCounter(self.policy)
-        """What the passes of the last update computed on this rank."""
+        self.model_flops = ModelFlops.of(self.policy)
+        self._passes_made: list[ComputedPass] = []
+        """Those of the last update on this rank."""
 
     def update(self, batch: Batch, objective: Objective, config: OptimConfig, lr: float) -> dict[str, float | None]:
         """Take the optimizer steps of one batch; their metrics, averaged over them.
@@ -74,7 +75,7 @@ class Learner:
         """
         averages, work, first = Averages(), Work.of(batch, objective, config), True
         parts = _by_whole_groups(batch, config.updates_per_batch) * config.epochs_per_batch
-        self.computed.start()
+        self._passes_made.clear()
         with self.policy.training():
             if objective.needs_reference:
                 self._add_reference_logprobs(work)
@@ -94,6 +95,11 @@ class Learner:
         skipped, asked = averages.pairs().get("skipped/nonfinite", (0.0, 0.0))
         taken = {"update/steps": int(asked - skipped), "tokens/trained": tokens, "lr": lr}
         return with_effective_size(averages.means()) | taken
+
+    @property
+    def computed(self) -> UpdateFlops:
+        """What the passes of the last update computed on this rank, counted when it is asked for."""
+        return self.model_flops.of_update(self._passes_made)
 
     def _optimizer_step(self, work: Work, part: np.ndarray, lr: float, first: bool) -> dict[str, tuple[float, float]]:
         """Gradients of the rollouts in `part` and one step; metrics as (sum, weight) pairs, the same on every rank."""
@@ -147,7 +153,7 @@ class Learner:
         objective = work.objective
         inputs = LossInputs.of(work, rows, ahead, first)
         computed = forward(self.policy, rows, [*objective.needs, LOGPROBS, ENTROPY])
-        self.computed.add(rows, grad=True)
+        self._passes_made.append(rows.computed(grad=True))
         statistics = inputs.statistics(computed)
         logprobs = statistics["logprobs", CURRENT]
         updated.add(rows, logprobs, work.updated)
@@ -278,7 +284,7 @@ class Learner:
                     self._nothing(work, index, where)
                     continue
                 statistics = forward(self.policy, rows, needs)
-                self.computed.add(rows, grad=False)
+                self._passes_made.append(rows.computed(grad=False))
                 for name, values in found.items():
                     later.add(rows, statistics[name, CURRENT], values)
         later.write()

@@ -10,13 +10,14 @@ counted. Each token is counted where it is computed: padding never, a shared pre
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from rlvr.policy.microbatch import MicroBatch
+from rlvr.policy.microbatch import ComputedPass
 from rlvr.policy.model import Policy
 from rlvr.policy.quantization import dense_shape
 
@@ -66,6 +67,16 @@ def peak_flops(device_name: str) -> float | None:
 
 
 @dataclass(frozen=True)
+class UpdateFlops:
+    """What the passes of an update compute on a rank."""
+
+    flops: float
+    """Operations of all passes, as MFU counts them."""
+    tokens: int
+    """Tokens of the passes that have a gradient, prompts included."""
+
+
+@dataclass(frozen=True)
 class ModelFlops:
     """The sizes of a model that the operations of its passes follow from."""
 
@@ -109,17 +120,26 @@ class ModelFlops:
             windows=attention_windows(config),
         )
 
-    def of_pass(self, rows: MicroBatch, grad: bool) -> float:
+    def of_pass(self, computed: ComputedPass) -> float:
         """Operations of a forward pass over a micro-batch, with the backward pass where it has a gradient."""
-        length, context = rows.runs
-        tokens, projected = float(length.sum()), len(rows.flat)
+        length, projected = computed.length, computed.projected
+        tokens = float(length.sum())
         dense = 2 * (self.weights * tokens + self.head * projected)
-        pairs = sum(float((length * np.minimum(length + context, window)).sum()) for window in self.windows)
+        seen = length + computed.context
+        pairs = sum(float((length * np.minimum(seen, window)).sum()) for window in self.windows)
         attention = 4 * self.channels * pairs
-        if not grad:
+        if not computed.grad:
             return dense + attention
         of_weights = 2 * (self.trained * tokens + self.trained_head * projected)
         return 2 * dense + of_weights + 3 * attention
+
+    def of_update(self, passes: Iterable[ComputedPass]) -> UpdateFlops:
+        """The operations of the passes of an update."""
+        flops, tokens = 0.0, 0
+        for computed in passes:
+            flops += self.of_pass(computed)
+            tokens += int(computed.length.sum()) if computed.grad else 0
+        return UpdateFlops(flops, tokens)
 
 
 def _size(parameter: torch.nn.Parameter) -> int:
@@ -143,24 +163,3 @@ def attention_windows(config: Any) -> tuple[float, ...]:
         kinds = ["sliding_attention" if sliding else "full_attention"] * config.num_hidden_layers
     seen = {"full_attention": None, **{kind: getattr(config, key, None) for kind, key in WINDOWS.items()}}
     return tuple(float(seen[kind] or math.inf) for kind in kinds if kind in seen)
-
-
-class PassCounter:
-    """Counts what the passes of a rank's updates compute."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._model = ModelFlops.of(policy)
-        self.flops = 0.0
-        """Operations of all passes, as MFU counts them."""
-        self.tokens = 0
-        """Tokens of the passes that have a gradient, prompts included."""
-
-    def start(self) -> None:
-        """Begin an update."""
-        self.flops, self.tokens = 0.0, 0
-
-    def add(self, rows: MicroBatch, grad: bool) -> None:
-        """Count a pass over a micro-batch."""
-        self.flops += self._model.of_pass(rows, grad)
-        if grad:
-            self.tokens += int(rows.runs[0].sum())

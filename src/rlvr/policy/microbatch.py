@@ -34,6 +34,20 @@ CALL_ELSEWHERE = 2e10
 
 
 @dataclass(frozen=True)
+class ComputedPass:
+    """The sizes of a pass over a micro-batch, of which its operations are counted."""
+
+    length: np.ndarray
+    """int64 [S]: the runs of tokens that are computed; no padding"""
+    context: np.ndarray
+    """int64 [S]: the tokens before each run that it sees"""
+    projected: int
+    """Tokens whose logits are computed."""
+    grad: bool
+    """Whether a backward pass follows."""
+
+
+@dataclass(frozen=True)
 class MicroBatch:
     """The tokens of some rollouts as rows [R, L], and their T trained tokens.
 
@@ -65,12 +79,11 @@ class MicroBatch:
     spans: Spans | None = None
     """Which tokens of a packed row see each other."""
 
-    @property
-    def runs(self) -> tuple[np.ndarray, np.ndarray]:
-        """(length, context), int64 [S]: the runs of tokens that are computed, each after a context that it sees; no padding."""
+    def computed(self, grad: bool) -> ComputedPass:
+        """The sizes of a forward pass, with a backward pass or without."""
         if self.spans is None:
-            return self.lengths, np.zeros_like(self.lengths)
-        return self.spans.length, self.spans.context_length
+            return ComputedPass(self.lengths, np.zeros_like(self.lengths), len(self.flat), grad)
+        return ComputedPass(self.spans.length, self.spans.context_length, len(self.flat), grad)
 
     def at_trained(self, columns: Sequence[np.ndarray]) -> np.ndarray:
         """A token column of the batch at the trained tokens, float32 [T] in host memory."""
