@@ -13,8 +13,17 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from rlvr.config import OptimConfig
-from rlvr.core.schedules import Controller, Scalar, Schedule, StepSchedule, at, controllers, least_value, scalar_value
-from rlvr.policy.optimizers import learning_rate
+from rlvr.core.schedules import (
+    Controller,
+    Scalar,
+    Schedule,
+    StepSchedule,
+    at,
+    controllers,
+    learning_rate,
+    least_value,
+    scalar_value,
+)
 
 ROOT = 2**-0.5
 

@@ -1,14 +1,12 @@
-"""Optimizers by name, and the learning rate of a step."""
+"""Optimizers by name."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from rlvr.config import OptimConfig
 from rlvr.errors import ConfigError
 from rlvr.registry import register
 
@@ -68,14 +66,3 @@ def _decaying(parameters: Iterable[torch.nn.Parameter], weight_decay: float) -> 
 def sgd(parameters: Iterable[torch.nn.Parameter], *, momentum: float = 0.0) -> torch.optim.Optimizer:
     """Plain gradient descent."""
     return torch.optim.SGD(parameters, lr=0.0, momentum=momentum)
-
-
-def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
-    """The learning rate of `step` (from 0) of a stage of `steps`: linear warm-up, then the schedule down to `min_lr`."""
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
-    if config.schedule == "constant":
-        return config.lr
-    done = min(1.0, (step - config.warmup_steps) / max(1, steps - config.warmup_steps))
-    left = 1 - done if config.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
-    return config.min_lr + (config.lr - config.min_lr) * left
