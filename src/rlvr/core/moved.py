@@ -15,6 +15,8 @@ MOVED = {
     "rlvr.needs": "rlvr.core.needs",
     "rlvr.schedules": "rlvr.core.schedules",
     "rlvr.config_loading": "rlvr.config.config_loading",
+    "rlvr.losses.clipping": "rlvr.losses.clip",
+    "rlvr.losses.ratio": "rlvr.losses.tokens",
 }
 
 

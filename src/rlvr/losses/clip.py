@@ -1,19 +1,33 @@
-"""The clipped policy loss: one form of ratio, one form of clipping, one average."""
+"""The clipped policy loss: one form of ratio, one form of clipping, one average.
+
+The forms of clipping keep a policy-gradient step near the policy that it started from. Each is a function of the log-ratio [T] with
+gradient and the advantage [T], and gives the surrogate to be maximised, with the tokens at which its lower and upper bound act.
+Invariant: at ratio 1 the gradient is A grad log pi, whatever the form.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from rlvr.components import Loss
 from rlvr.core.needs import PROXIMAL, Need
 from rlvr.core.schedules import Scalar, refuse_above, refuse_below
-from rlvr.losses import clipping
-from rlvr.losses.clipping import Clip, Surrogate
-from rlvr.losses.ratio import Ratio, log_ratio
-from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
+from rlvr.losses.tokens import Average, Denominators, LossTerm, Ratio, TokenBatch, log_ratio
 from rlvr.registry import register
+
+Clip = Literal["hard", "soft", "detach", "none", "tv", "kl"]
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """What is maximised at each token [T], and where a bound takes something away (bool [T])."""
+
+    value: torch.Tensor
+    low: torch.Tensor
+    high: torch.Tensor
 
 
 @register("loss", "clip")
@@ -82,30 +96,106 @@ class ClippedPolicyLoss(Loss):
         return self.ratio in ("sequence", "geometric")
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
-        gap = log_ratio(tokens, self.ratio, _number(self.bound))
-        found, detached = self._surrogate(gap, tokens), gap.detach().exp()
+        log_ratios = log_ratio(tokens, self.ratio, _number(self.bound))
+        found = self._surrogate(log_ratios, tokens)
+        ratio = log_ratios.detach().exp()
         metrics = {
-            "ratio/mean": detached,
-            "ratio/max": detached,
+            "ratio/mean": ratio,
+            "ratio/max": ratio,
             "ratio/clipped_low": found.low.float(),
             "ratio/clipped_high": found.high.float(),
         }
         return LossTerm(-tokens.average(found.value, self.average, over), metrics)
 
-    def _surrogate(self, gap: torch.Tensor, tokens: TokenBatch) -> Surrogate:
+    def _surrogate(self, log_ratio: torch.Tensor, tokens: TokenBatch) -> Surrogate:
         low, high = float(self.clip_low), float(self.clip_high)
         advantage, logprobs = tokens.advantage, tokens.logprobs
         if self.clip == "hard":
-            return clipping.hard(gap, advantage, 1 - low, 1 + high, _number(self.cap))
+            return hard(log_ratio, advantage, 1 - low, 1 + high, _number(self.cap))
         if self.clip == "soft":
             positive, negative = float(self.soft_positive), float(self.soft_negative)
-            return clipping.soft(gap, advantage, positive, negative)
+            return soft(log_ratio, advantage, positive, negative)
         if self.clip == "detach":
-            return clipping.detached(gap, logprobs, advantage, 1 - low, 1 + high)
+            return detached(log_ratio, logprobs, advantage, 1 - low, 1 + high)
         if self.clip == "none":
-            return clipping.unclipped(gap, advantage)
-        return clipping.within_divergence(gap, logprobs, advantage, self.clip, low, high, _number(self.cap))
+            return unclipped(log_ratio, advantage)
+        return within_divergence(log_ratio, logprobs, advantage, self.clip, low, high, _number(self.cap))
 
 
 def _number(value: Scalar | None) -> float | None:
     return None if value is None else float(value)
+
+
+def hard(log_ratio: torch.Tensor, advantage: torch.Tensor, low: float, high: float, cap: float | None) -> Surrogate:
+    """min(rho A, clip(rho, low, high) A) (PPO, Schulman et al. 2017, eq. 7); where A < 0, rho is at most `cap`.
+
+    The cap is the constant c of dual-clip PPO (Ye et al. 2020, arXiv 1912.09729), and the delta of two-sided clipping.
+    """
+    ratio = log_ratio.detach().exp()
+    below, above = (ratio < low) & (advantage < 0), (ratio > high) & (advantage > 0)
+    bounded = ratio.clamp(low, high)
+    binds = below | above | (advantage == 0)
+    if cap is not None:
+        over = (ratio > cap) & (advantage < 0)
+        bounded, binds, above = torch.where(over, cap, bounded), binds | over, above | over
+    # Where the clip binds there is no gradient, and an overflowing ratio must not make one of 0 x inf.
+    return Surrogate(torch.where(binds, bounded, log_ratio.masked_fill(binds, 0.0).exp()) * advantage, below, above)
+
+
+def soft(log_ratio: torch.Tensor, advantage: torch.Tensor, positive: float, negative: float) -> Surrogate:
+    """4 / tau sigmoid(tau (rho - 1)) A (SAPO, arXiv 2511.20347), tau by the sign of the advantage.
+
+    The bounds act, softly, where the gradient is less than half of what it is at ratio 1.
+    """
+    tau = torch.full_like(advantage, negative).masked_fill(advantage > 0, positive)
+    # Beyond a ratio of e^30 the gate is flat in float32 as in float64.
+    gate = torch.sigmoid(tau * (log_ratio.clamp_max(30.0).exp() - 1))
+    halved = (4 * gate * (1 - gate)).detach() < 0.5
+    return Surrogate(4 / tau * gate * advantage, halved & (log_ratio.detach() < 0), halved & (log_ratio.detach() > 0))
+
+
+def detached(
+    log_ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor, low: float, high: float
+) -> Surrogate:
+    """sg[clip(rho, low, high)] A log pi (CISPO, MiniMax-M1 2025, arXiv 2506.13585): a clipped token still has a gradient."""
+    ratio = log_ratio.detach().exp()
+    return Surrogate(ratio.clamp(low, high) * advantage * logprobs, ratio < low, ratio > high)
+
+
+def within_divergence(
+    log_ratio: torch.Tensor,
+    logprobs: torch.Tensor,
+    advantage: torch.Tensor,
+    by: Literal["tv", "kl"],
+    low: float,
+    high: float,
+    cap: float | None,
+) -> Surrogate:
+    """M sg[min(rho, cap)] A log pi (DPPO, Qi et al. 2026, arXiv 2602.04879), with the binary approximations of divergence.
+
+    M is 0 where the token's probability already moved, in the direction in which the advantage pushes it, by more than the
+    bound: `high` for a rise, `low` for a fall; else 1. With p now and q before, tv is |p - q|, and kl is
+    q log(q / p) + (1 - q) log((1 - q) / (1 - p)).
+    """
+    now = logprobs.detach()
+    before = now - log_ratio.detach()
+    p, q = now.exp(), before.exp()
+    if by == "tv":
+        moved = (p - q).abs()
+    else:
+        rest = torch.log((1 - q + 1e-8) / (1 - p + 1e-8))
+        moved = q * (before - now) + (1 - q) * rest
+    above = (advantage > 0) & (p > q) & (moved > high)
+    below = (advantage <= 0) & (p < q) & (moved > low)
+    ratio = log_ratio.detach().exp()
+    if cap is not None:
+        ratio = ratio.clamp_max(cap)
+    idle = above | below | (advantage == 0)
+    return Surrogate(ratio.masked_fill(idle, 0.0) * advantage * logprobs, below, above)
+
+
+def unclipped(log_ratio: torch.Tensor, advantage: torch.Tensor) -> Surrogate:
+    """Rho A, the importance-weighted policy gradient."""
+    idle = advantage == 0
+    nowhere = torch.zeros_like(idle)
+    return Surrogate(log_ratio.masked_fill(idle, 0.0).exp() * advantage, nowhere, nowhere)

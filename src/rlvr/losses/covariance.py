@@ -14,9 +14,8 @@ import torch
 from rlvr.components import Loss
 from rlvr.core.needs import PROXIMAL, Need
 from rlvr.core.schedules import Scalar, refuse_above, refuse_below
-from rlvr.losses import clipping
-from rlvr.losses.ratio import log_ratio
-from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
+from rlvr.losses.clip import Surrogate, hard, unclipped
+from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch, log_ratio
 from rlvr.registry import register
 
 
@@ -86,9 +85,9 @@ class ClipCovLoss(Loss):
         }
         return LossTerm(-tokens.average(found.value.masked_fill(held, 0.0), self.average, over), metrics)
 
-    def _surrogate(self, tokens: TokenBatch) -> clipping.Surrogate:
+    def _surrogate(self, tokens: TokenBatch) -> Surrogate:
         low, high = 1 - float(self.clip_low), 1 + float(self.clip_high)
-        return clipping.hard(log_ratio(tokens), tokens.advantage, low, high, None)
+        return hard(log_ratio(tokens), tokens.advantage, low, high, None)
 
 
 @register("loss", "kl_cov")
@@ -125,7 +124,7 @@ class KLCovLoss(Loss):
         assert tokens.chosen is not None
         gap = log_ratio(tokens)
         penalty = float(self.coef) * tokens.chosen * gap.abs()
-        value = clipping.unclipped(gap, tokens.advantage).value - penalty
+        value = unclipped(gap, tokens.advantage).value - penalty
         ratio = gap.detach().exp()
         metrics = {"ratio/mean": ratio, "ratio/max": ratio, "tokens/chosen": tokens.chosen}
         return LossTerm(-tokens.average(value, self.average, over), metrics)

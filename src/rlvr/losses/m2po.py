@@ -9,8 +9,7 @@ import torch
 from rlvr.components import Loss
 from rlvr.core.needs import PROXIMAL, Need
 from rlvr.core.schedules import Scalar
-from rlvr.losses.ratio import log_ratio
-from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
+from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch, log_ratio
 from rlvr.registry import register
 
 

@@ -14,6 +14,7 @@ import torch
 
 from rlvr.core.needs import CURRENT, REFERENCE
 
+Ratio = Literal["token", "sequence", "geometric", "geometric_token"]
 Average = Literal["tokens", "sequences", "groups", "constant"]
 LARGEST_LOG_RATIO = 30.0
 """Nats that the log-ratio to the behaviour policy is cut to: its exponential is still finite in float32."""
@@ -127,3 +128,25 @@ class LossTerm:
 
     value: torch.Tensor
     metrics: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def log_ratio(tokens: TokenBatch, level: Ratio = "token", bound: float | None = None) -> torch.Tensor:
+    """log pi - log pi_proximal [T], the log of the probability ratio, with gradient.
+
+    token: of the token itself. sequence: summed over its response, the ratio of the whole response. geometric: the mean
+    over its response (GSPO, Zheng et al. 2025, eq. 7). geometric_token: the value of geometric with each token's own
+    gradient (GSPO-token), which advantages that differ within a response need.
+
+    `bound` clamps each token's log-ratio to [-bound, bound] first; beyond it there is no gradient.
+    """
+    own = tokens.logprobs - tokens.proximal_logprobs
+    if bound is not None:
+        own = own.clamp(-bound, bound)
+    if level == "token":
+        return own
+    if level == "sequence":
+        return tokens.sum_by_sequence(own)[tokens.sequence]
+    mean = tokens.mean_by_sequence(own)[tokens.sequence]
+    if level == "geometric":
+        return mean
+    return mean.detach() + (own - own.detach())
