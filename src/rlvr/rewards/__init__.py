@@ -38,6 +38,8 @@ from rlvr.rewards.terms import (
     build_terms,
     call_plain,
     components_of,
+    paid,
+    plain_functions,
     score,
     walk,
 )
@@ -78,6 +80,8 @@ __all__ = [
     "components_of",
     "constant",
     "length",
+    "paid",
+    "plain_functions",
     "random",
     "sampled_likelihood",
     "score",

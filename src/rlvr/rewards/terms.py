@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -97,6 +97,19 @@ def walk(terms: Sequence[Term]) -> Iterator[Term]:
     for term in terms:
         yield term
         yield from walk(term.parts())
+
+
+def paid(terms: Sequence[Term]) -> Iterator[Term]:
+    """The terms that may pay, with those that they are made of. A scheduled weight is an object, which is not 0."""
+    for term in terms:
+        if term.weight != 0:
+            yield term
+            yield from paid(term.parts())
+
+
+def plain_functions(terms: Iterable[Term]) -> list[tuple[str, PerCompletion]]:
+    """The plain functions among these terms, by the term's name."""
+    return [(term.name, term.function) for term in terms if isinstance(term.function, PerCompletion)]
 
 
 # from the configuration

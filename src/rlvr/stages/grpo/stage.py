@@ -21,7 +21,7 @@ from rlvr.losses import Objective
 from rlvr.monitor.batch import advantage_metrics, batch_metrics
 from rlvr.records import BASELINE, Batch, Origin, Rollout, Task
 from rlvr.registry import register
-from rlvr.rewards import Setting
+from rlvr.rewards import Setting, paid, plain_functions, walk
 from rlvr.rollout import Collected, RolloutBuffer
 from rlvr.selection import mixed_groups
 from rlvr.stages.base import Parts, Stage, token_weights
@@ -30,10 +30,10 @@ from rlvr.stages.grpo.appended import token_after, with_token
 from rlvr.stages.grpo.build_objective import build_objective, build_penalty, warn_uncorrected
 from rlvr.stages.grpo.demonstrations import with_demonstrations
 from rlvr.stages.grpo.kl_scale import check_scale, kl_factors
-from rlvr.stages.grpo.raised import Raised
 from rlvr.stages.grpo.recorded import RecordedSupply, recording_of
 from rlvr.stages.grpo.scoring import Scoring
 from rlvr.verifiers.pool.threads import Threads
+from rlvr.verifiers.raised_verdicts import Raised
 
 
 @register("stage", "grpo")
@@ -70,7 +70,8 @@ class GRPOStage(Stage):
         self._step = 0
         kept = list(self.pool)  # tasks that are left out are never scored
         self.scoring.bind(kept, Setting(plan.config, kept, parts.rollout_context.same_answer))
-        self.raised = Raised(self.scoring.terms, parts.leads)
+        terms = self.scoring.terms
+        self.raised = Raised(plain_functions(walk(terms)), plain_functions(paid(terms)), parts.leads)
         asked: RolloutPlan = registry.build("plan", rollout.plan)
         parts.history.keep_answers(asked.answer_characters)
         asked.check(self.rollout_context_at(0), self.pool.at(0))
