@@ -148,11 +148,12 @@ class LossInputs:
     def statistics(self, computed: Statistics) -> Statistics:
         """Statistics of all models that the losses read, from those `computed` by the pass that has gradients."""
         statistics = dict(computed)
-        for name, model in self.device:
-            if model == WITHOUT_DROPOUT:
+        for name, _ in computed:
+            plain = self.device.get((name, WITHOUT_DROPOUT))
+            if plain is not None:
                 noisy = computed[name, CURRENT]
                 # zero in value: dropout is in the gradient, and not in ratios, KL or mismatch
-                statistics[name, CURRENT] = self.device[name, model] + (noisy - noisy.detach())
+                statistics[name, CURRENT] = plain + (noisy - noisy.detach())
         if self.objective.needs_reference:
             statistics["logprobs", REFERENCE] = self.device["logprobs", REFERENCE]
         for name in self.objective.proximal_statistics:
