@@ -60,8 +60,8 @@ def saving(hidden: int, steps: int, background: bool) -> dict[str, Any]:
             "evaluation": {"at_start": False, "at_end": False},
         }
         with GRPOTrainer(config=tree) as trainer:
-            timed(trainer.saver, "save", waits)
-            timed(trainer.saver.writer, "_write", writes)
+            timed(trainer.checkpointer, "save", waits)
+            timed(trainer.checkpointer.writer, "_write", writes)
             rows = trainer.train()
             size = sum(file.stat().st_size for file in trainer.folder.checkpoints.rglob("*") if file.is_file())
     return {

@@ -73,12 +73,13 @@ def measure(steps: int) -> dict[str, Any]:
     from speed_workloads import WORKLOADS, prompts, score, write_model
 
     import rlvr.monitor.batch as of_batch
+    import rlvr.run.reporting as reporting
     import rlvr.stages.grpo.stage as stage
     import rlvr.trainer as loop
     from rlvr import GRPOTrainer
 
     workload, meter = WORKLOADS["W1"], Meter()
-    for module in (stage, loop):
+    for module in (stage, loop, reporting):
         for name in ("batch_metrics", "advantage_metrics", "staleness_metrics", "sample_rows", "record"):
             if hasattr(module, name):
                 setattr(module, name, meter.timed(getattr(module, name), "metrics"))
@@ -109,14 +110,14 @@ def measure(steps: int) -> dict[str, Any]:
             trainer.reporting.rollout_log.write = timed  # type: ignore[method-assign]
             meter.wrap(trainer.folder.metrics, "append", "metrics.jsonl")
             ends: list[tuple[float, float]] = []
-            after = trainer.saver.after_step
+            after = trainer.checkpointer.after_step
 
-            def after_step() -> Any:
+            def after_step(last: bool) -> Any:
                 meter.end_of_step()
                 ends.append((time.thread_time(), time.perf_counter()))
-                return after()
+                return after(last)
 
-            trainer.saver.after_step = after_step  # type: ignore[method-assign]
+            trainer.checkpointer.after_step = after_step  # type: ignore[method-assign]
             trainer.train()
     return summary(meter, ends) | {"rollouts_thread_cpu_ms": round(1000 * statistics.median(behind[DROPPED:]), 3)}
 

@@ -10,69 +10,39 @@ metrics per step; the engine never samples with other weights than the version t
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rlvr import registry
 from rlvr.config import Config
-from rlvr.config.config_loading import load_config
-from rlvr.config.stage_plan import StagePlan, stage_plans
 from rlvr.core.seeding import seed_of
-from rlvr.core.waits import StopRequest, reporting
-from rlvr.data import Draw, Prompts, load_tasks
-from rlvr.data.prompts import refuse_long
+from rlvr.core.waits import reporting as status_on_signal
 from rlvr.distributed import World
-from rlvr.distributed.farm import prove
-from rlvr.distributed.models import write_base
-from rlvr.distributed.prompt_lengths import encoded_lengths
 from rlvr.distributed.step_meters import StepMeters
-from rlvr.errors import (
-    DataError,
-    EvaluationError,
-    LostRankError,
-    TrainingError,
-    UserCodeError,
-    user_traceback,
-)
-from rlvr.evaluation import Tally, evaluate
-from rlvr.monitor.batch import staleness_metrics
-from rlvr.monitor.health import Finding
-from rlvr.monitor.metrics import record
+from rlvr.errors import UserCodeError
 from rlvr.monitor.trackers import Tracker
 from rlvr.policy import Policy, learning_rate
-from rlvr.policy.adapters import is_adapter
-from rlvr.records import Batch, Rollout, cut
-from rlvr.rollout import (
-    Collected,
-    Interrupted,
-    Published,
-    RolloutContext,
-    Sampling,
-    evaluation_plan,
-)
-from rlvr.rollout.vllm.options import devices_apart, low_precision
-from rlvr.run.checkpointing import Saver
-from rlvr.run.dry_run import plan_lines
+from rlvr.records import Batch
+from rlvr.rollout import Collected, Interrupted
+from rlvr.run.checkpointing import Checkpointer, Stateful
 from rlvr.run.due_evaluations import DueEvaluations
+from rlvr.run.evaluator import Evaluator
 from rlvr.run.policy_training import PolicyTraining
 from rlvr.run.reporting import Reporting
-from rlvr.run.resolved_config import resolved_config, with_model_path
+from rlvr.run.resolved_config import resolved_config, written_config
+from rlvr.run.resuming import Resumer
 from rlvr.run.rollout_runtime import RolloutRuntime
 from rlvr.run.run_folder import RunFolder
+from rlvr.run.run_identity import RunIdentity
 from rlvr.run.run_status import status
 from rlvr.run.run_tasks import RunTasks
-from rlvr.run.stage_list import StageList, open_stage
+from rlvr.run.stage_list import StageList, open_stages
+from rlvr.run.step_recorder import StepRecorder
+from rlvr.run.stopping import RunStop, failing_together, stop_when_hopeless
 from rlvr.run.train_state import TrainState
 from rlvr.stages import Stage
-from rlvr.stages.choosing import chooser
-from rlvr.verifiers.pool import Verification
-from rlvr.verifiers.raised_verdicts import RaisedVerdicts
-
-STOPPING = "stopping as soon as this step can be left, with a checkpoint; Ctrl-C once more stops at once"
 
 
 class GRPOTrainer:
@@ -103,59 +73,39 @@ class GRPOTrainer:
         trackers: Sequence[Tracker] = (),
         resume: str | None = None,
     ) -> None:
-        registry.leave_loaded_script()
-        config = config if isinstance(config, Config) else load_config(config)
-        if isinstance(model, (str, Path)):
-            config = with_model_path(config, model)
-            model = None
-        stage_plans(config)  # a wrong configuration is refused before ranks wait for each other
-        self.world = World.from_environment(config.distributed.silence)
-        self.resolved = resolved_config(config, self.world, resume, model, eval_tasks)
-        self.training = PolicyTraining(self.config, self.world, model, tokenizer)
-        shows = self.world.leads and self.config.logging.console != "off"
-        self.stop = StopRequest(STOPPING if shows else "")
-        self.rollouts = RolloutRuntime(self.config, self.stop)
-        self.meters = StepMeters(self.policy.home, self.world, self.rollouts.activity.idle)
-        self.folder = RunFolder(self.config)
-        counts = self.rollouts.activity.counts
-        self.reporting = Reporting(self.config, self.folder, self.world.leads, counts, trackers)
-        prompts = Prompts(self.policy.tokenizer, report=self.reporting.console.message)
-        self.tasks = RunTasks(tasks, eval_tasks, prompts, self.world)
-        self.state = TrainState()
+        config, model = written_config(config, model)
+        self.world = world = World.from_environment(config.distributed.silence)
+        self.resolved = resolved = resolved_config(config, world, resume, model, eval_tasks)
+        self.training = training = PolicyTraining(self.config, world, model, tokenizer)
+        self.stop = RunStop(world, replies=world.leads and self.config.logging.console != "off")
+        self.rollouts = rollouts = RolloutRuntime(self.config, world, self.stop)
+        self.meters = StepMeters(self.policy.home, world, rollouts.activity.idle)
+        self.folder = folder = RunFolder(self.config)
+        self.reporting = reporting = Reporting(self.config, folder, world.leads, rollouts.activity.counts, trackers)
+        self.tasks = RunTasks(tasks, eval_tasks, self.policy.tokenizer, world, reporting.console.message)
+        self.state = state = TrainState()
         self.stages = StageList()
-        self.saver = Saver(self)
-        self.due_evaluations = DueEvaluations(self)
+        self.evaluator = Evaluator(resolved.plans, state, training, rollouts, self.tasks, reporting)
+        self.recorder = StepRecorder(state, training, rollouts, self.meters)
+        identity = RunIdentity(resolved, self.tasks, folder)
+        stateful: dict[str, Stateful] = {"history": rollouts.history, "stages": self.stages}
+        self.checkpointer = Checkpointer(
+            self.config.checkpoint, folder, world, state, training, stateful, identity, reporting.rollout_log
+        )
+        self.resumer = Resumer(
+            resolved, identity, state, self.stages, world, folder, training, rollouts, reporting, self.checkpointer
+        )
+        self.due_evaluations = DueEvaluations(self.evaluator, state, self.tasks, reporting, self.checkpointer, world)
         self.batch: Batch | None = None
-        """The last batch that was scored."""
-        self._published: Published | None = None
         try:
-            self.rollouts.open(self.resolved, self.training, self.tasks, self.world, verifier)
-            for number, plan in enumerate(self.resolved.plans):
-                self.stages.append(self._open_stage(number, plan))
-            self.folder.given = self.tasks.given_objects(self.config, model, verifier)
+            rollouts.open(resolved, training, self.tasks, verifier)
+            self.stages.extend(open_stages(resolved, training, rollouts, self.tasks, reporting.console.message))
+            folder.given = self.tasks.given_objects(self.config, model, verifier)
             self.enter(0)
         except BaseException as error:
-            self.world.fail(error)
+            world.fail(error)
             self.close()
             raise
-
-    def _open_stage(self, number: int, plan: StagePlan) -> Stage:
-        prompts = self.tasks.prompts.under(plan.config.data.template)
-        sampling = Sampling(plan.config.rollout.max_new_tokens)  # the stage sets that of each step
-        group_size = plan.config.rollout.group_size
-        verification = self.rollouts.verifications[number]
-        context = self._rollout_context(verification, prompts, sampling, group_size, "rollout", number)
-        return open_stage(
-            plan,
-            number,
-            len(self.resolved.plans),
-            self.training,
-            self.rollouts,
-            self.tasks,
-            context,
-            self.world.leads,
-            self.reporting.console.message,
-        )
 
     @property
     def config(self) -> Config:
@@ -182,38 +132,29 @@ class GRPOTrainer:
         """One row of results for each evaluation, with its step and stage."""
         return self.state.evaluations
 
-    # the loop
-
     def train(self, steps: int | None = None, *, resume: str | None = None) -> list[dict[str, Any]]:
         """Run the stages from where they are, at most `steps` steps more; the metrics of all steps so far.
 
         `resume` is `auto`, a run or a checkpoint; where it is not given, that which the trainer was made with. Ctrl-C stops after a
         checkpoint; calling `train` again goes on.
         """
-        with self.stop, reporting(lambda: status(self)):
-            try:
-                self._begin(self.resolved.resume if resume is None else resume)
-                until = self.resolved.steps
-                until = until if steps is None else min(until, self.state.step + steps)
-                self.due_evaluations.make_up()
-                while self.state.step < until and not self._told_to_stop():
-                    self._go_through(self._next_stage(), until)
-                self._leave()
-            except SystemExit as error:  # of a piece of the user's that nothing asked about: the run is not done
-                problem = f"code that the run called asked Python to exit ({error.code})"
-                stopped = UserCodeError(problem, cut(user_traceback(error)))
-                self.world.fail(stopped)
-                raise stopped from error
-            except BaseException as error:
-                self.world.fail(error)
-                raise
-            finally:
-                self.reporting.console.finish()
+        with self.stop, status_on_signal(self._status), self.reporting.live(), failing_together(self.world):
+            self._begin(self.resolved.resume if resume is None else resume)
+            until = self.resolved.steps if steps is None else min(self.resolved.steps, self.state.step + steps)
+            self.due_evaluations.make_up()
+            while self.state.step < until and not self.stop.on_any_rank():
+                self._go_through(self._next_stage(), until)
+            self._leave()
         return self.state.metrics
+
+    def _status(self) -> str:
+        phases = self.meters.phases
+        writer = self.checkpointer.writer
+        return status(self.folder, self.world, self.resolved, self.state, phases, self.rollouts.pool, writer)
 
     def _go_through(self, stage: Stage, until: int) -> None:
         self._ready(stage)
-        while self.state.stage_step < stage.steps and self.state.step < until and not self._told_to_stop():
+        while self.state.stage_step < stage.steps and self.state.step < until and not self.stop.on_any_rank():
             with self._whole_step(stage), self.reporting.profiler(self.state.step + 1, self.state.metrics):
                 collected = self._collect(stage)
                 batch, metrics = self._score(stage, collected)
@@ -221,16 +162,8 @@ class GRPOTrainer:
                 self._publish(stage)
                 self._record(stage, collected, batch, metrics)
                 # Before the evaluation, which may take hours and fail.
-                self.saver.after_step(last=self.state.step == until)
+                self.checkpointer.after_step(last=self.state.step == until)
                 self._report(stage, batch)
-
-    def _told_to_stop(self) -> bool:
-        """Whether any rank was told to; the same answer on every rank."""
-        if self.world.size > 1:
-            told = self.world.gather(self.stop.signal, "whether to go on")
-            self.stop.signal = self.stop.signal or next((number for number in told if number), None)
-            return any(told)
-        return bool(self.stop)
 
     @contextlib.contextmanager
     def _whole_step(self, stage: Stage) -> Iterator[None]:
@@ -247,7 +180,7 @@ class GRPOTrainer:
             if self.state.version == version and not isinstance(error, KeyboardInterrupt):
                 self._leave(failed=True)
             if isinstance(error, UserCodeError):
-                error.advice = self.saver.advice()
+                error.advice = self.checkpointer.advice()
             raise
 
     def _next_stage(self) -> Stage:
@@ -258,7 +191,8 @@ class GRPOTrainer:
 
     def _collect(self, stage: Stage) -> Collected:
         """The step's rollouts, which rank 0 draws and values by the user's functions. Raises Interrupted when the run is to stop."""
-        collected, what = None, f"the rollouts of step {self.state.step + 1}"
+        collected = None
+        what = f"the rollouts of step {self.state.step + 1}"
         with self.meters.phases("rollout"):
             try:
                 if self.world.leads:
@@ -294,51 +228,12 @@ class GRPOTrainer:
         """Hand the weights to the engine, when the stage samples with it."""
         with self.meters.phases("publish"):
             if stage.samples:
-                self._hand_over()
-
-    def _hand_over(self) -> None:
-        """Publish the weights, and prove that the engine has them. TrainingError when it has not."""
-        if not self.rollouts.engine.shares_weights or self.config.distributed.offloads_during_rollout:
-            self.training.backend.release()
-        self._published = self.rollouts.engine.publish(self.state.version, self.training.backend.named_weights)
-        if not self.rollouts.engine.shares_weights:
-            coarse = bool(low_precision(self.config.rollout.engine))
-            prove(
-                self.rollouts.engine,
-                self.world,
-                self.policy,
-                self.rollouts.collector,
-                self.training.backend.named_weights,
-                coarse,
-            )
+                self.rollouts.publish(self.state.version, self.training)
 
     def _record(self, stage: Stage, collected: Collected, batch: Batch, metrics: dict[str, Any]) -> None:
-        """Count the step: what was measured, and how long it took."""
-        self.rollouts.history.record_rollouts([*collected.rollouts, *collected.dropped])
-        metrics |= stage.scheduled(self.state.stage_step)
-        self.state.step += 1
-        self.state.stage_step += 1
+        """Count the step and record what was measured."""
         self.batch = batch
-        metrics |= (
-            self._times(collected, metrics)
-            | staleness_metrics(batch, self.state.version - 1)
-            | {
-                "step": self.state.step,
-                "run/stage": stage.plan.name,
-                "run/epoch": stage.sampler.epoch,
-                "policy/version": self.state.version,
-                **(self._published.metrics() if self._published and stage.samples else {}),
-                **collected.metrics(),
-            }
-        )
-        # log-probs of recorded responses are those of the policy that was recorded, and controllers steer the one that trains
-        if not stage.samples or metrics.get("entropy") is None:
-            metrics["entropy"] = metrics.get("entropy/trained")
-        metrics = self.world.broadcast(metrics, "the metrics")  # what moves with them must move alike on all ranks
-        stage.observe(metrics)
-        row = record(metrics)
-        self.state.metrics.append(row)
-        self.state.nonfinite = self.state.nonfinite + 1 if row["skipped/nonfinite"] else 0
+        self.recorder.record(stage, collected, batch, metrics)
         self.due_evaluations.plan(stage)
         self.reporting.rollouts(self.state.step, batch, collected)
 
@@ -349,29 +244,10 @@ class GRPOTrainer:
         self.reporting.step(row, batch)
         if (fewer := stage.fewer_updates(row)) is not None:
             self.reporting.console.message(fewer, "warning")
-        self._stop_when_hopeless(self.reporting.health.step(self.state.metrics, batch))
-
-    def _times(self, collected: Collected, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """The step's time, memory and use of the devices."""
-        apart = devices_apart(self.config.rollout.engine)
-        starting = self.state.step == self.saver.first_step  # most of whose time is that of starting, not of sampling
-        sampled = metrics.get("tokens/sampled")
-        return self.meters.finish(sampled, collected.verifying, self.training.learner.computed, apart, starting)
-
-    def _stop_when_hopeless(self, finding: Finding | None) -> None:
-        """TrainingError, after a checkpoint, when too many steps in a row had to be skipped or a monitor is told to stop."""
-        if self.state.nonfinite:
-            text = f"step {self.state.step}: the loss or gradient was not finite; its update was skipped"
-            self.reporting.console.message(text, "warning")
-        if self.state.nonfinite >= self.config.run.max_nonfinite:
-            raise TrainingError(
-                f"the loss or gradient was not finite for {self.state.nonfinite} steps in a row; stopped with the checkpoint "
-                f"{self.save()}. Lower optim.lr, or look at the rewards and log-probs of the last rollouts"
-            )
-        if finding is not None:
-            raise TrainingError(f"health.{finding}. Stopped with the checkpoint {self.save()}")
-
-    # evaluation
+        finding = self.reporting.health.step(self.state.metrics, batch)
+        stop_when_hopeless(
+            self.state, self.config.run.max_nonfinite, finding, self.save, self.reporting.console.message
+        )
 
     def evaluate(self, tasks: Any = None) -> dict[str, Any]:
         """Evaluate the policy as it is, on `tasks` or the run's evaluation tasks; results by metric name.
@@ -380,80 +256,7 @@ class GRPOTrainer:
         sampling, verifying or scoring failed or took too long; UserCodeError when the verifier raised on every answer before the
         first step; LostRankError when another rank is gone.
         """
-        plan, verification = (
-            self.resolved.plans[self.state.stage_number],
-            self.rollouts.verifications[self.state.stage_number],
-        )
-        chosen = load_tasks(tasks, split="eval") if tasks is not None else self.tasks.evaluation(plan.config)
-        if not chosen:
-            raise DataError("there are no tasks to evaluate on: set data.eval or evaluation.data")
-        start = time.perf_counter()
-        prompts = self.tasks.prompts.under(plan.config.data.template)
-        if tasks is not None:
-            prompts = Prompts(self.policy.tokenizer, plan.config.data.template)  # kept for as long as these tasks
-            lengths = encoded_lengths(prompts, self.world, chosen)[0]
-            refuse_long(chosen, lengths, self.rollouts.context)
-            response = plan.config.evaluation.max_new_tokens or plan.config.rollout.max_new_tokens
-            cut = int((lengths > self.rollouts.context - response).sum())
-            if cut and self.rollouts.context < self.policy.context:  # which was chosen for the run's own tasks
-                self.reporting.console.message(
-                    f"the engine's context of {self.rollouts.context} tokens leaves less than {response} tokens for responses to {cut} of the "
-                    f"{len(chosen)} evaluation tasks: rollout.engine's max_model_len sets it",
-                    "warning",
-                )
-
-        def collect(draws: Sequence[Draw], sampling: Sampling, samples: int) -> list[Rollout]:
-            context = self._rollout_context(verification, prompts, sampling, samples, "evaluation")
-            samples_with = evaluation_plan(plan.config.rollout.plan)
-            return self.rollouts.collector.collect(draws, samples_with, context, plan.config.rollout.deadline)
-
-        def judge(verdicts: RaisedVerdicts) -> None:
-            if (
-                not self.state.step
-            ):  # later the run has shown that the verifier works, and goes on without this evaluation's figures
-                verdicts.refuse_all("of the evaluation at the start")
-
-        self._hand_over()
-        results, tallies, failure = {}, list[Tally](), None
-        if self.world.leads:
-            try:
-                scorer = chooser(plan.config, self.policy, chosen, self.training.partitions)
-                done = evaluate(chosen, plan.config, collect, verification.same_answer, scorer=scorer, judge=judge)
-                results, tallies = {**done.results, "time/evaluate": time.perf_counter() - start}, done.tallies
-            except Interrupted:
-                pass
-            except (UserCodeError, LostRankError):
-                raise
-            except Exception as error:  # whatever a verifier, an engine or a scorer raises: the other ranks wait
-                failure = error
-        told = None if failure is None else f"{type(failure).__name__}: {failure}"
-        results, told = self.world.broadcast((results, told), "the evaluation")
-        if told is not None:
-            raise EvaluationError(f"the evaluation at step {self.state.step} failed: {told}") from failure
-        if not results:
-            return {}
-        row = {"step": self.state.step, "stage": plan.name, **results}
-        self.state.evaluations.append(row)
-        self.reporting.evaluation(row, results, tallies)
-        return results
-
-    # tasks and stages
-
-    def _rollout_context(
-        self, verification: Verification, prompts: Prompts, sampling: Sampling, group_size: int, *path: int | str
-    ) -> RolloutContext:
-        """What a plan works with. Seeds follow a path, so that nothing depends on the order of events (N7)."""
-        return RolloutContext(
-            self.rollouts.engine,
-            verification,
-            prompts,
-            sampling,
-            group_size,
-            context=self.rollouts.context,
-            history=self.rollouts.history,
-            seed_path=(self.config.run.seed, *path),
-            activity=self.rollouts.activity,
-        )
+        return self.evaluator.evaluate(tasks)
 
     def enter(self, number: int) -> None:
         """Come to the start of a stage: a fresh optimizer, and a snapshot of the policy where a reference is kept."""
@@ -468,21 +271,13 @@ class GRPOTrainer:
         self._publish(stage)
         self.reporting.console.stage(stage.plan.name, stage.plan.allowed, self.state.stage_step)
 
-    # beginning, saving and ending
-
     def _begin(self, resume: str | None) -> None:
         """Make or take over the run folder, once."""
         if self.folder.begun:
             return
-        found = self.saver.begin(resume)
-        self.folder.begun = True
-        if is_adapter(self.policy.model) and self.config.model.scratch is not None:
-            write_base(self.policy, self.folder.path / "base", self.world.leads)
+        found = self.resumer.begin(resume)
         longest = [stage.longest_response for stage in self.stages]
-        lines = plan_lines(self.config, self.resolved.plans, self.folder.path, longest)
-        if self.resolved.engine_reason is not None:
-            lines.append(self.resolved.engine_reason)
-        self.reporting.start(self.config, [*lines, self.resolved.memory_plan.brief])
+        self.reporting.start(self.config, self.resolved.lines(longest))
         if self.meters.notice is not None:
             self.reporting.console.message(self.meters.notice)
         if found is not None:
@@ -490,23 +285,22 @@ class GRPOTrainer:
 
     def _leave(self, failed: bool = False) -> None:
         """After the last step of a call of `train`: a checkpoint of it."""
-        self.saver.leave(failed)
+        self.checkpointer.leave(failed)
         if self.stop:
-            self.reporting.console.message(
-                f"stopped after step {self.state.step}; train again or --resume auto to go on", "warning"
-            )
+            text = f"stopped after step {self.state.step}; train again or --resume auto to go on"
+            self.reporting.console.message(text, "warning")
 
     def save(self) -> Path:
         """Write a checkpoint of the run as it is after the last whole step; before `train`, of a fresh run, whose folder is
         taken as `train` does."""
         self._begin(None)
-        return self.saver.save()
+        return self.checkpointer.save()
 
     def load(self, path: Path) -> None:
         """Take back the state of a checkpoint; before `train`, the run folder is taken as `train(resume=path)` does.
         CheckpointError names what does not fit."""
         if self.folder.begun:
-            self.saver.load(path)
+            self.resumer.load(path)
         else:
             self._begin(str(path))
 
@@ -515,7 +309,7 @@ class GRPOTrainer:
         self.world.notice()  # from here on each rank ends by itself, some later than others
         self.reporting.finish()
         self.rollouts.close()
-        self.saver.close()
+        self.checkpointer.close(wait=not self.stop.at_once)
         self.reporting.close()
         self.world.close()
 

@@ -236,18 +236,18 @@ def test_a_rank_that_is_killed_while_its_part_of_a_checkpoint_is_awaited_holds_n
 
 LONG_AND_FAILED_EVALUATIONS = """
 import os, sys, time
-import rlvr.trainer
+import rlvr.run.evaluator
 from rlvr.distributed import world
 if os.environ["RANK"] == "1":
     world.GIVEN_UP = 1.0  # long before rank 0 has evaluated
-real, calls = rlvr.trainer.evaluate, []
+real, calls = rlvr.run.evaluator.evaluate, []
 def evaluate(*arguments, **options):
     calls.append(1)
     time.sleep(3.0)
     if len(calls) == 2:
         raise RuntimeError("the second evaluation")
     return real(*arguments, **options)
-rlvr.trainer.evaluate = evaluate
+rlvr.run.evaluator.evaluate = evaluate
 from rlvr.train import main
 sys.exit(main(sys.argv[1:]))
 """

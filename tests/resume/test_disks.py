@@ -13,6 +13,7 @@ from resume_helpers import Run, merged, short_tree
 
 from rlvr import GRPOTrainer
 from rlvr.errors import ConfigError, TrainingError, command
+from rlvr.run.disk_space import checkpoint_bytes
 
 
 @pytest.fixture
@@ -76,7 +77,8 @@ def test_the_space_for_checkpoints_and_rollouts_is_asked_for_before_the_run(tmp_
     tree = short_tree(tmp_path, verifier="exact", logging={"console": "off"}, checkpoint={"every": 1, "keep": 3})
     usage = shutil.disk_usage(tmp_path)
     with GRPOTrainer(config=tree) as trainer:
-        one = trainer.saver.size()
+        reference = any(stage.keeps_reference for stage in trainer.stages)
+        one = checkpoint_bytes(trainer.config, trainer.policy, reference)
         rollouts = 4 * 8 * (1000 + 45 * (512 + 6))  # 4 steps of 8 rollouts, of a prompt and 6 tokens each
         needed = one * (3 + 2 + 1) + rollouts  # kept, newer ones, and one that is being written
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed - 1))
@@ -115,8 +117,8 @@ def test_a_checkpoint_that_cannot_be_written_at_the_end_is_reported_once(tmp_pat
             with pytest.raises(TrainingError, match=refused):
                 save()
         assert "could not be written" not in caplog.text
-        assert trainer.saver.writer.state == "step 2 could not be written: File exists"
-        trainer.saver.after_step(last=False)
+        assert trainer.checkpointer.writer.state == "step 2 could not be written: File exists"
+        trainer.checkpointer.after_step(last=False)
         assert caplog.text.count("the checkpoint of step 2 could not be written") == 1
         folder.unlink()
         (tmp_path / "aside").rename(folder)

@@ -23,6 +23,7 @@ from rlvr.distributed.checkpoint import best
 from rlvr.errors import CheckpointError, ConfigError, TrainingError, WaitTimeout
 from rlvr.monitor.trackers import MetricsFile
 from rlvr.run import checkpointing as saved_state
+from rlvr.run.disk_space import checkpoint_bytes
 from rlvr.run.run_lock import RunLock
 
 SHORT = {
@@ -356,7 +357,9 @@ def test_the_estimate_of_a_checkpoint_is_near_its_size(tmp_path, adapter, optimi
     trainer = trained(tree)
     path = trainer.folder.checkpoints / "step-1"
     real = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    assert 0.7 < trainer.saver.size() / real < 1.5 or abs(real - trainer.saver.size()) < 100_000
+    reference = any(stage.keeps_reference for stage in trainer.stages)
+    estimate = checkpoint_bytes(trainer.config, trainer.policy, reference)
+    assert 0.7 < estimate / real < 1.5 or abs(real - estimate) < 100_000
 
 
 def test_a_line_of_metrics_that_cannot_be_written_stops_the_run_in_words(tmp_path):
@@ -421,7 +424,7 @@ def test_checkpoints_by_the_clock_come_when_due_and_hold_the_steps_up_for_3_perc
     monkeypatch.setattr(saved_state, "time", clock)
     tree = short(tmp_path, "run", run={"steps": 25}, checkpoint={"every": 0, "minutes": 0.5, "background": False})
     with GRPOTrainer(config=tree, verifier=lambda completion: len(completion) / 9) as trainer:
-        after_step, write = trainer.saver.after_step, trainer.saver.writer.write
+        after_step, write = trainer.checkpointer.after_step, trainer.checkpointer.writer.write
 
         def later(*arguments, **options):
             clock.now += 10.0
@@ -433,7 +436,7 @@ def test_checkpoints_by_the_clock_come_when_due_and_hold_the_steps_up_for_3_perc
             shares.append(3.0 * len(saved) / (clock.now - 1000.0))
             write(contents, *more)
 
-        trainer.saver.after_step, trainer.saver.writer.write = later, slow
+        trainer.checkpointer.after_step, trainer.checkpointer.writer.write = later, slow
         trainer.train()
     assert saved == [3, 20, 25]
     assert shares[1] <= 0.03 < shares[0]
@@ -449,8 +452,8 @@ def test_the_best_step_is_saved_and_kept(tmp_path):
     tree["checkpoint"] = {"every": 0, "keep": 1, "best": {"metric": "eval/greedy"}}
     worth = {2: 0.3, 4: 0.9, 6: 0.4, 8: 0.9}
     with GRPOTrainer(config=tree, verifier=lambda completion: len(completion) / 9) as trainer:
-        real = trainer.evaluate
-        trainer.evaluate = lambda *a: {**real(*a), "eval/greedy": worth[trainer.step]}
+        real = trainer.evaluator.evaluate
+        trainer.evaluator.evaluate = lambda *a: {**real(*a), "eval/greedy": worth[trainer.step]}
         trainer.train()
     names = sorted(path.name for path in trainer.folder.checkpoints.iterdir())
     assert names == ["step-4", "step-8"]
@@ -465,23 +468,23 @@ def test_a_step_does_not_wait_for_a_checkpoint_to_tell_whether_it_is_the_best(tm
     )
     with GRPOTrainer(config=tree, verifier=lambda completion: len(completion) / 9) as trainer:
         trainer.train(1)
-        saver, folder = trainer.saver, trainer.folder.checkpoints
+        checkpointer, folder = trainer.checkpointer, trainer.folder.checkpoints
         written = threading.Event()
-        real = saver.writer._write
-        saver.writer._write = lambda contents: written.wait(60) and real(contents)
-        monkeypatch.setattr(saver.writer, "wait", lambda: pytest.fail("a step waited"))
+        real = checkpointer.writer._write
+        checkpointer.writer._write = lambda contents: written.wait(60) and real(contents)
+        monkeypatch.setattr(checkpointer.writer, "wait", lambda: pytest.fail("a step waited"))
         on_disk = best(folder, "grad_norm", "max")[1]
         answers = []
         for value, save in ((on_disk - 1, False), (on_disk + 2, True), (on_disk + 1, False), (on_disk + 3, False)):
             trainer.metrics[-1] = {**trainer.metrics[-1], "grad_norm": value}
-            answers.append(saver._is_best())
+            answers.append(checkpointer._is_best())
             if save:
                 monkeypatch.setattr(
-                    saver.writer, "open", lambda step, *_: (folder / f".step-{step}.partial").mkdir() or True
+                    checkpointer.writer, "open", lambda step, *_: (folder / f".step-{step}.partial").mkdir() or True
                 )
-                saver.save(wait=False)
+                checkpointer.save(wait=False)
         assert answers == [False, True, False, True]
-        assert saver.writer.busy
+        assert checkpointer.writer.busy
         monkeypatch.undo()
         written.set()
 

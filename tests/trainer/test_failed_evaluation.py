@@ -66,13 +66,13 @@ def test_a_failed_evaluation_does_not_end_the_run(make_tree, caplog, failing, re
         whole.train()
     saved = []
     with caplog.at_level(logging.WARNING), trainer_of(make_tree(over, "cut"), failing, {2, 4}) as cut:
-        evaluate = cut.evaluate
+        evaluate = cut.evaluator.evaluate
 
         def evaluating():
             saved.append((cut.folder.checkpoints / f"step-{cut.step}" / "complete.json").exists())
             return evaluate()
 
-        cut.evaluate = evaluating
+        cut.evaluator.evaluate = evaluating
         cut.train()
         with pytest.raises(EvaluationError, match=f"the evaluation at step 4 failed: {reason}"):
             evaluate()
@@ -114,8 +114,8 @@ def test_a_kill_between_a_step_is_saved_and_its_line_is_written_costs_nothing(ma
     files[0].write_text("".join(json.dumps(row) + "\n" for row in metrics))
     evaluated = []
     with trainer_of(make_tree(OVER, "run"), "") as again:
-        evaluate = again.evaluate
-        again.evaluate = lambda: evaluated.append(again.step) or evaluate()
+        evaluate = again.evaluator.evaluate
+        again.evaluator.evaluate = lambda: evaluated.append(again.step) or evaluate()
         again.train(resume="auto")
     assert [timeless(lines(file)) for file in files] == before
     assert timeless(again.metrics) == before[0] and timeless(again.evaluations) == before[1]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlvr.config import Config
@@ -45,6 +46,14 @@ class Reporting:
         for tracker in self.trackers:
             tracker.start(config.dump(), self.folder.path)
         self.console.start(lines)
+
+    @contextlib.contextmanager
+    def live(self) -> Iterator[None]:
+        """Give the terminal back at the end of the block."""
+        try:
+            yield
+        finally:
+            self.console.finish()
 
     def rollouts(self, step: int, batch: Batch, collected: Collected) -> None:
         """Begin to record the rollouts of a step that was counted. TrainingError where the run folder is no longer the run's."""

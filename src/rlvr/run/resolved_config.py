@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlvr import registry
 from rlvr.config import Config
+from rlvr.config.config_loading import load_config
 from rlvr.config.stage_plan import StagePlan, stage_plans
+from rlvr.core.specs import ComponentSpec
 from rlvr.distributed import World
 from rlvr.distributed.gpu_checks import check_gpus
 from rlvr.errors import CheckpointError
+from rlvr.monitor.console import Level
 from rlvr.planner import RunPlan, automatic_keys, engine_of_run, plan_resumed, plan_run, put_values
 from rlvr.policy import Policy
 from rlvr.policy.loading import set_checkpointing
+from rlvr.run.dry_run import plan_lines
 from rlvr.run.run_folder import RunFolder
 
 
@@ -40,16 +45,23 @@ class ResolvedConfig:
         """Keys that the configuration, as it was written, leaves to the memory plan."""
         return automatic_keys(self.memory_plan.written)
 
+    def lines(self, longest: Sequence[int]) -> list[str]:
+        """The run in words: folder, stages, the reason for the engine, memory. `longest`: for each stage the tokens that the
+        context leaves for a response."""
+        reason = [] if self.engine_reason is None else [self.engine_reason]
+        planned = plan_lines(self.config, self.plans, self.config.folder, longest)
+        return [*planned, *reason, self.memory_plan.brief]
+
     def check_engine(self, saved: Any) -> None:
         """CheckpointError where `rollout.engine: auto` took another engine than `saved`, that of the checkpoint."""
-        if self.engine_reason is not None and saved != self.config.rollout.engine:
+        if self.engine_reason is not None and ComponentSpec.parse(saved) != self.config.rollout.engine:
             raise CheckpointError(
                 f"the checkpoint was made with rollout.engine {saved!r}, and here {self.engine_reason}. Set rollout.engine, or give "
                 "`resume` to GRPOTrainer itself, which then takes the checkpoint's engine"
             )
 
     def take_saved_values(
-        self, saved: Mapping[str, Any], world: World, policy: Policy, report: Callable[[str, str], None]
+        self, saved: Mapping[str, Any], world: World, policy: Policy, report: Callable[[str, Level], None]
     ) -> None:
         """Take the values that `auto` has in `saved`, a checkpoint's configuration, where these fit here.
 
@@ -80,7 +92,16 @@ def resolved_config(
     return ResolvedConfig(memory_plan.config, stage_plans(memory_plan.config), memory_plan, engine_reason, resume)
 
 
-def with_model_path(config: Config, path: str | Path) -> Config:
-    """The configuration with a model folder or hub name in the place of its own model."""
-    model = config.model.model_copy(update={"path": str(path), "scratch": None})
-    return config.model_copy(update={"model": model})
+def written_config(given: Config | Mapping[str, Any] | str | Path | None, model: Any) -> tuple[Config, Any]:
+    """The configuration as it was given, and a loaded model if `model` is one: a path or hub name becomes part of the configuration.
+
+    ConfigError where it is wrong: before ranks wait for each other.
+    """
+    registry.leave_loaded_script()
+    config = given if isinstance(given, Config) else load_config(given)
+    if isinstance(model, (str, Path)):
+        named = config.model.model_copy(update={"path": str(model), "scratch": None})
+        config = config.model_copy(update={"model": named})
+        model = None
+    stage_plans(config)
+    return config, model

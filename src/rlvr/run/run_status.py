@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from rlvr.core.waits import Wait
+from rlvr.distributed import World
+from rlvr.distributed.checkpoint_writer import Writer
 from rlvr.monitor.lines import step_cells
+from rlvr.monitor.phases import Phases
+from rlvr.run.resolved_config import ResolvedConfig
+from rlvr.run.run_folder import RunFolder
+from rlvr.run.train_state import TrainState
+from rlvr.verifiers import VerifierPool
 
-if TYPE_CHECKING:
-    from rlvr.trainer import GRPOTrainer
 
-
-def status(trainer: GRPOTrainer) -> str:
+def status(
+    folder: RunFolder,
+    world: World,
+    resolved: ResolvedConfig,
+    state: TrainState,
+    phases: Phases,
+    pool: VerifierPool,
+    writer: Writer,
+) -> str:
     """Step, phase, waits with their open groups, verifier processes, checkpoint and the last metrics. Takes no lock."""
-    stage, world = trainer.resolved.plans[trainer.state.stage_number], trainer.world
-    writer, last = trainer.saver.writer, trainer.state.metrics[-1] if trainer.state.metrics else None
+    stage = resolved.plans[state.stage_number]
+    last = "none yet"
+    if state.metrics:
+        last = ", ".join(f"{name} {value}" for name, value in step_cells(state.metrics[-1], []).items())
     lines = [
-        f"run {trainer.folder.path}, process {os.getpid()}, rank {world.rank} of {world.size}",
-        f"step: {trainer.state.step} done of {sum(plan.allowed for plan in trainer.resolved.plans)}; stage {stage.name}: "
-        f"{trainer.state.stage_step} of {stage.allowed}; weights of version {trainer.state.version}",
-        f"phase: {trainer.meters.phases.current or 'between phases (evaluation, logging, saving)'}",
+        f"run {folder.path}, process {os.getpid()}, rank {world.rank} of {world.size}",
+        f"step: {state.step} done of {resolved.steps}; stage {stage.name}: "
+        f"{state.stage_step} of {stage.allowed}; weights of version {state.version}",
+        f"phase: {phases.current or 'between phases (evaluation, logging, saving)'}",
         *[f"waits for: {wait}" for wait in list(Wait.under_way.values())],
-        f"verifier processes: {trainer.rollouts.pool.processes}",
+        f"verifier processes: {pool.processes}",
         f"checkpoint: {writer.state}",
-        "last step: "
-        + ("none yet" if last is None else ", ".join(f"{k} {v}" for k, v in step_cells(last, []).items())),
+        f"last step: {last}",
     ]
     return "\n".join(lines)

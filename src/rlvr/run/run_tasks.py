@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,10 @@ from rlvr.run.given_objects import GivenObjects, kept_in_folder
 class RunTasks:
     """Training and evaluation tasks, each set read once: those given in Python, else those that the configuration names."""
 
-    def __init__(self, train: Any, evaluation: Any, prompts: Prompts, world: World) -> None:
-        self.prompts = prompts
+    def __init__(
+        self, train: Any, evaluation: Any, tokenizer: Any, world: World, report: Callable[[str], None]
+    ) -> None:
+        self.prompts = Prompts(tokenizer, report=report)
         self._given = {"train": train, "eval": evaluation}
         self._world = world
         self._loaded: dict[str, list[Task]] = {}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from rlvr import registry
-from rlvr.config.stage_plan import StagePlan
 from rlvr.core.seeding import seed_of
 from rlvr.evaluation.held_out import check_held_out
-from rlvr.rollout import RolloutContext
+from rlvr.rollout import Sampling
 from rlvr.run.policy_training import PolicyTraining
+from rlvr.run.resolved_config import ResolvedConfig
 from rlvr.run.rollout_runtime import RolloutRuntime
 from rlvr.run.run_tasks import RunTasks
 from rlvr.stages import Parts, Stage
@@ -31,42 +31,57 @@ class StageList(list[Stage]):
             stage.load_state_dict(saved)
 
 
-def open_stage(
-    plan: StagePlan,
-    number: int,
-    count: int,
+def open_stages(
+    resolved: ResolvedConfig,
     training: PolicyTraining,
     rollouts: RolloutRuntime,
     tasks: RunTasks,
-    context: RolloutContext,
-    leads: bool,
+    report: Callable[[str], None],
+) -> Iterator[Stage]:
+    """Open the stages of a run in order. DataError or ConfigError where tasks do not fit.
+
+    `report` is told of tasks that are left out.
+    """
+    for number in range(len(resolved.plans)):
+        yield _open_stage(number, resolved, training, rollouts, tasks, report)
+
+
+def _open_stage(
+    number: int,
+    resolved: ResolvedConfig,
+    training: PolicyTraining,
+    rollouts: RolloutRuntime,
+    tasks: RunTasks,
     report: Callable[[str], None],
 ) -> Stage:
-    """Open stage `number` of `count`. DataError or ConfigError where its tasks or those that it is evaluated on do not fit."""
+    plan = resolved.plans[number]
     config = plan.config
-    seed = seed_of(config.run.seed, number, "sampler")
+    leads = rollouts.world.leads
+    verification = rollouts.verifications[number]
     prompts = tasks.prompts.under(config.data.template)
-    lengths = partial(tasks.lengths, prompts)
+    sampling = Sampling(config.rollout.max_new_tokens)  # the stage sets that of each step
+    context = rollouts.rollout_context(verification, prompts, sampling, config.rollout.group_size, "rollout", number)
     parts = Parts(
-        training.policy,
-        rollouts.history,
-        prompts,
-        lengths,
-        rollouts.collector,
-        context,
-        rollouts.context,
-        rollouts.engine.shares_weights,
-        leads,
+        policy=training.policy,
+        history=rollouts.history,
+        prompt=prompts,
+        lengths=partial(tasks.lengths, prompts),
+        collector=rollouts.collector,
+        rollout_context=context,
+        context=rollouts.context,
+        shares_weights=rollouts.engine.shares_weights,
+        leads=leads,
     )
     make = registry.find("stage", plan.kind)
+    seed = seed_of(config.run.seed, number, "sampler")
     stage: Stage = make(plan, parts, tasks.training(config), seed, **plan.options)
     if stage.left_out:
         report(f"stage {plan.name}: {stage.left_out} tasks are left out, they are too long")
-    verification = rollouts.verifications[number]
     if stage.verifies and leads:
         verification.check(stage.pool)
     held_out = tasks.evaluation(config)
-    check_held_out(config, held_out, lengths(held_out)[0], rollouts.context, count)
+    lengths = tasks.lengths(prompts, held_out)[0]
+    check_held_out(config, held_out, lengths, rollouts.context, len(resolved.plans))
     chooser(config, training.policy, held_out, training.partitions)  # refuses tasks that it cannot score
     if leads:
         verification.check(held_out)

@@ -23,6 +23,8 @@ class TrainState:
     """Steps in a row that had to be skipped."""
     evaluation_pending: bool = False
     """The last step is due for evaluation and was not evaluated: a stop, a kill or a failure may have come between."""
+    first_step: int | None = None
+    """The first step of this process, where it went on from a checkpoint; not part of one."""
     metrics: list[dict[str, Any]] = field(default_factory=list)
     """One record for each step done."""
     evaluations: list[dict[str, Any]] = field(default_factory=list)
@@ -48,3 +50,4 @@ class TrainState:
         self.stage_step = state["stage_step"]
         self.nonfinite = state["nonfinite"]
         self.evaluation_pending = state["owes_evaluation"]
+        self.first_step = self.step + 1

@@ -1,0 +1,128 @@
+"""Evaluations of the policy during a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rlvr.config import Config
+from rlvr.config.stage_plan import StagePlan
+from rlvr.data import Draw, Prompts, load_tasks
+from rlvr.data.prompts import refuse_long
+from rlvr.errors import DataError, EvaluationError, LostRankError, UserCodeError
+from rlvr.evaluation import Tally, evaluate
+from rlvr.records import Rollout, Task
+from rlvr.rollout import Interrupted, Sampling, evaluation_plan
+from rlvr.run.policy_training import PolicyTraining
+from rlvr.run.reporting import Reporting
+from rlvr.run.rollout_runtime import RolloutRuntime
+from rlvr.run.run_tasks import RunTasks
+from rlvr.run.train_state import TrainState
+from rlvr.stages.choosing import chooser
+from rlvr.verifiers.raised_verdicts import RaisedVerdicts
+
+
+class Evaluator:
+    """Evaluates the policy as it is, under the configuration of the current stage, and records the results.
+
+    With several ranks `evaluate` is called on all of them; rank 0 samples with the engines of all.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[StagePlan],
+        state: TrainState,
+        training: PolicyTraining,
+        rollouts: RolloutRuntime,
+        tasks: RunTasks,
+        reporting: Reporting,
+    ) -> None:
+        self.plans = plans
+        self.state = state
+        self.world = rollouts.world
+        self.training = training
+        self.rollouts = rollouts
+        self.tasks = tasks
+        self.reporting = reporting
+
+    def evaluate(self, tasks: Any = None) -> dict[str, Any]:
+        """Evaluate on `tasks` or the run's evaluation tasks; results by metric name, empty when the run was told to stop meanwhile.
+
+        DataError when there are no tasks; EvaluationError, on all ranks, when sampling, verifying or scoring failed or took too
+        long; UserCodeError when the verifier raised on every answer before the first step; LostRankError when another rank is gone.
+        """
+        plan = self.plans[self.state.stage_number]
+        if tasks is not None:
+            chosen = load_tasks(tasks, split="eval")
+        else:
+            chosen = self.tasks.evaluation(plan.config)
+        if not chosen:
+            raise DataError("there are no tasks to evaluate on: set data.eval or evaluation.data")
+        start = time.perf_counter()
+        if tasks is not None:
+            prompts = Prompts(
+                self.training.policy.tokenizer, plan.config.data.template
+            )  # kept for as long as these tasks
+            self._check_lengths(prompts, chosen, plan.config)
+        else:
+            prompts = self.tasks.prompts.under(plan.config.data.template)
+        self.rollouts.publish(self.state.version, self.training)
+        results: dict[str, Any] = {}
+        tallies: list[Tally] = []
+        failure = None
+        if self.world.leads:
+            try:
+                results, tallies = self._sampled(chosen, prompts, plan)
+                results |= {"time/evaluate": time.perf_counter() - start}
+            except Interrupted:
+                pass
+            except (UserCodeError, LostRankError):
+                raise
+            except Exception as error:  # whatever a verifier, an engine or a scorer raises: the other ranks wait
+                failure = error
+        problem = None if failure is None else f"{type(failure).__name__}: {failure}"
+        results, problem = self.world.broadcast((results, problem), "the evaluation")
+        if problem is not None:
+            raise EvaluationError(f"the evaluation at step {self.state.step} failed: {problem}") from failure
+        if not results:
+            return {}
+        row = {"step": self.state.step, "stage": plan.name, **results}
+        self.state.evaluations.append(row)
+        self.reporting.evaluation(row, results, tallies)
+        return results
+
+    def _check_lengths(self, prompts: Prompts, tasks: Sequence[Task], config: Config) -> None:
+        """DataError for a task too long for the context. Warn where the engine's own context cuts responses."""
+        context = self.rollouts.context
+        lengths = self.tasks.lengths(prompts, tasks)[0]
+        refuse_long(tasks, lengths, context)
+        response = config.evaluation.max_new_tokens or config.rollout.max_new_tokens
+        cut = int((lengths > context - response).sum())
+        if cut and context < self.training.policy.context:  # which was chosen for the run's own tasks
+            self.reporting.console.message(
+                f"the engine's context of {context} tokens leaves less than {response} tokens for responses to {cut} of the "
+                f"{len(tasks)} evaluation tasks: rollout.engine's max_model_len sets it",
+                "warning",
+            )
+
+    def _sampled(self, tasks: Sequence[Task], prompts: Prompts, plan: StagePlan) -> tuple[dict[str, Any], list[Tally]]:
+        """Sample and verify, on rank 0; the results, and those of each task. Raises Interrupted when the run is to stop."""
+        verification = self.rollouts.verifications[self.state.stage_number]
+        samples_with = evaluation_plan(plan.config.rollout.plan)
+
+        def collect(draws: Sequence[Draw], sampling: Sampling, samples: int) -> list[Rollout]:
+            context = self.rollouts.rollout_context(verification, prompts, sampling, samples, "evaluation")
+            return self.rollouts.collector.collect(draws, samples_with, context, plan.config.rollout.deadline)
+
+        scorer = chooser(plan.config, self.training.policy, tasks, self.training.partitions)
+        done = evaluate(tasks, plan.config, collect, verification.same_answer, scorer=scorer, judge=self._judge)
+        return dict(done.results), done.tallies
+
+    def _judge(self, verdicts: RaisedVerdicts) -> None:
+        """UserCodeError where the verifier raised on every answer of the evaluation at the start.
+
+        Later the run has shown that the verifier works, and goes on without this evaluation's figures.
+        """
+        if not self.state.step:
+            verdicts.refuse_all("of the evaluation at the start")

@@ -1,0 +1,197 @@
+"""Beginning a run in its folder, fresh or from a checkpoint.
+
+Invariant: nothing on disk is touched before everything in a checkpoint was found to fit.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlvr.distributed import World, checkpoint
+from rlvr.distributed.checkpoint import Saved, Seal
+from rlvr.distributed.checkpoint_writer import versions
+from rlvr.distributed.models import write_base
+from rlvr.errors import ConfigError
+from rlvr.monitor.metrics import record
+from rlvr.run.checkpointing import Checkpointer
+from rlvr.run.disk_space import check_space, checkpoint_bytes
+from rlvr.run.dry_run import size_text
+from rlvr.run.policy_training import PolicyTraining
+from rlvr.run.reporting import Reporting
+from rlvr.run.resolved_config import ResolvedConfig
+from rlvr.run.rollout_runtime import RolloutRuntime
+from rlvr.run.run_folder import RunFolder
+from rlvr.run.run_identity import RunIdentity
+from rlvr.run.stage_list import StageList
+from rlvr.run.train_state import TrainState
+
+log = logging.getLogger(__name__)
+
+
+class Resumer:
+    """Takes the run folder and, to resume, the state of a checkpoint. With several ranks every method is called on all of them."""
+
+    def __init__(
+        self,
+        resolved: ResolvedConfig,
+        identity: RunIdentity,
+        state: TrainState,
+        stages: StageList,
+        world: World,
+        folder: RunFolder,
+        training: PolicyTraining,
+        rollouts: RolloutRuntime,
+        reporting: Reporting,
+        checkpointer: Checkpointer,
+    ) -> None:
+        self.resolved = resolved
+        self.identity = identity
+        self.state = state
+        self.stages = stages
+        self.world = world
+        self.folder = folder
+        self.training = training
+        self.rollouts = rollouts
+        self.reporting = reporting
+        self.checkpointer = checkpointer
+        self._kept_rollouts = 0
+        """Bytes of recorded rollouts that stay whatever logging.rollouts_gb says."""
+
+    def begin(self, resume: str | None) -> Path | None:
+        """Take the run folder, fresh or from the checkpoint that `resume` means, which is returned. ConfigError where the folder
+        cannot be made, written to or moved."""
+        try:
+            found = self._begin(resume)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise ConfigError(
+                f"the run folder {self.folder.path} cannot be used: {error.strerror}"
+                f"{'' if error.filename is None else f' ({error.filename})'}. Choose another run.dir or run.name"
+            ) from error
+        self.checkpointer.start_clock()
+        self.folder.begun = True
+        policy = self.training.policy
+        if policy.has_adapter and self.resolved.config.model.scratch is not None:
+            write_base(policy, self.folder.path / "base", self.world.leads)
+        return found
+
+    def load(self, path: Path) -> None:
+        """Take back the state of a checkpoint. CheckpointError names what does not fit."""
+        self._take(checkpoint.load(path), keep_cut=True)
+
+    def _begin(self, resume: str | None) -> Path | None:
+        folder = self.folder
+        found = None
+        if self.world.leads:
+            folder.refuse_foreign()
+            if folder.path.exists():  # else a refusal leaves nothing behind
+                folder.lock()
+            found = folder.find(resume) if resume else None
+            folder.lock()
+        found = self.world.broadcast(found, "the checkpoint to go on from")
+        if found is not None:
+            self._take(checkpoint.read(found), keep_cut=resume != "auto")
+        elif self.world.leads and (moved := folder.begin(resume == "auto")) is not None:
+            self._report_moved(moved)
+        if self.world.leads:
+            folder.open_log(self.reporting.console)
+            self._check_space()
+        return found
+
+    def _report_moved(self, moved: Path) -> None:
+        count = len(list(moved.parent.glob(f"{self.folder.path.resolve().name}.old-*")))
+        text = f"the run that {self.folder.path} held is now {moved}"
+        if count > 1:
+            text += f" ({count} such folders; remove those not needed)"
+        self.reporting.console.message(text)
+
+    def _check_space(self) -> None:
+        """ConfigError where there is less space than the run needs. A finished run needs none."""
+        keeps_reference = any(stage.keeps_reference for stage in self.stages)
+        size = checkpoint_bytes(self.resolved.config, self.training.policy, keeps_reference)
+        if self.state.step < self.resolved.steps:
+            check_space(self.folder.path, self.resolved, size, self._kept_rollouts)
+
+    def _take(self, saved: Saved, keep_cut: bool) -> None:
+        """Restore a checkpoint, and cut the run folder to it; `keep_cut`: what is cut is kept, in a folder of its own."""
+        state = saved.state
+        self.identity.check(state, self.world, self.training.policy, self.reporting.console.message)
+        for line in differing(saved.seal, self.world.size):
+            log.warning("%s: %s", saved.path, line)
+        self.rollouts.engine.release()  # the weights change, and their version with them
+        self.checkpointer.restore_objects(state)
+        if self.state.stage_number != state["stage_number"]:
+            self.training.enter(self.stages[state["stage_number"]])
+        self.state.load_state_dict(state)
+        self.checkpointer.restore_tensors(saved.tensors)
+        rows: tuple[list[Any], list[Any]] = ([], [])
+        if self.world.leads:
+            rows = self._records(saved, keep_cut)
+        self.state.metrics, self.state.evaluations, self.state.evaluation_pending = self.world.broadcast(
+            (*rows, self.state.evaluation_pending), "the metrics so far"
+        )
+
+    def _records(self, saved: Saved, keep_cut: bool) -> tuple[list[Any], list[Any]]:
+        """Cut the run folder to a checkpoint, on rank 0; the records of the steps and evaluations up to it."""
+        folder, state = self.folder, saved.state
+        here = saved.path.resolve().parent == folder.checkpoints.resolve()
+        made = [row for row in folder.evaluations.rows() if row["step"] == state["step"]]
+        self.state.evaluation_pending = state["owes_evaluation"] and here and not made
+        cut = folder.cut(state["step"], self.state.evaluation_pending, keep_cut)
+        if cut is not None:
+            self.reporting.console.message(f"what came after step {state['step']} is now in {cut}")
+        if here:
+            self._complete_lines(saved.seal.metrics, made[-1] if made else {})
+            self._keep_rollouts(state)
+        steps, evaluations = list(folder.metrics.rows()), list(folder.evaluations.rows())
+        if here and len(steps) < state["logged"]:
+            lost = state["logged"] - len(steps)
+            log.warning("%s lacks %d of the steps before the checkpoint", folder.metrics.path, lost)
+        return steps, evaluations
+
+    def _complete_lines(self, last: dict[str, Any], evaluation: dict[str, Any]) -> None:
+        """Write the line of the checkpoint's step, or its evaluation into it, where a kill came before that.
+
+        `last` is the step's record as it was before its evaluation.
+        """
+        file = self.folder.metrics
+        written = {row["step"]: row for row in file.rows()}
+        if not last or max(written, default=0) < last["step"] - 1:
+            return
+        before = written.get(last["step"])
+        results = {name: value for name, value in evaluation.items() if name not in ("step", "stage")}
+        line = record({**(before or last), **results})
+        if line != before:
+            file.truncate_after(last["step"] - 1)
+            file.append(line)
+
+    def _keep_rollouts(self, state: dict[str, Any]) -> None:
+        """Keep the rollouts that were recorded under a larger logging.rollouts_gb than now, or by a version without one."""
+        limit = self.resolved.config.logging.rollouts_gb
+        before = state["config"]["logging"].get("rollouts_gb")
+        lowered = limit is not None and (before is None or limit < before)
+        kept_until = state["step"] if lowered else state.get("rollouts_kept", 0)
+        kept = self.reporting.rollout_log.keep_until(kept_until)
+        self._kept_rollouts = kept
+        if lowered and kept:
+            self.reporting.console.message(
+                f"the rollouts recorded so far ({size_text(kept)}) stay: logging.rollouts_gb={limit:g} is less than before, and "
+                "holds for those of later steps"
+            )
+
+
+def differing(seal: Seal, ranks: int) -> Iterator[str]:
+    """Differences between where a checkpoint was made and here, that may change the bits of what follows."""
+    if seal.ranks != ranks:
+        yield (
+            f"it was made by {seal.ranks} ranks and goes on with {ranks}: the same data and the same steps, but sums over "
+            "ranks round differently"
+        )
+    for name, now in versions().items():
+        if (before := seal.versions.get(name, now)) != now:
+            yield f"it was made with {name} {before} and goes on with {now}: results may differ in their last bits"

@@ -1,0 +1,66 @@
+"""The metrics record of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlvr.distributed.step_meters import StepMeters
+from rlvr.monitor.batch import staleness_metrics
+from rlvr.monitor.metrics import record
+from rlvr.records import Batch
+from rlvr.rollout import Collected
+from rlvr.rollout.vllm.options import devices_apart
+from rlvr.run.policy_training import PolicyTraining
+from rlvr.run.rollout_runtime import RolloutRuntime
+from rlvr.run.train_state import TrainState
+from rlvr.stages import Stage
+
+
+class StepRecorder:
+    """Counts the steps of a run and makes their records. With several ranks `record` is called on all of them."""
+
+    def __init__(
+        self, state: TrainState, training: PolicyTraining, rollouts: RolloutRuntime, meters: StepMeters
+    ) -> None:
+        self.state = state
+        self.training = training
+        self.rollouts = rollouts
+        self.meters = meters
+
+    def record(self, stage: Stage, collected: Collected, batch: Batch, metrics: dict[str, Any]) -> None:
+        """Count a step that was trained and published, and add its record; `metrics` are those of scoring and update."""
+        state = self.state
+        self.rollouts.history.record_rollouts([*collected.rollouts, *collected.dropped])
+        metrics |= stage.scheduled(state.stage_step)
+        state.step += 1
+        state.stage_step += 1
+        published = self.rollouts.published
+        metrics |= (
+            self._times(collected, metrics)
+            | staleness_metrics(batch, state.version - 1)
+            | {
+                "step": state.step,
+                "run/stage": stage.plan.name,
+                "run/epoch": stage.sampler.epoch,
+                "policy/version": state.version,
+                **(published.metrics() if published is not None and stage.samples else {}),
+                **collected.metrics(),
+            }
+        )
+        # Log-probs of recorded responses are those of the policy that was recorded, and controllers steer the one that trains.
+        if not stage.samples or metrics.get("entropy") is None:
+            metrics["entropy"] = metrics.get("entropy/trained")
+        # Controllers move with the metrics, and must move alike on all ranks.
+        metrics = self.rollouts.world.broadcast(metrics, "the metrics")
+        stage.observe(metrics)
+        row = record(metrics)
+        state.metrics.append(row)
+        state.nonfinite = state.nonfinite + 1 if row["skipped/nonfinite"] else 0
+
+    def _times(self, collected: Collected, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """The step's time, memory and use of the devices."""
+        apart = devices_apart(self.rollouts.config.rollout.engine)
+        starting = self.state.step == self.state.first_step  # most of whose time is that of starting, not of sampling
+        sampled = metrics.get("tokens/sampled")
+        return self.meters.finish(sampled, collected.verifying, self.training.learner.computed, apart, starting)

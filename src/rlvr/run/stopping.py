@@ -1,0 +1,70 @@
+"""The end of a run by a signal, an error or hopeless steps, on all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rlvr.core.waits import StopRequest
+from rlvr.distributed import World
+from rlvr.errors import TrainingError, UserCodeError, user_traceback
+from rlvr.monitor.console import Level
+from rlvr.monitor.health import Finding
+from rlvr.records import cut
+from rlvr.run.train_state import TrainState
+
+STOPPING = "stopping as soon as this step can be left, with a checkpoint; Ctrl-C once more stops at once"
+
+
+class RunStop(StopRequest):
+    """A request to stop the run, which may come to any rank. `replies`: the first signal is answered in words."""
+
+    def __init__(self, world: World, replies: bool) -> None:
+        super().__init__(STOPPING if replies else "")
+        self._world = world
+
+    def on_any_rank(self) -> bool:
+        """Tell whether a signal asked any rank to stop; the same answer on every rank, each of which notes the signal."""
+        if self._world.size > 1:
+            signals = self._world.gather(self.signal, "whether to go on")
+            self.signal = self.signal or next((number for number in signals if number), None)
+            return any(signals)
+        return bool(self)
+
+
+@contextlib.contextmanager
+def failing_together(world: World) -> Iterator[None]:
+    """Tell the other ranks of an error inside the block, which is raised. A SystemExit becomes a UserCodeError."""
+    try:
+        yield
+    except SystemExit as error:  # of a piece of the user's that nothing asked about: the run is not done
+        problem = f"code that the run called asked Python to exit ({error.code})"
+        stopped = UserCodeError(problem, cut(user_traceback(error)))
+        world.fail(stopped)
+        raise stopped from error
+    except BaseException as error:
+        world.fail(error)
+        raise
+
+
+def stop_when_hopeless(
+    state: TrainState,
+    most: int,
+    finding: Finding | None,
+    save: Callable[[], Path],
+    report: Callable[[str, Level], None],
+) -> None:
+    """TrainingError, after a checkpoint by `save`, when `most` steps in a row had to be skipped or a monitor is told to stop.
+
+    `report` is told, as (text, level), of a step that was skipped; `finding` is that of a monitor which stops the run.
+    """
+    if state.nonfinite:
+        report(f"step {state.step}: the loss or gradient was not finite; its update was skipped", "warning")
+    if state.nonfinite >= most:
+        raise TrainingError(
+            f"the loss or gradient was not finite for {state.nonfinite} steps in a row; stopped with the checkpoint "
+            f"{save()}. Lower optim.lr, or look at the rewards and log-probs of the last rollouts"
+        )
+    if finding is not None:
+        raise TrainingError(f"health.{finding}. Stopped with the checkpoint {save()}")
