@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlvr.advantages.group import group_advantage
-from rlvr.advantages.statistics import Advantage, decided, stds
+from rlvr.advantages.group import AdvantageValues, decided, group_advantage, stds
 from rlvr.components import Modifier
 from rlvr.config import Config
 from rlvr.core.schedules import Scalar, refuse_above, refuse_below
@@ -50,7 +49,7 @@ class Blend(Modifier):
                 f"algorithm.modifiers: blend is of {self.of!r}, and there is no such term in `rewards`{nearest(self.of, names)}"
             )
 
-    def __call__(self, batch: Batch, advantage: Advantage) -> Advantage:
+    def __call__(self, batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
         assert isinstance(advantage, np.ndarray), "`per_response`: one advantage for each response"
         share = float(self.share)
         if share == 0:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from rlvr.advantages.statistics import Tokens
+from rlvr.advantages.group import Tokens
 from rlvr.components import Advantage
 from rlvr.core.needs import CURRENT, Need
 from rlvr.core.schedules import Scalar

@@ -8,8 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rlvr.advantages.group import group_advantage
-from rlvr.advantages.statistics import means, same, std
+from rlvr.advantages.group import group_advantage, means, same, std
 from rlvr.components import Advantage
 from rlvr.core.schedules import Scalar
 from rlvr.records import Batch

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlvr.advantages.group import group_advantage
-from rlvr.advantages.statistics import Advantage, Tokens, decided
+from rlvr.advantages.group import AdvantageValues, Tokens, decided, group_advantage
 from rlvr.components import Modifier
 from rlvr.core.needs import CURRENT, Need
 from rlvr.core.schedules import Scalar
@@ -35,7 +34,7 @@ class Surprise(Modifier):
 
     per_token = True
 
-    def __call__(self, batch: Batch, advantage: Advantage) -> list[np.ndarray]:
+    def __call__(self, batch: Batch, advantage: AdvantageValues) -> list[np.ndarray]:
         tokens = Tokens.of(batch)
         values = np.where(tokens.sampled, tokens.flat(advantage), 0.0)
         logprobs = tokens.flat([r.behaviour_logprobs for r in batch.rollouts])
@@ -66,7 +65,7 @@ class Entropy(Modifier):
         if self.bound <= 1:
             raise ValueError(f"bound is {self.bound}: at 1 or below, entropy would turn negative advantages positive")
 
-    def __call__(self, batch: Batch, advantage: Advantage) -> list[np.ndarray]:
+    def __call__(self, batch: Batch, advantage: AdvantageValues) -> list[np.ndarray]:
         tokens = Tokens.of(batch)
         values = np.where(tokens.sampled, tokens.flat(advantage), 0.0)
         entropy = np.nan_to_num(tokens.flat(batch.tokens(f"entropy/{CURRENT}")), nan=0.0)
@@ -96,7 +95,7 @@ class Confidence(Modifier):
     needs = frozenset({Need("logprobs"), Need("logsumexp"), Need("mean_logit")})
     per_token = True
 
-    def __call__(self, batch: Batch, advantage: Advantage) -> list[np.ndarray]:
+    def __call__(self, batch: Batch, advantage: AdvantageValues) -> list[np.ndarray]:
         tokens = Tokens.of(batch)
         logprobs, partition, mean_logit = (
             tokens.flat(batch.tokens(f"{name}/{CURRENT}")) for name in ("logprobs", "logsumexp", "mean_logit")

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from rlvr.advantages.statistics import Advantage, Tokens, decided, elementwise, std
+from rlvr.advantages.group import AdvantageValues, Tokens, decided, elementwise, std
 from rlvr.components import Modifier
 from rlvr.core.schedules import Scalar
 from rlvr.records import Batch
@@ -34,7 +34,7 @@ class Clip(Modifier):
         if (isinstance(low, (int, float)) and low > 0) or (isinstance(high, (int, float)) and high < 0):
             raise ValueError(f"the bounds [{low}, {high}] must hold 0, the advantage of undecided responses")
 
-    def __call__(self, batch: Batch, advantage: Advantage) -> Advantage:
+    def __call__(self, batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
         low, high = (np.inf * s if b is None else float(b) for b, s in ((self.low, -1), (self.high, 1)))
         return elementwise(np.clip, advantage, low, high)  # type: ignore[arg-type]
 
@@ -58,7 +58,7 @@ class Signs(Modifier):
         if any(isinstance(w, (int, float)) and w < 0 for w in (self.positive, self.negative)):
             raise ValueError("the weights must be at least 0: a negative one would train towards wrong answers")
 
-    def __call__(self, batch: Batch, advantage: Advantage) -> Advantage:
+    def __call__(self, batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
         up, down = float(self.positive), float(self.negative)
         return elementwise(lambda a: np.where(a > 0, up * a, down * a), advantage)  # type: ignore[arg-type]
 
@@ -86,7 +86,7 @@ class Whiten(Modifier):
         """Whether it needs one advantage per response."""
         return self.over == "responses"
 
-    def __call__(self, batch: Batch, advantage: Advantage) -> Advantage:
+    def __call__(self, batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
         on = decided(batch)
         if not isinstance(advantage, list):
             weights = (Tokens.of(batch).lengths if self.over == "tokens" else np.ones(len(batch))) * on
@@ -118,7 +118,7 @@ class Outliers(Modifier):
     deviations: Scalar = 3.0
     """The bound, above 0."""
 
-    def __call__(self, batch: Batch, advantage: Advantage) -> Advantage:
+    def __call__(self, batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
         on, tokens = decided(batch), None
         values = advantage
         if isinstance(advantage, list):
@@ -143,7 +143,7 @@ class Length(Modifier):
     power: Scalar = 1.0
     """The exponent."""
 
-    def __call__(self, batch: Batch, advantage: Advantage) -> Advantage:
+    def __call__(self, batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
         power = float(self.power)
         on, lengths = decided(batch), Tokens.of(batch).lengths
         if power == 0 or not lengths[on].any():
@@ -154,7 +154,7 @@ class Length(Modifier):
 
 
 @register("modifier", "informative")
-def informative(batch: Batch, advantage: Advantage) -> Advantage:
+def informative(batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
     """All advantages times decided responses / those of them with an advantage, so that groups which teach nothing do not
     make the step smaller.
 
@@ -168,7 +168,7 @@ def informative(batch: Batch, advantage: Advantage) -> Advantage:
     return elementwise(np.multiply, advantage, on.sum() / teaching) if teaching else advantage
 
 
-def times(advantage: Advantage, weights: np.ndarray) -> Advantage:
+def times(advantage: AdvantageValues, weights: np.ndarray) -> AdvantageValues:
     """Each response's advantage times its weight [B]."""
     if isinstance(advantage, list):
         return [w * values for w, values in zip(weights, advantage, strict=True)]

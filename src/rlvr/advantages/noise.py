@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from rlvr.advantages.statistics import Advantage, means
+from rlvr.advantages.group import AdvantageValues, means
 from rlvr.components import Modifier
 from rlvr.records import Batch
 from rlvr.registry import register
@@ -48,7 +48,7 @@ class Noise(Modifier):
         if min(self.false_positive, self.false_negative) < 0 or self.false_positive + self.false_negative >= 1:
             raise ValueError("both rates must be at least 0, and their sum below 1: else a verdict says nothing")
 
-    def __call__(self, batch: Batch, advantage: Advantage) -> np.ndarray:
+    def __call__(self, batch: Batch, advantage: AdvantageValues) -> np.ndarray:
         assert isinstance(advantage, np.ndarray), "one advantage per response is needed"
         rewards, groups = batch.column("reward"), batch.group_index()
         accepted, rejected = rewards > self.threshold, rewards <= self.threshold  # neither where undecided

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from rlvr.advantages.statistics import Tokens, decided, same
+from rlvr.advantages.group import Tokens, decided, same
 from rlvr.components import Advantage
 from rlvr.core.needs import CURRENT, Need
 from rlvr.records import Batch

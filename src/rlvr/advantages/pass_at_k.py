@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from rlvr.advantages.statistics import by_size, stds
+from rlvr.advantages.group import by_size, stds
 from rlvr.components import Advantage
 from rlvr.records import Batch
 from rlvr.registry import register

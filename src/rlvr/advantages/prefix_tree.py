@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rlvr.advantages.statistics import Tokens, decided, means, same, stds
+from rlvr.advantages.group import Tokens, decided, means, same, stds
 from rlvr.components import Advantage
 from rlvr.core.schedules import Scalar
 from rlvr.records import Batch, Origin

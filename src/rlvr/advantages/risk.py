@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlvr.advantages.statistics import by_size, counts, means
+from rlvr.advantages.group import by_size, counts, means
 from rlvr.components import Advantage
 from rlvr.records import Batch
 from rlvr.registry import register

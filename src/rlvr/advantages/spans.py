@@ -14,8 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from rlvr.advantages.group import group_advantage
-from rlvr.advantages.statistics import Tokens, decided
+from rlvr.advantages.group import Tokens, decided, group_advantage
 from rlvr.components import Advantage
 from rlvr.core.schedules import Scalar
 from rlvr.records import Batch, Rollout
