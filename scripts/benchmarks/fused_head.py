@@ -26,7 +26,7 @@ from result_file import result_file
 from torch.utils.checkpoint import checkpoint
 
 from rlvr.policy.fused_head import fused_statistics
-from rlvr.policy.head import Head
+from rlvr.policy.model import Head
 
 SHAPES = {"W1": (2048, 19, 64), "W4": (4096, 32_000, 256)}
 """Trained tokens, vocabulary, width of the hidden states."""

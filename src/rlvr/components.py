@@ -17,7 +17,7 @@ import inspect
 import types
 from abc import ABC, ABCMeta, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rlvr.errors import ConfigError
 
@@ -308,7 +308,7 @@ class Correction(Component):
         return float("inf")
 
     @declared
-    def level(self) -> str:
+    def level(self) -> Literal["token", "sequence"]:
         """`token` where the ratio of each token weighs it, `sequence` where that of its response does."""
         return "token"
 
@@ -439,7 +439,7 @@ def called_as(contract: type, function: Callable[..., Any]) -> Any:
     if inspect.isroutine(function) or isinstance(function, functools.partial):
         return _with_contract(FunctionComponent, contract)(function)
     made = _with_contract(type(function), contract)
-    component = made.__new__(made)
+    component: Any = object.__new__(made)
     component.__dict__ = vars(function)
     return component
 
@@ -457,16 +457,17 @@ class FunctionComponent:
         return self.__wrapped__(*arguments, **options)
 
 
-@functools.cache
+_made: dict[tuple[type, type], type] = {}
+"""(class, contract) -> the class made of both, so that one class gives one component class however often it is built."""
+
+
 def _with_contract(component: type, contract: type) -> type:
     """A class with the members of `component`, and those of `contract` that it lacks."""
-
-    def body(namespace: dict[str, Any]) -> None:
-        namespace["__module__"] = component.__module__
-        namespace["__qualname__"] = component.__qualname__
-        namespace["__doc__"] = component.__doc__
-
-    return types.new_class(component.__name__, (component, contract), exec_body=body)
+    key = (component, contract)
+    if key not in _made:
+        names = {name: getattr(component, name) for name in ("__module__", "__qualname__", "__doc__")}
+        _made[key] = types.new_class(component.__name__, key, exec_body=lambda namespace: namespace.update(names))
+    return _made[key]
 
 
 def refuse_misspelt(kind: str, component: Any) -> None:

@@ -15,7 +15,7 @@ from number_oracles import finite_differences
 
 from rlvr.policy import fused_head
 from rlvr.policy.fused_head import fused_statistics
-from rlvr.policy.head import Head
+from rlvr.policy.model import Head
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks" / "fused_head.py"
 SCALARS = ("entropy", "logsumexp", "mean_logit", "max_logit", "sum_squared_probs")

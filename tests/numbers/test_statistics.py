@@ -9,8 +9,8 @@ from number_oracles import double, gap, gradient_of, token_statistics
 
 from rlvr.core.needs import CURRENT, REFERENCE, Need
 from rlvr.policy import fused_head, statistics
-from rlvr.policy.head import head_of
 from rlvr.policy.microbatch import DeferredColumns, cut, rows_of
+from rlvr.policy.model import head_of
 from rlvr.policy.statistics import forward
 from rlvr.records import Batch, Origin
 

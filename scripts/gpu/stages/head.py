@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlvr.policy.fused_head import fused_statistics
-from rlvr.policy.head import Head
+from rlvr.policy.model import Head
 from stages.context import Context
 from stages.measuring import milliseconds, peak_memory
 

@@ -17,8 +17,8 @@ from rlvr.core.device_memory import record_event
 from rlvr.distributed.world import World
 from rlvr.errors import CheckpointError
 from rlvr.policy import Snapshot
-from rlvr.policy.head import gathered
 from rlvr.policy.microbatch import deal
+from rlvr.policy.model import gathered
 from rlvr.rollout.weights import has_parts, whole_shape, whole_size
 
 WEIGHTS, OPTIMIZER, REFERENCE = "weights/", "optimizer/", "reference/"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rlvr.policy.head import Head, gather_until_backward_ends, gathered
+from rlvr.policy.model import Head, gather_until_backward_ends, gathered
 
 COLUMNS = 2048
 """Vocabulary entries of a tile."""

@@ -14,9 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from rlvr.core.needs import CURRENT, Need
 from rlvr.policy.fused_head import fused_statistics
-from rlvr.policy.head import Head, head_of
 from rlvr.policy.microbatch import MicroBatch
-from rlvr.policy.model import Policy
+from rlvr.policy.model import Head, Policy, head_of
 
 CHUNK = 1 << 22
 """Logits at once where the head is called: 16 MiB in float32, of which a backward pass needs four."""

@@ -175,7 +175,7 @@ def _term(given: Any, top: bool = True) -> Term:
 def _inner(function: Any) -> tuple[str, ...]:
     """The options of a registered class that hold terms; none of a function."""
     written = adapted("reward", function)
-    return written.inner if inspect.isclass(written) else ()
+    return written.inner if inspect.isclass(written) and issubclass(written, RewardTerm) else ()
 
 
 def _of_batch(function: Callable[..., Any], name: str) -> RewardTerm:

@@ -18,7 +18,7 @@ import torch
 
 from rlvr.core.device_memory import record_event
 from rlvr.policy import Policy
-from rlvr.policy.head import gathered
+from rlvr.policy.model import gathered
 from rlvr.policy.quantization import dense, dense_dtype, dense_shape, is_quantized
 from rlvr.rollout.engine import Bucket
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from rlvr.records import Task, Verdict
 from rlvr.registry import register_verifier
-from rlvr.verifiers.answers import AnswerVerifier
+from rlvr.verifiers.answers import AnswerVerifier, read_texts
 from rlvr.verifiers.extraction import Fallback, Method
-from rlvr.verifiers.golds import read_texts
 
 
 @register_verifier("exact")

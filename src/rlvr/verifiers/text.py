@@ -17,12 +17,12 @@ from rlvr.verifiers.answers import (
     check_not_negative,
     check_threshold,
     graded,
+    read_texts,
     unparsable,
     wrong,
 )
 from rlvr.verifiers.base import Needs
 from rlvr.verifiers.extraction import Fallback, Method
-from rlvr.verifiers.golds import read_texts
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
