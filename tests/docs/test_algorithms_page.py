@@ -38,7 +38,7 @@ def test_the_ideas_of_the_page_are_proved_and_train(tmp_path, monkeypatch):
 def test_the_examples_of_algorithms_are_configurations():
     written = re.findall(r"^```yaml\n(algorithm:.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     first, second = (load_config({**yaml.safe_load(text), "run": {"steps": 1}}).algorithm for text in written)
-    assert first.loss["clip_high"] == 0.28 and first.advantage["scale"] == "none"
+    assert first.loss.options["clip_high"] == 0.28 and first.advantage.options["scale"] == "none"
     assert second.kl.scale.by == "turn" and second.kl.scale.factors == {"1": 10}
 
 

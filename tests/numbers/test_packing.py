@@ -16,7 +16,7 @@ from rlvr.core.needs import CURRENT, Need
 from rlvr.errors import ConfigError
 from rlvr.learner import Learner
 from rlvr.losses import ClippedPolicyLoss, Objective, ObjectiveTerm
-from rlvr.policy import Cost, check_packing, forward, load_policy, micro_batches, packing
+from rlvr.policy import Cost, check_packing, forward, load_policy, micro_batches, microbatch
 from rlvr.policy.attention import Spans, attending
 from rlvr.policy.microbatch import DeferredColumns, shared_prefixes
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
@@ -339,7 +339,7 @@ def test_the_estimate_is_linear_in_rollouts(small):
 
 @pytest.mark.parametrize(("architecture", "why"), [("bloom", "separate rows"), ("qwen3_next", "linear_attention")])
 def test_models_that_cannot_are_padded_and_say_so_once(architecture, why, caplog, monkeypatch):
-    monkeypatch.setattr(packing, "_said", set())
+    monkeypatch.setattr(microbatch, "_said", set())
     policy = tiny(architecture)
     before = policy.causal_lm.config._attn_implementation
     batch = workload(3, 8, 20, endless([2, 30]))
@@ -356,7 +356,7 @@ def test_models_that_cannot_are_padded_and_say_so_once(architecture, why, caplog
 
 
 def test_a_budget_smaller_than_a_rollout_is_said_once(small, caplog, monkeypatch):
-    monkeypatch.setattr(packing, "_said", set())
+    monkeypatch.setattr(microbatch, "_said", set())
     batch = ragged(5, groups=3)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):

@@ -23,6 +23,7 @@ from rlvr.distributed.checkpoint import best
 from rlvr.errors import CheckpointError, ConfigError, TrainingError, WaitTimeout
 from rlvr.monitor.trackers import MetricsFile
 from rlvr.run import checkpointing as saved_state
+from rlvr.run import resuming
 from rlvr.run.disk_space import checkpoint_bytes
 from rlvr.run.run_lock import RunLock
 
@@ -390,8 +391,8 @@ def test_a_checkpoint_of_another_model_is_refused_by_what_differs_and_nothing_is
 def test_a_checkpoint_that_other_versions_wrote_is_used_and_that_is_said(tmp_path, caplog, monkeypatch):
     tree = short(tmp_path, "run")
     trained(tree, steps=2)
-    now = saved_state.versions()
-    monkeypatch.setattr(saved_state, "versions", lambda: {**now, "torch": "99.0"})
+    now = resuming.versions()
+    monkeypatch.setattr(resuming, "versions", lambda: {**now, "torch": "99.0"})
     assert trained(tree, "auto").step == 4
     assert f"it was made with torch {now['torch']} and goes on with 99.0" in caplog.text
 

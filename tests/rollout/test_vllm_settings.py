@@ -241,9 +241,11 @@ def test_quantised_weights_are_not_compared_and_their_scales_not_missed(vllm):
         model.o_proj.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))
     for name in ("norm", "bias"):
         model.register_parameter(name, torch.nn.Parameter(torch.ones(4)))
+    engine = object.__new__(receiver.SharedMemoryEngine)
+    engine.loaded = {"o_proj.weight", "norm"}
     worker = SimpleNamespace(
         model_runner=SimpleNamespace(get_model=lambda: model),
-        weight_transfer_engine=SimpleNamespace(loaded={"o_proj.weight", "norm"}),
+        weight_transfer_engine=engine,
     )
     told = receiver.WorkerExtension.rlvr_weights(worker, {"o_proj.weight": [4, 4], "norm": [4]})
     assert told == {"checksums": {"o_proj.weight": None, "norm": checksum(torch.ones(4))}, "unreached": ["bias"]}

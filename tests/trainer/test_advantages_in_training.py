@@ -116,13 +116,13 @@ def test_a_memory_is_saved_and_taken_back(make_trainer):
     whole, parts = make_trainer(over), make_trainer(over, "parts")
     whole.train()
     parts.train(2)
-    saved = parts.stages[0].advantages.state_dict()
+    saved = parts.stages[0].advantages.components.state_dict()
     assert saved[0]["quantiles"] is not None
     again = make_trainer(over, "parts")
     again.train(resume="auto")
     assert timeless(again.metrics) == timeless(whole.metrics)
     assert changed(weights(again), weights(whole)) == []
-    assert again.stages[0].advantages.state_dict() == whole.stages[0].advantages.state_dict()
+    assert again.stages[0].advantages.components.state_dict() == whole.stages[0].advantages.components.state_dict()
 
 
 class Digits(Verifier):

@@ -12,7 +12,8 @@ import yaml
 from rlvr import GRPOTrainer, registry
 from rlvr.errors import ConfigError
 from rlvr.records import Origin
-from rlvr.rollout import Turns, evaluation_plan, single_turn
+from rlvr.rollout import Turns, evaluation_plan
+from rlvr.rollout.plans import SingleTurn
 from small_run import overlaid
 
 TOOL = '''
@@ -75,8 +76,8 @@ def test_training_and_evaluation_talk(make_trainer, talking):
 
 def test_evaluation_samples_with_plans_of_independent_responses_only(tmp_path):
     (tmp_path / "more.py").write_text("async def more(draw, means):\n    yield None\n")
-    assert evaluation_plan(f"{tmp_path}/more.py:more") is single_turn
-    assert evaluation_plan("single_turn") is single_turn
+    assert evaluation_plan(f"{tmp_path}/more.py:more") == SingleTurn()
+    assert evaluation_plan("single_turn") == SingleTurn()
     assert isinstance(evaluation_plan({"name": "turns", "environment": "calculator"}), Turns)
 
 

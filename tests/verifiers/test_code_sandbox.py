@@ -399,8 +399,15 @@ def test_a_killed_zygote_costs_no_verdict_and_nothing_is_left():
     async def scene():
         runner = LocalRunner(FULL, workers=1)
         assert (await runner.run(Job("print(1)"))).ended is Ended.DONE
-        until(lambda: len(below(os.getpid()) - before) == 3)  # bubblewrap, the zygote, the supervisor that waits
-        _, zygote, _ = sorted(below(os.getpid()) - before)
+        started = set()
+
+        def all_started():
+            started.clear()
+            started.update(below(os.getpid()) - before)
+            return len(started) == 3
+
+        until(all_started)  # bubblewrap, the zygote, the supervisor that waits
+        _, zygote, _ = sorted(started)
         running = asyncio.ensure_future(runner.run(Job("import time; time.sleep(0.5); print(2)")))
         await asyncio.sleep(0.25)
         os.kill(zygote, signal.SIGKILL)

@@ -32,7 +32,7 @@ def describe(done: Evaluation, config: Config) -> dict[str, Any]:
         "k": asked.k,
         "sampling": {name: getattr(asked, name) for name in ("temperature", "top_p", "top_k", "min_p")}
         | {"max_new_tokens": asked.max_new_tokens or config.rollout.max_new_tokens, "seed": config.run.seed},
-        "scorer": asked.scorer,
+        "scorer": None if asked.scorer is None else asked.scorer.written,
         "results": results,
         "answer_entropy": results.get("answer_entropy"),
         "by_source": {str(s): _with_intervals([t for t in tallies if t.source == s], *how) for s in sources},
