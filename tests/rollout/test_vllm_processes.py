@@ -161,7 +161,7 @@ def test_scratch_folders_are_removed_and_nothing_else(tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         (folder / "file").write_text("x")
-        code = "from rlvr import lifeline; lifeline.tie(); import time; time.sleep(30)"
+        code = "from rlvr.core import lifeline; lifeline.tie(); import time; time.sleep(30)"
         gone = subprocess.Popen([sys.executable, "-c", "pass"])
         gone.wait()
         environment = {**os.environ, lifeline.OWNER: str(gone.pid), lifeline.SCRATCH: str(folder)}
