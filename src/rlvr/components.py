@@ -1,86 +1,29 @@
 """The contracts of components: what the library asks of an advantage, a modifier, a reward, a selector, a loss and the others.
 
 A component is a subclass of one of these classes. A required member is abstract; every other member has its default here, so no
-code asks whether a component has it. Samplers, verifiers and engines have contracts beside what they work with:
-`rlvr.data.Sampler`, `rlvr.verifiers.Verifier`, `rlvr.rollout.EngineFactory`.
-
-A user may also write a component without a base class, as a function or as a plain class: the registry passes it through `adapted`,
-which makes it one of its contract. A public member whose name is nearly that of a member of the contract is refused by
-`refuse_misspelt`, since nothing would read it.
+code asks whether a component has it. Samplers, verifiers and plans have contracts beside what they work with:
+`rlvr.data.Sampler`, `rlvr.verifiers.Verifier`, `rlvr.rollout.RolloutPlan`.
 """
 
 from __future__ import annotations
 
-import difflib
-import functools
-import inspect
-import types
-from abc import ABC, ABCMeta, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from rlvr.core.component import CONTRACTS, AdaptiveComponent, Component, declared
 from rlvr.errors import ConfigError
 
 if TYPE_CHECKING:
-    from builtins import property as declared
-
     import numpy as np
     import torch
 
     from rlvr.config import Config
     from rlvr.core.needs import Need
-    from rlvr.data import Draw
-    from rlvr.losses import Average, Denominators, LossTerm, SequenceBatch, TokenBatch
-    from rlvr.records import Batch, Rollout, Task
-    from rlvr.rewards import Setting
-    from rlvr.rewards.likelihood import Continuation, Encode
-    from rlvr.rollout import RolloutContext
-else:
-
-    class declared:  # noqa: N801 - a type checker takes it for `property`, whose name is written so
-        """A member with a default: a subclass replaces it by a value, by a property or by an attribute of the instance.
-
-        A property of Python would refuse the attribute of the instance, and a dataclass would take an inherited class attribute
-        for the default of a field without one, so that the class itself does not have the member.
-        """
-
-        def __init__(self, function: Callable[[Any], Any]) -> None:
-            self.function = function
-            self.__doc__ = function.__doc__
-
-        def __set_name__(self, owner: type, name: str) -> None:
-            self.name = name
-
-        def __get__(self, component: Any, owner: type) -> Any:
-            if component is None:
-                raise AttributeError(f"{owner.__name__}.{self.name} is a member of its instances")
-            return self.function(component)
-
-
-class Component(ABC):  # noqa: B024 - what is required differs from kind to kind
-    """A part of a run that is chosen by name in the configuration."""
-
-    injected: ClassVar[tuple[str, ...]] = ()
-    """Parameters of the constructor that the library gives; the others are options."""
-
-
-class AdaptiveComponent(Component):
-    """A component that may remember what earlier steps measured."""
-
-    def observe(self, metrics: Mapping[str, Any]) -> None:
-        """Take in the metrics of a step that was trained. Called once for each such step."""
-
-    def state_dict(self) -> Any:
-        """Return what is remembered, as JSON; None where nothing is. A checkpoint saves it."""
-        return None
-
-    def load_state_dict(self, state: Any) -> None:
-        """Go on with what `state_dict` returned. Not called with None."""
-
-    @property
-    def remembers(self) -> bool:
-        """Tell whether the component takes in metrics."""
-        return type(self).observe is not AdaptiveComponent.observe
+    from rlvr.losses.sequences import SequenceBatch
+    from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch
+    from rlvr.records import Batch, Task
 
 
 class AdvantageComponent(AdaptiveComponent):
@@ -135,6 +78,30 @@ class Modifier(AdvantageComponent):
     @abstractmethod
     def __call__(self, batch: Batch, advantage: Any) -> Any:
         """Return the changed advantages, of the shape that they were given in, or one array [T_b] for each rollout."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a piece may take from the run."""
+
+    config: Config
+    tasks: Sequence[Task]
+    same_answer: Callable[[Task, str, str], bool] = lambda task, first, second: first.strip() == second.strip()
+    """Whether two extracted answers to a task are the same, as its verifier sees it."""
+
+
+Encode = Callable[[str], list[int]]
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What is to be scored: `target` after `context`, both token ids and not empty."""
+
+    rollout: int
+    """The position in the batch of the rollout that it is for."""
+    context: Sequence[int]
+    target: Sequence[int]
+    temperature: float = 1.0
 
 
 class RewardTerm(AdaptiveComponent):
@@ -317,37 +284,6 @@ class Correction(Component):
         """Return float [T], detached, at least 0."""
 
 
-class RolloutPlan(Component):
-    """The way from a draw of a task to a group of verified rollouts."""
-
-    @declared
-    def independent(self) -> bool:
-        """True where the plan makes `group_size` independent rollouts of every draw, so that evaluation may sample with it."""
-        return False
-
-    @declared
-    def one_group(self) -> bool:
-        """True where a draw never makes more than one group."""
-        return self.independent
-
-    @declared
-    def turns(self) -> int | None:
-        """Most turns of the policy in a rollout; None where the plan does not say."""
-        return None
-
-    @declared
-    def answer_characters(self) -> int:
-        """Characters of a task's best answer that are read from the history; 0: answers are not kept."""
-        return 0
-
-    def check(self, context: RolloutContext, task: Task) -> None:
-        """ConfigError where the run contradicts the plan; `task` is one of the run's."""
-
-    @abstractmethod
-    def __call__(self, draw: Draw, context: RolloutContext) -> AsyncIterator[Rollout]:
-        """Yield the verified rollouts of a draw as they finish."""
-
-
 class Environment(Component):
     """An environment that remembers: the policy talks with an episode of it. Its methods may be coroutine functions."""
 
@@ -383,7 +319,7 @@ def _missing(loss: LossComponent, member: str) -> ConfigError:
     )
 
 
-CONTRACTS: dict[str, tuple[ABCMeta, ...]] = {
+CONTRACTS |= {
     "advantage": (Advantage,),
     "modifier": (Modifier,),
     "reward": (RewardTerm,),
@@ -392,105 +328,5 @@ CONTRACTS: dict[str, tuple[ABCMeta, ...]] = {
     "auxiliary": (SequenceLoss, Loss),
     "token_selector": (TokenSelector,),
     "correction": (Correction,),
-    "plan": (RolloutPlan,),
     "environment": (Environment, Tool),
 }
-"""Kind of component -> its contracts; the packages that own further contracts add them. Of several, a class has the first whose
-abstract methods it has."""
-
-BY_SIGNATURE = frozenset({"reward"})
-"""Kinds whose functions have several forms, which are told apart by their signatures where they are called."""
-
-BASE_CLASS_NEEDED = frozenset({"verifier", "sampler"})
-"""Kinds whose plain classes are not made components: what is no subclass of the contract is called as a function, or refused."""
-
-SIMILAR = 0.88
-"""Likeness of two names, by difflib's ratio, from which one is taken for a slip of the other: `smallest_groups` is 0.97 like
-`smallest_group`, `needed` 0.73 like `needs`."""
-
-
-def adapted(kind: str, component: Any) -> Any:
-    """Return a user's class, or a function with its options bound, as one of the contract of its kind.
-
-    Classes that have the contract are returned as they are, and so is everything of a kind without one.
-    """
-    contracts = CONTRACTS.get(kind, ())
-    if not contracts or kind in BASE_CLASS_NEEDED or (inspect.isclass(component) and issubclass(component, contracts)):
-        return component
-    if inspect.isclass(component):
-        own = set(dir(component))
-        for contract in contracts:
-            if contract.__abstractmethods__ <= own:
-                return _with_contract(component, contract)
-        required = " or ".join(f"`{name}`" for contract in contracts for name in sorted(contract.__abstractmethods__))
-        raise ConfigError(f"{kind} {component.__module__}.{component.__qualname__} has no {required}: write it")
-    if isinstance(component, contracts) or kind in BY_SIGNATURE:
-        return component
-    return called_as(next(one for one in contracts if one.__abstractmethods__ == {"__call__"}), component)
-
-
-def called_as(contract: type, function: Callable[..., Any]) -> Any:
-    """Return a component of the contract that calls `function`: a function, or an object that is called like one.
-
-    Of an object the members remain, and its attributes are shared with the component.
-    """
-    if isinstance(function, contract):
-        return function
-    if inspect.isroutine(function) or isinstance(function, functools.partial):
-        return _with_contract(FunctionComponent, contract)(function)
-    made = _with_contract(type(function), contract)
-    component: Any = object.__new__(made)
-    component.__dict__ = vars(function)
-    return component
-
-
-class FunctionComponent:
-    """A function as a component. Attributes of the function are members of the component."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        # A partial holds the function's options, and has its attributes and name only in `func`.
-        written = function.func if isinstance(function, functools.partial) else function
-        functools.update_wrapper(self, written)
-        self.__wrapped__ = function
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        return self.__wrapped__(*arguments, **options)
-
-
-_made: dict[tuple[type, type], type] = {}
-"""(class, contract) -> the class made of both, so that one class gives one component class however often it is built."""
-
-
-def _with_contract(component: type, contract: type) -> type:
-    """A class with the members of `component`, and those of `contract` that it lacks."""
-    key = (component, contract)
-    if key not in _made:
-        names = {name: getattr(component, name) for name in ("__module__", "__qualname__", "__doc__")}
-        _made[key] = types.new_class(component.__name__, key, exec_body=lambda namespace: namespace.update(names))
-    return _made[key]
-
-
-def refuse_misspelt(kind: str, component: Any) -> None:
-    """ConfigError where a public member of a user's class, function or instance is nearly called like one of its contract."""
-    contracts = CONTRACTS.get(kind, ())
-    known = {name for contract in contracts for name in dir(contract) if not name.startswith("_")}
-    for name in sorted(_own_members(component) - known):
-        near = difflib.get_close_matches(name, known, 1, SIMILAR)
-        if near and not name.startswith("_"):
-            written = component if inspect.isclass(component) or inspect.isfunction(component) else type(component)
-            raise ConfigError(
-                f"{kind} {written.__module__}.{written.__qualname__}: nothing reads its member {name!r}; is {near[0]!r} meant? "
-                f"Rename it, or begin its name with an underscore. Members of {contracts[0].__name__}: {', '.join(sorted(known))}"
-            )
-
-
-def _own_members(component: Any) -> set[str]:
-    """Names of members that a user wrote, without the options of a class."""
-    if inspect.isfunction(component):
-        return set(vars(component))
-    owner = component if inspect.isclass(component) else type(component)
-    written = [base for base in owner.__mro__ if base is not object and not base.__module__.startswith("rlvr.")]
-    names = {name for base in written for name in (*vars(base), *vars(base).get("__annotations__", ()))}
-    if owner is not component and written:
-        names |= set(vars(component))
-    return names - set(inspect.signature(owner).parameters) if names else names

@@ -27,8 +27,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlvr.components import Component, adapted, refuse_misspelt
 from rlvr.core.calling import FIELDS
+from rlvr.core.component import Component, adapted, refuse_misspelt
 from rlvr.core.specs import ComponentSpec, SpecLike
 from rlvr.errors import USER_CODE_ERRORS, ConfigError, RlvrError, nearest, user_traceback
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from rlvr import registry
-from rlvr.components import adapted
+from rlvr.core.component import adapted
 from rlvr.core.needs import CURRENT, PROXIMAL, REFERENCE
 from rlvr.losses import Average, Denominators, TokenBatch
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task, Verdict

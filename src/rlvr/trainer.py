@@ -23,7 +23,7 @@ from rlvr.distributed import World
 from rlvr.distributed.step_meters import StepMeters
 from rlvr.errors import UserCodeError
 from rlvr.monitor.trackers import Tracker
-from rlvr.policy import Policy, learning_rate
+from rlvr.policy import Policy
 from rlvr.records import Batch
 from rlvr.rollout import Collected, Interrupted
 from rlvr.run.checkpointing import Checkpointer, Stateful
@@ -220,7 +220,7 @@ class GRPOTrainer:
         with self.meters.phases("update"), torch.random.fork_rng([] if device.type == "cpu" else [device]):
             torch.manual_seed(seed_of(self.config.run.seed, "update", self.state.step))  # for an adapter's dropout
             objective = stage.objective().at(self.state.stage_step, stage.steps)
-            lr = learning_rate(stage.config.optim, self.state.stage_step, stage.steps)
+            lr = stage.config.optim.learning_rate(self.state.stage_step, stage.steps)
             self.state.version += 1
             return self.training.learner.update(batch, objective, stage.config.optim, lr)
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from rlvr import registry
-from rlvr.components import CONTRACTS, Advantage, Selector, SequenceLoss, adapted, refuse_misspelt
-from rlvr.core.component_list import ComponentList
+from rlvr.components import Advantage, Selector, SequenceLoss
+from rlvr.core.component import CONTRACTS, ComponentList, adapted, refuse_misspelt
 from rlvr.core.schedules import Schedule
 from rlvr.errors import ConfigError
 

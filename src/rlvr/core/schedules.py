@@ -16,9 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
-if TYPE_CHECKING:
-    from rlvr.config import OptimConfig
-
 
 class Schedule(BaseModel):
     """A number that goes from `start` to `end` over the first `over` steps (all steps of the stage by default)."""
@@ -221,14 +218,3 @@ def controllers(*pieces: Any) -> Iterator[Controller]:
         if dataclasses.is_dataclass(piece) and not isinstance(piece, type):
             values = (getattr(piece, f.name) for f in dataclasses.fields(piece))
             yield from (value for value in values if isinstance(value, Controller))
-
-
-def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
-    """The learning rate of `step` (from 0) of a stage of `steps`: linear warm-up, then the schedule down to `min_lr`."""
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
-    if config.schedule == "constant":
-        return config.lr
-    done = min(1.0, (step - config.warmup_steps) / max(1, steps - config.warmup_steps))
-    left = 1 - done if config.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
-    return config.min_lr + (config.lr - config.min_lr) * left

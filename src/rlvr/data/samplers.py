@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from rlvr.components import CONTRACTS, Component
+from rlvr.core.component import CONTRACTS, Component
 from rlvr.core.seeding import seed_of
 from rlvr.data.history import History
 from rlvr.errors import CheckpointError, DataError

@@ -19,6 +19,7 @@ from rlvr.planner.micro_batch import kept_scores
 from rlvr.planner.shape import Shape
 from rlvr.policy.adapters import add_adapter, is_adapter
 from rlvr.policy.flops import attention_windows
+from rlvr.policy.foreign import foreign
 from rlvr.policy.loading import dtype_of
 from rlvr.policy.quantization import dense_shape, is_quantized, without_quantization
 from rlvr.policy.scratch import build_model, build_tokenizer
@@ -45,8 +46,8 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
     frozen = [p for p in here.parameters() if not p.requires_grad or (adds and model is not None)]
     layers = int(text.num_hidden_layers)
     width = torch.finfo(compute).bits // 8
-    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    head = foreign(text, "head_dim") or text.hidden_size // text.num_attention_heads
+    heads = foreign(text, "num_key_value_heads") or text.num_attention_heads
     head_weight = bare.get_output_embeddings().weight
     packed: set[Any] = set()
     if config.quantization is not None:
@@ -63,7 +64,7 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
         layers=layers,
         hidden=int(text.hidden_size),
         vocabulary=int(text.vocab_size),
-        context=int(getattr(text, "max_position_embeddings", 0) or 1 << 30),
+        context=int(foreign(text, "max_position_embeddings", 0) or 1 << 30),
         decoder=decoder,
         head_trained=head_weight.numel() if head_weight.requires_grad and config.adapter is None else 0,
         tied=head_weight is bare.get_input_embeddings().weight,

@@ -1,6 +1,5 @@
 """The policy: loading and building models, adapters, micro-batches, statistics of a forward pass, optimisers."""
 
-from rlvr.core.schedules import learning_rate
 from rlvr.policy.loading import device_of, dtype_of, given_policy, load_policy, make_policy, tokenizer_of
 from rlvr.policy.microbatch import Cost, MicroBatch, check_packing, cut, deal, micro_batches, rows_of
 from rlvr.policy.model import Policy
@@ -21,7 +20,6 @@ __all__ = [
     "dtype_of",
     "forward",
     "given_policy",
-    "learning_rate",
     "load_policy",
     "make_policy",
     "micro_batches",

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlvr.policy.foreign import foreign
 from rlvr.policy.microbatch import ComputedPass
 from rlvr.policy.model import Policy
 from rlvr.policy.quantization import dense_shape
@@ -107,10 +108,10 @@ class ModelFlops:
             for name, p in model.base_model.named_parameters()
             if id(p) not in counted
         ]
-        heads = getattr(config, "num_attention_heads", 0)  # a model may have no attention
-        size = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
-        of_keys = getattr(config, "qk_head_dim", None) or size
-        of_values = getattr(config, "v_head_dim", None) or of_keys
+        heads = foreign(config, "num_attention_heads", 0)  # a model may have no attention
+        size = foreign(config, "head_dim") or config.hidden_size // max(1, heads)
+        of_keys = foreign(config, "qk_head_dim") or size
+        of_values = foreign(config, "v_head_dim") or of_keys
         return cls(
             weights=sum(count for count, _ in decoder),
             trained=sum(count for count, trained in decoder if trained),
@@ -144,22 +145,22 @@ class ModelFlops:
 
 def _size(parameter: torch.nn.Parameter) -> int:
     """The numbers of a whole weight, whatever part or form of it is here."""
-    return int(getattr(parameter, "ds_numel", dense_shape(parameter, parameter.shape).numel()))
+    return int(foreign(parameter, "ds_numel", dense_shape(parameter, parameter.shape).numel()))
 
 
 def _active_share(config: Any) -> float:
     """The share of the routed experts that a token is multiplied by."""
     names = ("num_experts", "num_local_experts", "n_routed_experts")
-    total = next((count for name in names if (count := getattr(config, name, None))), None)
-    active = getattr(config, "num_experts_per_tok", None)
+    total = next((count for name in names if (count := foreign(config, name))), None)
+    active = foreign(config, "num_experts_per_tok")
     return active / total if total and active else 1.0
 
 
 def attention_windows(config: Any) -> tuple[float, ...]:
     """For each attention layer, the tokens that a query sees at most; layers without attention have none."""
-    sliding = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None)
+    sliding = foreign(config, "sliding_window")
+    kinds = foreign(config, "layer_types")
     if kinds is None:  # one kind for all layers, as in Mistral
         kinds = ["sliding_attention" if sliding else "full_attention"] * config.num_hidden_layers
-    seen = {"full_attention": None, **{kind: getattr(config, key, None) for kind, key in WINDOWS.items()}}
+    seen = {"full_attention": None, **{kind: foreign(config, key) for kind, key in WINDOWS.items()}}
     return tuple(float(seen[kind] or math.inf) for kind in kinds if kind in seen)

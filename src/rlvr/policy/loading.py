@@ -24,6 +24,7 @@ from rlvr import registry
 from rlvr.config import ModelConfig
 from rlvr.errors import ConfigError
 from rlvr.policy.adapters import add_adapter, is_adapter
+from rlvr.policy.foreign import foreign
 from rlvr.policy.model import Policy, training_modules
 from rlvr.policy.offload import offload_activations
 from rlvr.policy.quantization import exact, has_quantized, quantizing
@@ -88,7 +89,7 @@ def _placed(model: Any, device: torch.device) -> Any:
     if any(one.type == "meta" for one in found):
         raise ConfigError("the model that was given has no weights (they are on the device `meta`): load them first")
     # accelerate notes in `hf_device_map` where it put the parts of a model that was loaded with a device_map.
-    parts = {str(part) for part in (getattr(model, "hf_device_map", None) or {}).values()}
+    parts = {str(part) for part in (foreign(model, "hf_device_map") or {}).values()}
     if len(found) > 1 or len(parts) > 1:
         raise ConfigError(
             f"the model that was given is spread over {', '.join(sorted(parts or map(str, found)))} (device_map): load it "
@@ -97,7 +98,7 @@ def _placed(model: Any, device: torch.device) -> Any:
     here = next(iter(found))
     if here.type == device.type and device.index in (None, here.index):
         return model
-    if getattr(model, "is_quantized", False) or has_quantized(model):
+    if foreign(model, "is_quantized", False) or has_quantized(model):
         raise ConfigError(
             f"the model that was given is quantized and lies on {here}, while model.device means {device}: load it there "
             f"(device_map={{'': '{device}'}}), or set model.device to {here}"
@@ -165,7 +166,7 @@ def _keep_soft_cap(model: Any, asked: str | None) -> None:
     transformers' `sdpa_attention_forward` ignores `softcap`, without a word, and is its default for Gemma 2 and VaultGemma
     (transformers 5.19); eager, flex_attention and flash_attention_2 apply it. ConfigError where `asked` is sdpa.
     """
-    cap = getattr(model.config.get_text_config(), "attn_logit_softcapping", None)
+    cap = foreign(model.config.get_text_config(), "attn_logit_softcapping")
     if cap is None or model.config._attn_implementation != "sdpa":
         return
     if asked == "sdpa":
@@ -178,7 +179,7 @@ def _keep_soft_cap(model: Any, asked: str | None) -> None:
 
 def tokenizer_of(model: Any) -> PreTrainedTokenizerBase:
     """The tokenizer from where a loaded model came from. ConfigError when the model does not say."""
-    path = getattr(model, "name_or_path", "") or getattr(model.config, "_name_or_path", "")
+    path = foreign(model, "name_or_path", "") or foreign(model.config, "_name_or_path", "")
     if not path:
         raise ConfigError("the model came without a tokenizer and does not say where it is from: pass tokenizer=")
     return AutoTokenizer.from_pretrained(path)

@@ -20,6 +20,7 @@ from rlvr.config import OptimConfig
 from rlvr.core.device_memory import to_device
 from rlvr.errors import ConfigError
 from rlvr.policy.attention import Spans, blocks_of
+from rlvr.policy.foreign import foreign
 from rlvr.policy.model import Policy
 from rlvr.records import Batch
 
@@ -265,10 +266,10 @@ class Cost:
         skipped = {id(policy.causal_lm.get_input_embeddings().weight)}
         head = policy.causal_lm.get_output_embeddings()
         skipped |= {id(head.weight)} if head is not None else set()
-        weights = sum(getattr(p, "ds_numel", p.numel()) for p in policy.causal_lm.parameters() if id(p) not in skipped)
-        layers = getattr(config, "num_hidden_layers", 1)
-        heads = getattr(config, "num_attention_heads", 1)
-        channels = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+        weights = sum(foreign(p, "ds_numel", p.numel()) for p in policy.causal_lm.parameters() if id(p) not in skipped)
+        layers = foreign(config, "num_hidden_layers", 1)
+        heads = foreign(config, "num_attention_heads", 1)
+        channels = heads * (foreign(config, "head_dim") or config.hidden_size // heads)
         call = CALL.get(policy.device.type, CALL_ELSEWHERE)
         return cls(pair=4 * layers * channels / (2 * weights), call=layers * call / (2 * weights))
 
@@ -401,8 +402,12 @@ def micro_batches(
 
 def check_packing(policy: Policy, config: OptimConfig) -> None:
     """ConfigError where `config` demands packing or sharing and the model cannot: it says why."""
-    for key, can in (("packing", "packs"), ("share_prefix", "shares")):
-        if getattr(config, key) is True and not getattr(policy.packing, can):
+    demanded = {
+        "packing": (config.packing, policy.packing.packs),
+        "share_prefix": (config.share_prefix, policy.packing.shares),
+    }
+    for key, (wanted, possible) in demanded.items():
+        if wanted is True and not possible:
             raise ConfigError(f"optim.{key} is true, and this model cannot: {policy.packing.reason}; set it to auto")
 
 

@@ -33,6 +33,7 @@ from transformers import PreTrainedTokenizerBase
 from rlvr.errors import ConfigError
 from rlvr.policy.adapters import is_adapter
 from rlvr.policy.attention import Spans, attending
+from rlvr.policy.foreign import foreign
 from rlvr.policy.packable import Packing, try_packing
 from rlvr.policy.quantization import without_quantization
 
@@ -81,15 +82,15 @@ class Policy:
     @property
     def context(self) -> int:
         """Longest sequence in tokens, prompt and response together."""
-        return int(getattr(self.causal_lm.config.get_text_config(), "max_position_embeddings", 0) or 1 << 30)
+        return int(foreign(self.causal_lm.config.get_text_config(), "max_position_embeddings", 0) or 1 << 30)
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
         """The tokens that end a response: the generation config's, the model's and the tokenizer's."""
         found: set[int] = set()
-        generation = getattr(self.causal_lm, "generation_config", None)
+        generation = foreign(self.causal_lm, "generation_config")
         for owner in (generation, self.causal_lm.config, self.tokenizer):
-            ids = getattr(owner, "eos_token_id", None)
+            ids = foreign(owner, "eos_token_id")
             found |= {ids} if isinstance(ids, int) else set(ids or ())
         return frozenset(found)
 
@@ -108,7 +109,7 @@ class Policy:
         config = without_quantization(self.causal_lm.config)
         config.architectures = config.architectures or [type(self.causal_lm).__name__]  # one never saved has none
         config.save_pretrained(folder)
-        if (generation := getattr(self.causal_lm, "generation_config", None)) is not None:
+        if (generation := foreign(self.causal_lm, "generation_config")) is not None:
             generation.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
@@ -159,11 +160,11 @@ class Policy:
         with self._autocast():
             logits = self.causal_lm.get_output_embeddings()(hidden)
         logits = logits.float()
-        if (scale := getattr(config, "logit_scale", None)) is not None:
+        if (scale := foreign(config, "logit_scale")) is not None:
             logits = logits * scale
-        if (scaling := getattr(config, "logits_scaling", None)) is not None:
+        if (scaling := foreign(config, "logits_scaling")) is not None:
             logits = logits / scaling
-        if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+        if (cap := foreign(config, "final_logit_softcapping")) is not None:
             logits = torch.tanh(logits / cap) * cap
         return logits
 
@@ -210,7 +211,7 @@ def _flagged(modules: Sequence[torch.nn.Module], on: bool) -> Iterator[None]:
 def training_modules(model: torch.nn.Module, adapter_dropout: bool) -> list[torch.nn.Module]:
     """Return the modules whose flag `training` an update sets: those that checkpoint, and the adapter's dropout if asked."""
     # the flag is Hugging Face's, which a module has or has not
-    found = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    found = [module for module in model.modules() if foreign(module, "gradient_checkpointing", False)]
     return found + (list(adapter_dropouts(model)) if adapter_dropout else [])
 
 
@@ -254,15 +255,15 @@ class Head:
 def head_of(policy: Policy, hidden: torch.Tensor) -> Head | None:
     """The policy's head on hidden states [T, H]; None where it cannot be taken apart."""
     module = policy.causal_lm.get_output_embeddings()
-    weight = getattr(module, "weight", None)
+    weight = foreign(module, "weight")
     dtype = policy.dtype if policy.dtype != torch.float32 or weight is None else weight.dtype
     with torch.autocast(policy.device.type, policy.dtype, enabled=policy.dtype != torch.float32):
         terms = _lora(module, hidden, dtype) if policy.has_adapter else _linear(module, hidden, dtype)
     if terms is None:
         return None
     config = policy.causal_lm.config.get_text_config()
-    scale = _or(getattr(config, "logit_scale", None), 1.0) / _or(getattr(config, "logits_scaling", None), 1.0)
-    cap = getattr(config, "final_logit_softcapping", None)
+    scale = _or(foreign(config, "logit_scale"), 1.0) / _or(foreign(config, "logits_scaling"), 1.0)
+    cap = foreign(config, "final_logit_softcapping")
     inputs, weights = zip(*terms, strict=True)
     return Head(inputs, weights, scale, cap)
 
@@ -314,7 +315,7 @@ _Terms = list[tuple[torch.Tensor, torch.Tensor]]
 
 def _linear(module: Any, hidden: torch.Tensor, dtype: torch.dtype) -> _Terms | None:
     """The terms of a plain `nn.Linear` that nothing was hooked to but DeepSpeed, whose hooks only gather the weight."""
-    plain = getattr(type(module), "forward", None) is nn.Linear.forward and "forward" not in vars(module)
+    plain = foreign(type(module), "forward") is nn.Linear.forward and "forward" not in vars(module)
     if not plain or type(module.weight) not in PLAIN:
         return None
     if (module._forward_hooks or module._forward_pre_hooks) and not hasattr(module.weight, "ds_id"):
@@ -332,7 +333,7 @@ def _lora(module: Any, hidden: torch.Tensor, dtype: torch.dtype) -> _Terms | Non
     if type(module) is not LoraLinear:
         return _linear(module, hidden, dtype)
     if not torch.is_autocast_enabled(hidden.device.type):
-        dtype = getattr(module.base_layer.weight, "dtype", dtype)
+        dtype = foreign(module.base_layer.weight, "dtype", dtype)
     terms = _linear(module.base_layer, hidden, dtype)
     if terms is None or module.disable_adapters or module.merged or module.fan_in_fan_out:
         return terms if terms is not None and module.merged and not module.disable_adapters else None

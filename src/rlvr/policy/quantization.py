@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from rlvr.errors import ConfigError
+from rlvr.policy.foreign import foreign
 
 
 def quantizing(dtype: torch.dtype) -> Any:
@@ -44,7 +45,7 @@ def is_quantized(weight: Any) -> bool:
 
 def _state(weight: Any) -> Any:
     """Return what bitsandbytes keeps of a weight in 4 bits (its shape, type and scales), None of a plain weight."""
-    return getattr(weight, "quant_state", None)
+    return foreign(weight, "quant_state")
 
 
 def has_quantized(model: Any) -> bool:
@@ -75,7 +76,7 @@ def dense_model(model: Any) -> Any:
     """`model` with plain linear layers instead of those in 4 bits, in place."""
     for parent in list(model.modules()):
         for name, child in parent.named_children():
-            if is_quantized(getattr(child, "weight", None)):
+            if is_quantized(foreign(child, "weight")):
                 weight = dense(child.weight)
                 plain = torch.nn.Linear(child.in_features, child.out_features, child.bias is not None, device="meta")
                 plain.weight = torch.nn.Parameter(weight, requires_grad=False)

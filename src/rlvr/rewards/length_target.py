@@ -13,14 +13,14 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from rlvr.components import RewardTerm
+from rlvr.components import RewardTerm, Setting
 from rlvr.core.schedules import Scalar
 from rlvr.errors import ConfigError
 from rlvr.records import Batch
 from rlvr.registry import register
 from rlvr.rewards.basic import lengths
 from rlvr.rewards.composition import pass_rates
-from rlvr.rewards.terms import Setting, TermSpec
+from rlvr.rewards.terms import TermSpec
 
 
 @register("reward", "length_target")

@@ -6,30 +6,16 @@ log-probs under the policy as it is before the update, in the micro-batches of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from rlvr.components import RewardTerm
+from rlvr.components import Continuation, Encode, RewardTerm, Setting
 from rlvr.errors import ConfigError
 from rlvr.records import Batch, Rollout
 from rlvr.registry import register
-from rlvr.rewards.terms import Setting
-
-Encode = Callable[[str], list[int]]
-
-
-@dataclass(frozen=True)
-class Continuation:
-    """What is to be scored: `target` after `context`, both token ids and not empty."""
-
-    rollout: int
-    """The position in the batch of the rollout that it is for."""
-    context: Sequence[int]
-    target: Sequence[int]
-    temperature: float = 1.0
 
 
 @register("reward", "answer_likelihood")

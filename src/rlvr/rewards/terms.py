@@ -29,9 +29,10 @@ import numpy as np
 from pydantic import AfterValidator
 
 from rlvr import registry
-from rlvr.components import RewardTerm, adapted, called_as
-from rlvr.config import Config, RewardSpec
+from rlvr.components import RewardTerm, Setting
+from rlvr.config import RewardSpec
 from rlvr.core.calling import name_of
+from rlvr.core.component import adapted, called_as
 from rlvr.core.schedules import Scalar, at, scalar_value
 from rlvr.core.specs import ComponentSpec
 from rlvr.errors import USER_CODE_ERRORS, ConfigError, RlvrError, UserCodeError, nearest, user_traceback
@@ -54,16 +55,6 @@ TermSpec = Annotated[Any, AfterValidator(_checked_spec)]
 
 SHOWN = 3
 """Tasks that an error names."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a piece may take from the run."""
-
-    config: Config
-    tasks: Sequence[Task]
-    same_answer: Callable[[Task, str, str], bool] = lambda task, first, second: first.strip() == second.strip()
-    """Whether two extracted answers to a task are the same, as its verifier sees it."""
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,10 @@ from typing import Literal
 
 import numpy as np
 
-from rlvr.components import RewardTerm
+from rlvr.components import RewardTerm, Setting
 from rlvr.errors import ConfigError
 from rlvr.records import Batch, Rollout, Task
 from rlvr.registry import register
-from rlvr.rewards.terms import Setting
 
 Same = Callable[[Task, str, str], bool]
 

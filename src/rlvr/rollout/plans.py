@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -17,10 +18,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from rlvr import registry
-from rlvr.components import RolloutPlan
+from rlvr.core.component import CONTRACTS, Component, declared
 from rlvr.core.specs import SpecLike
 from rlvr.data import Draw
-from rlvr.records import BASELINE, Origin, Rollout, Segment, StopReason
+from rlvr.records import BASELINE, Origin, Rollout, Segment, StopReason, Task
 from rlvr.registry import register
 from rlvr.rollout.context import RolloutContext
 from rlvr.rollout.engine import Completion, Request
@@ -28,6 +29,40 @@ from rlvr.rollout.engine import Completion, Request
 _COLUMNS = {"token_ids": np.int64, "origin": np.int8, "behaviour_logprobs": np.float32, "policy_version": np.int32}
 
 Plan = Callable[[Draw, RolloutContext], AsyncIterator[Rollout]]
+
+
+class RolloutPlan(Component):
+    """The way from a draw of a task to a group of verified rollouts."""
+
+    @declared
+    def independent(self) -> bool:
+        """True where the plan makes `group_size` independent rollouts of every draw, so that evaluation may sample with it."""
+        return False
+
+    @declared
+    def one_group(self) -> bool:
+        """True where a draw never makes more than one group."""
+        return self.independent
+
+    @declared
+    def turns(self) -> int | None:
+        """Most turns of the policy in a rollout; None where the plan does not say."""
+        return None
+
+    @declared
+    def answer_characters(self) -> int:
+        """Characters of a task's best answer that are read from the history; 0: answers are not kept."""
+        return 0
+
+    def check(self, context: RolloutContext, task: Task) -> None:
+        """ConfigError where the run contradicts the plan; `task` is one of the run's."""
+
+    @abstractmethod
+    def __call__(self, draw: Draw, context: RolloutContext) -> AsyncIterator[Rollout]:
+        """Yield the verified rollouts of a draw as they finish."""
+
+
+CONTRACTS["plan"] = (RolloutPlan,)
 
 
 class RolloutTokens:

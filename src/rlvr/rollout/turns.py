@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlvr.components import RolloutPlan
 from rlvr.data import Draw
 from rlvr.errors import ConfigError
 from rlvr.records import Origin, Rollout, StopReason, Task
@@ -23,7 +22,7 @@ from rlvr.registry import register
 from rlvr.rollout.context import RolloutContext
 from rlvr.rollout.engine import Request
 from rlvr.rollout.environments import EnvironmentCalls, EpisodeCalls
-from rlvr.rollout.plans import RolloutTokens, side_by_side
+from rlvr.rollout.plans import RolloutPlan, RolloutTokens, side_by_side
 
 
 @register("plan", "turns")

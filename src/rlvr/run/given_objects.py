@@ -27,6 +27,7 @@ from rlvr.core.own_files import set_aside
 from rlvr.core.specs import ComponentSpec
 from rlvr.data.samplers import fingerprint_of
 from rlvr.monitor.whole_file import write_whole
+from rlvr.policy.foreign import foreign
 from rlvr.records import Task
 from rlvr.verifiers.base import FunctionVerifier, Verifier
 
@@ -292,7 +293,7 @@ def _model_path(model: Any) -> str:
     kind = type(model).__qualname__
     if hasattr(model, "peft_config"):
         return f"<a model with an adapter ({kind})>"
-    name = getattr(getattr(model, "config", None), "_name_or_path", "")  # where transformers keeps it
+    name = foreign(foreign(model, "config"), "_name_or_path", "")  # where transformers keeps it
     return str(name) if name else f"<a model as an object ({kind})>"
 
 

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from rlvr import registry
-from rlvr.components import Component
 from rlvr.config.stage_plan import StagePlan
-from rlvr.core.component_list import ComponentList
+from rlvr.core.component import Component, ComponentList
 from rlvr.core.schedules import Controller, Schedule, StepSchedule, scalar_value
 from rlvr.data import History, Sampler, TaskPool
 from rlvr.errors import ConfigError, DataError

@@ -22,8 +22,8 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from rlvr import registry
-from rlvr.components import CONTRACTS, Component, declared
 from rlvr.core.calling import ByColumns, ByName, by_signature, score_of
+from rlvr.core.component import CONTRACTS, Component, declared
 from rlvr.core.specs import ComponentSpec
 from rlvr.errors import USER_CODE_ERRORS, ConfigError
 from rlvr.records import Task, Verdict

@@ -13,7 +13,7 @@ import numpy as np
 from rlvr import registry
 from rlvr.components import Advantage, AdvantageComponent
 from rlvr.config import Config
-from rlvr.core.component_list import ComponentList
+from rlvr.core.component import ComponentList
 from rlvr.errors import ConfigError
 from rlvr.policy import Policy
 from rlvr.policy.columns import add_statistics

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from rlvr import registry
-from rlvr.components import RolloutPlan
 from rlvr.config import Config, KLScaleConfig
 from rlvr.errors import ConfigError, nearest
 from rlvr.records import Batch, Rollout, Task
 from rlvr.rewards.certainty import thinking_tokens
 from rlvr.rollout.characters import char_ends
+from rlvr.rollout.plans import RolloutPlan
 
 
 def check_scale(config: Config, tasks: Sequence[Task]) -> None:

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlvr import registry
-from rlvr.components import RewardTerm, Selector, called_as
+from rlvr.components import RewardTerm, Selector
 from rlvr.config import Config
-from rlvr.core.component_list import ComponentList
+from rlvr.core.component import ComponentList, called_as
 from rlvr.data import History
 from rlvr.errors import ConfigError
 from rlvr.policy import Policy

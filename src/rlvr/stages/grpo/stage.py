@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from rlvr import registry
-from rlvr.components import RolloutPlan
 from rlvr.config.stage_plan import StagePlan
-from rlvr.core.component_list import ComponentList
+from rlvr.core.component import ComponentList
 from rlvr.core.schedules import Controller
 from rlvr.errors import ConfigError, DataError
 from rlvr.losses import Objective
@@ -23,6 +22,7 @@ from rlvr.records import BASELINE, Batch, Origin, Rollout, Task
 from rlvr.registry import register
 from rlvr.rewards import Setting, paid, plain_functions, walk
 from rlvr.rollout import Collected, RolloutBuffer
+from rlvr.rollout.plans import RolloutPlan
 from rlvr.selection import mixed_groups
 from rlvr.stages.base import Parts, Stage, token_weights
 from rlvr.stages.grpo.advantages import Advantages
