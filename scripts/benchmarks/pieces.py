@@ -29,7 +29,7 @@ from speed_workloads import WORKLOADS, Workload, prompts, score, write_model
 from rlvr import GRPOTrainer, registry
 from rlvr.core.tree import merge
 from rlvr.learner import Learner
-from rlvr.stages.grpo import advantages, reference_penalty, scoring
+from rlvr.stages.grpo import reference_penalty, scoring
 
 ASKED: dict[str, dict[str, Any]] = {"blend": {"of": "verdict"}, "last_token": {"token": "-"}}
 """Options that a piece needs to do anything here."""
@@ -120,7 +120,6 @@ def main() -> None:
     for module, name in (
         (scoring, "add_statistics"),
         (scoring, "continuation_logprobs"),
-        (advantages, "add_statistics"),
         (reference_penalty, "add_statistics"),
         (Learner, "_statistics"),
     ):

@@ -435,6 +435,10 @@ class Batch:
             members = [self.rollouts[i] for i in where]
             yield Group(key(members[0]) if key else members[0].group, where, members)
 
+    def with_own_columns(self) -> Batch:
+        """The batch as it is now, to which columns that are added or replaced later do not belong."""
+        return Batch(self.rollouts, dict(self.columns), dict(self.token_columns))
+
     def select(self, index: Sequence[int] | np.ndarray) -> Batch:
         """The batch of these rollouts, in this order, with all columns."""
         index = np.asarray(index, dtype=np.int64)

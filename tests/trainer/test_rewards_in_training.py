@@ -63,12 +63,11 @@ def test_looking_at_rewards_leaves_no_trace(make_trainer):
 
 
 def test_statistics_are_taken_once_for_rewards_and_advantages(make_trainer, monkeypatch):
-    from rlvr.stages.grpo import advantages, scoring
+    from rlvr.stages.grpo import scoring
 
     asked = []
-    for module in (advantages, scoring):
-        plain = module.add_statistics
-        monkeypatch.setattr(module, "add_statistics", lambda *a, plain=plain: (asked.append(a[2]), plain(*a))[1])
+    plain = scoring.add_statistics
+    monkeypatch.setattr(scoring, "add_statistics", lambda *a: (asked.append(a[2]), plain(*a))[1])
     over = {"rewards": ["verdict", {"name": "entropy", "weight": 0.1}], "algorithm": {"modifiers": ["entropy"]}}
     trainer = make_trainer(over)
     trainer.train(1)

@@ -31,6 +31,8 @@ class StepRecorder:
     def record(self, stage: Stage, collected: Collected, batch: Batch, metrics: dict[str, Any]) -> None:
         """Count a step that was trained and published, and add its record; `metrics` are those of scoring and update."""
         state = self.state
+        with self.meters.phases("score"):
+            metrics = stage.metrics_of_scoring() | metrics
         self.rollouts.history.record_rollouts([*collected.rollouts, *collected.dropped])
         metrics |= stage.scheduled(state.stage_step)
         state.step += 1

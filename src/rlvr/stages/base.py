@@ -126,7 +126,11 @@ class Stage(Component):
 
     @abstractmethod
     def score(self, collected: Collected) -> tuple[Batch, dict[str, Any]]:
-        """The batch that trains, with its columns, and metrics of all that was collected."""
+        """The batch that trains, with its columns, and metrics that scoring gave."""
+
+    def metrics_of_scoring(self) -> dict[str, Any]:
+        """Metrics of what was last scored. They are asked for after the update, which needs none of them."""
+        return {}
 
     @abstractmethod
     def objective(self) -> Objective:

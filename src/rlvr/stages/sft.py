@@ -90,10 +90,14 @@ class SFTStage(Stage):
         weights = token_weights(batch.rollouts, Origin.DEMONSTRATION, everyone)
         factors = [np.float32(self.source_weights.get(str(r.task.source), 1.0)) for r in batch.rollouts]
         batch.token_columns["weight/likelihood"] = [f * w for f, w in zip(factors, weights, strict=True)]
-        metrics = batch_metrics(batch)
+        self._trained = batch.with_own_columns()
         if self._reads_labels:
             batch.columns["reward"] = np.asarray([float(r.task.info["label"]) for r in batch.rollouts])
-        return batch, metrics
+        return batch, {}
+
+    def metrics_of_scoring(self) -> dict[str, Any]:
+        """Metrics of the demonstrations."""
+        return batch_metrics(self._trained)
 
     def objective(self) -> Objective:
         """The one loss."""

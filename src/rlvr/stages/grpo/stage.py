@@ -25,13 +25,12 @@ from rlvr.rollout import Collected, RolloutBuffer
 from rlvr.rollout.plans import RolloutPlan
 from rlvr.selection import mixed_groups
 from rlvr.stages.base import Parts, Stage, token_weights
-from rlvr.stages.grpo.advantages import Advantages
 from rlvr.stages.grpo.appended import token_after, with_token
 from rlvr.stages.grpo.build_objective import build_objective, build_penalty, warn_uncorrected
 from rlvr.stages.grpo.demonstrations import with_demonstrations
 from rlvr.stages.grpo.kl_scale import check_scale, kl_factors
 from rlvr.stages.grpo.recorded import RecordedSupply, recording_of
-from rlvr.stages.grpo.scoring import Scoring
+from rlvr.stages.grpo.scoring import Advantages, Scoring
 from rlvr.verifiers.pool.threads import Threads
 from rlvr.verifiers.raised_verdicts import Raised
 
@@ -128,9 +127,10 @@ class GRPOStage(Stage):
         return await Threads("rlvr-rewards").call(lambda: self.teaches(rollouts))
 
     def score(self, collected: Collected) -> tuple[Batch, dict[str, Any]]:
-        """Rewards, selection, advantages and weights; the metrics are of all that was sampled."""
+        """Rewards, selection, advantages and weights."""
         everything, compared = self._scored_all(collected)
-        metrics = batch_metrics(everything) | self.raised.look(everything.rollouts)
+        self._sampled = everything.with_own_columns()
+        metrics = self.raised.look(everything.rollouts)
         trained = sum(r.role != BASELINE for r in collected.rollouts)
         batch = everything.select(np.arange(trained)) if trained < len(everything) else everything
         self._add_baseline(batch, compared)
@@ -143,7 +143,8 @@ class GRPOStage(Stage):
         if self.config.algorithm.mask_truncated:
             on &= ~np.asarray([r.stop.truncated for r in batch.rollouts], dtype=bool)
         batch.token_columns["weight/policy"] = token_weights(batch.rollouts, Origin.POLICY, on)
-        metrics |= advantage_metrics(batch) | self._penalised
+        self._trained = batch.with_own_columns()
+        metrics |= self._penalised
         if self._shows_demonstrations:
             batch = with_demonstrations(batch, self.parts)
         if self._appended is not None:
@@ -154,6 +155,10 @@ class GRPOStage(Stage):
             if component.loss.has_weights:
                 batch.token_columns[f"weight/{component.weights}"] = component.loss.weights(batch)
         return batch, metrics
+
+    def metrics_of_scoring(self) -> dict[str, Any]:
+        """Metrics of all that was sampled, and of the advantages of what trains."""
+        return batch_metrics(self._sampled) | advantage_metrics(self._trained)
 
     def _scored_all(self, collected: Collected) -> tuple[Batch, Batch]:
         """(all that was sampled, what it is compared with) with their reward columns, which `collected` keeps."""
