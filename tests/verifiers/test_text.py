@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rlvr import registry
 from rlvr.errors import ConfigError
 from rlvr.records import Task, VerdictStatus
-from rlvr.verifiers.exact import ExactVerifier
+from rlvr.verifiers.answers import ExactVerifier
 from rlvr.verifiers.text import NumericVerifier, RegexVerifier, TokenF1Verifier, read_one_number
 
 MEGABYTES = ["a " * 500_000, "(" * 10**6, "1" * 10**6, " " * 10**6, "\\boxed{" * 150_000, "-" * 10**6, "1," * 500_000]

@@ -18,7 +18,6 @@
 | own_likelihood | likelihood |
 """
 
-from rlvr.rewards.basic import constant, length, random, verdict
 from rlvr.rewards.certainty import MeanEntropy, PhaseEntropy, SelfCertainty
 from rlvr.rewards.composition import Bounded, ByCondition, ByPassRate, Gate, Product, Sum, Tiers, Veto
 from rlvr.rewards.length_group import Brevity
@@ -38,9 +37,13 @@ from rlvr.rewards.terms import (
     build_terms,
     call_plain,
     components_of,
+    constant,
+    length,
     paid,
     plain_functions,
+    random,
     score,
+    verdict,
     walk,
 )
 from rlvr.rewards.votes import MajorityVote

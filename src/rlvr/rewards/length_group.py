@@ -14,8 +14,7 @@ from rlvr.components import RewardTerm
 from rlvr.core.schedules import Scalar
 from rlvr.records import Batch
 from rlvr.registry import register
-from rlvr.rewards.basic import lengths
-from rlvr.rewards.terms import TermSpec
+from rlvr.rewards.terms import TermSpec, lengths
 
 
 @register("reward", "brevity")

@@ -16,8 +16,7 @@ from rlvr.core.schedules import Scalar
 from rlvr.errors import ConfigError
 from rlvr.records import Batch
 from rlvr.registry import register
-from rlvr.rewards.basic import lengths
-from rlvr.rewards.terms import TermSpec
+from rlvr.rewards.terms import TermSpec, lengths
 
 
 @register("reward", "soft_overlong")

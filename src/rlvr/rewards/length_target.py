@@ -18,9 +18,8 @@ from rlvr.core.schedules import Scalar
 from rlvr.errors import ConfigError
 from rlvr.records import Batch
 from rlvr.registry import register
-from rlvr.rewards.basic import lengths
 from rlvr.rewards.composition import pass_rates
-from rlvr.rewards.terms import TermSpec
+from rlvr.rewards.terms import TermSpec, lengths
 
 
 @register("reward", "length_target")

@@ -41,7 +41,7 @@ class RolloutRuntime:
         self.pool = VerifierPool(
             checks.workers, checks.time_limit, checks.memory_mb, checks.concurrent, self.activity.patience
         )
-        self.collector = Collector(lambda: bool(stop))
+        self.collector = Collector(stop.__bool__)
         self._engines = contextlib.ExitStack()
         """Closes the engine, where one was opened."""
         self.published: Published | None = None

@@ -14,7 +14,7 @@ _HOME = {
     "CodeVerifier": "rlvr.verifiers.code",
     "CombineVerifier": "rlvr.verifiers.combine",
     "CountdownVerifier": "rlvr.verifiers.puzzles.countdown",
-    "ExactVerifier": "rlvr.verifiers.exact",
+    "ExactVerifier": "rlvr.verifiers.answers",
     "FormatVerifier": "rlvr.verifiers.format",
     "FunctionVerifier": "rlvr.verifiers.base",
     "InstructionsVerifier": "rlvr.verifiers.instructions",
@@ -43,11 +43,11 @@ _HOME = {
 __all__ = [*_HOME]
 
 if TYPE_CHECKING:
+    from rlvr.verifiers.answers import ExactVerifier
     from rlvr.verifiers.base import FunctionVerifier, Needs, Verifier, as_verifier, judged
     from rlvr.verifiers.choice import ChoiceVerifier
     from rlvr.verifiers.code import CodeVerifier
     from rlvr.verifiers.combine import CombineVerifier
-    from rlvr.verifiers.exact import ExactVerifier
     from rlvr.verifiers.format import FormatVerifier
     from rlvr.verifiers.grounding.boxes import BoxesVerifier, IntervalVerifier, PointVerifier
     from rlvr.verifiers.instructions import InstructionsVerifier

@@ -1,4 +1,5 @@
-"""What the rule-based verifiers share: from a completion to one bare answer, and the verdicts that follow from it.
+"""What the rule-based verifiers share: from a completion to one bare answer, and the verdicts that follow from it; and the simplest
+of them, `exact`.
 
 Invariants: a gold that cannot be used is undecided, whatever the completion says; a completion without an answer, or with
 one that is too long, scores 0 before anything that takes more than linear time sees it.
@@ -16,6 +17,7 @@ from typing import Any
 
 from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict, VerdictStatus
+from rlvr.registry import register_verifier
 from rlvr.verifiers.base import Verifier
 from rlvr.verifiers.extraction import METHODS, Fallback, Method, extract_answer
 
@@ -139,3 +141,52 @@ def bare(text: str) -> str:
         if not found:
             break
     return " ".join(_DELIMITER.sub(" ", text).split())
+
+
+@register_verifier("exact")
+@dataclass
+class ExactVerifier(AnswerVerifier):
+    """The answer equals `task.answer`, or one of them where it is a list. By default it is all of the text after the
+    reasoning block, and only the space around it does not matter.
+    """
+
+    methods: tuple[Method, ...] = ()
+    """Where to look for the answer before the fallback: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`), `phrase`."""
+    fallback: Fallback = "whole"
+    """When none of the methods finds anything: `none`, the `last_formula`, the `last_number`, or the `whole` text after the
+    reasoning."""
+    max_length: int = 100_000
+    """Characters of an answer; a longer one is unparsable."""
+    casefold: bool = False
+    """Ignore case."""
+    ignore_space: bool = False
+    """Any run of white space is one space."""
+    ignore_punctuation: bool = False
+    """Leave out punctuation (Unicode categories P)."""
+    unicode: bool = False
+    """Compare after NFKC normalisation: full-width letters, ligatures and composed accents do not matter."""
+
+    def check_task(self, task: Task) -> str | None:
+        golds = read_texts(task.answer)
+        if isinstance(golds, str):
+            return golds
+        emptied = [gold for gold in golds if not self._key(gold)]
+        return f"nothing is left of the answer {emptied[0]!r} after normalisation" if emptied else None
+
+    def judge(self, task: Task, answer: str) -> Verdict:
+        return Verdict.from_score(
+            any(self.same_answer(answer, gold) for gold in read_texts(task.answer)), answer=answer
+        )
+
+    def same_answer(self, first: str, second: str) -> bool:
+        return self._key(first) == self._key(second)
+
+    def _key(self, text: str) -> str:
+        """What two equal answers share."""
+        if self.unicode:
+            text = unicodedata.normalize("NFKC", text)
+        if self.casefold:
+            text = text.casefold()
+        if self.ignore_punctuation:
+            text = "".join(c for c in text if not unicodedata.category(c).startswith("P"))
+        return " ".join(text.split()) if self.ignore_space else text.strip()

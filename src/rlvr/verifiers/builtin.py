@@ -1,10 +1,10 @@
 """The built-in verifiers: importing this module registers all of them."""
 
 from rlvr.verifiers import (
+    answers,
     choice,
     code,
     combine,
-    exact,
     format,
     instructions,
     json_schema,
@@ -19,12 +19,12 @@ from rlvr.verifiers.grounding import boxes
 from rlvr.verifiers.puzzles import countdown, gym, knights_knaves, sudoku
 
 __all__ = [
+    "answers",
     "boxes",
     "choice",
     "code",
     "combine",
     "countdown",
-    "exact",
     "format",
     "gym",
     "instructions",
