@@ -11,7 +11,7 @@ from rlvr.core.device_memory import PeakMemory
 from rlvr.distributed.world import World
 from rlvr.monitor.phases import KNOWN, Phases
 from rlvr.policy.flops import UpdateFlops, peak_flops
-from rlvr.rollout.context import IdleByPhase, IdleClock
+from rlvr.rollout.plans import IdleByPhase, IdleClock
 
 WORKING = ("update", "publish")
 """Phases in which the trainer's device works."""

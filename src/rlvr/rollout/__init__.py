@@ -2,12 +2,14 @@
 
 from rlvr.core.moved import renamed
 from rlvr.rollout.buffer import Collected, Collector, Interrupted, RolloutBuffer
-from rlvr.rollout.context import Activity, RolloutContext
 from rlvr.rollout.engine import Bucket, Completion, Engine, Published, Request, Sampling
 from rlvr.rollout.hf import HFEngine, HFEngineOptions
 from rlvr.rollout.plans import (
+    Activity,
     Draw,
     Plan,
+    RolloutContext,
+    RolloutPlan,
     evaluation_plan,
     make_rollout,
     side_by_side,
@@ -35,6 +37,7 @@ __all__ = [
     "Request",
     "RolloutBuffer",
     "RolloutContext",
+    "RolloutPlan",
     "Sampling",
     "Turns",
     "VLLMOptions",

@@ -39,8 +39,7 @@ from rlvr.core.waits import finished
 from rlvr.data import Draw, Sampler
 from rlvr.errors import WaitTimeout
 from rlvr.records import Rollout
-from rlvr.rollout.context import RolloutContext
-from rlvr.rollout.plans import Plan
+from rlvr.rollout.plans import Plan, RolloutContext
 
 T = TypeVar("T")
 

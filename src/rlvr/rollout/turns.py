@@ -19,10 +19,9 @@ from rlvr.data import Draw
 from rlvr.errors import ConfigError
 from rlvr.records import Origin, Rollout, StopReason, Task
 from rlvr.registry import register
-from rlvr.rollout.context import RolloutContext
 from rlvr.rollout.engine import Request
 from rlvr.rollout.environments import EnvironmentCalls, EpisodeCalls
-from rlvr.rollout.plans import RolloutPlan, RolloutTokens, side_by_side
+from rlvr.rollout.plans import RolloutContext, RolloutPlan, RolloutTokens, side_by_side
 
 
 @register("plan", "turns")
