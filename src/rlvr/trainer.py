@@ -220,7 +220,7 @@ class GRPOTrainer:
         with self.meters.phases("update"), torch.random.fork_rng([] if device.type == "cpu" else [device]):
             torch.manual_seed(seed_of(self.config.run.seed, "update", self.state.step))  # for an adapter's dropout
             objective = stage.objective().at(self.state.stage_step, stage.steps)
-            lr = stage.config.optim.learning_rate(self.state.stage_step, stage.steps)
+            lr = stage.learning_rate(self.state.stage_step)
             self.state.version += 1
             return self.training.learner.update(batch, objective, stage.config.optim, lr)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -49,21 +48,6 @@ class OptimConfig(Section):
         if self.packing is False and self.share_prefix is True:
             raise ValueError("`share_prefix: true` needs packed rows: set `packing` to auto or true")
         return self
-
-    def learning_rate(self, step: int, steps: int) -> float:
-        """The learning rate of `step` (from 0) of a stage of `steps`: linear warm-up, then the schedule down to `min_lr`."""
-        if step < self.warmup_steps:
-            return self.lr * (step + 1) / self.warmup_steps
-        if self.schedule == "constant":
-            return self.lr
-        done = min(1.0, (step - self.warmup_steps) / max(1, steps - self.warmup_steps))
-        left = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
-        return self.min_lr + (self.lr - self.min_lr) * left
-
-    @property
-    def token_limit(self) -> int | None:
-        """`micro_batch_tokens` as a number; none where it is still `auto`, which a run resolves at its start."""
-        return None if self.micro_batch_tokens == "auto" else self.micro_batch_tokens
 
     @model_validator(mode="before")
     @classmethod

@@ -47,7 +47,7 @@ from rlvr.losses.step_metrics import Averages, StepMetrics, is_maximum, mismatch
 from rlvr.losses.tokens import LARGEST_LOG_RATIO
 from rlvr.policy import MicroBatch, Snapshot, forward, micro_batches
 from rlvr.policy.flops import ModelFlops, UpdateFlops
-from rlvr.policy.microbatch import ComputedPass, Cost, DeferredColumns, deal
+from rlvr.policy.microbatch import ComputedPass, Cost, DeferredColumns, deal, token_limit
 from rlvr.records import Batch
 
 WITHOUT_GRADIENT = 8
@@ -334,7 +334,7 @@ def _measured_without_gradient(work: Work) -> np.ndarray:
         turns.append(seen.get(int(group), 0))
         seen[int(group)] = turns[-1] + 1
     index = flat[np.argsort(turns, kind="stable")][: min(WITHOUT_GRADIENT, work.config.micro_batch_size or len(flat))]
-    if work.config.token_limit is not None:
+    if token_limit(work.config) is not None:
         used = np.cumsum([len(work.batch.rollouts[i]) for i in index])
-        index = index[: max(1, int((used <= work.config.token_limit).sum()))]
+        index = index[: max(1, int((used <= token_limit(work.config)).sum()))]
     return np.sort(index)

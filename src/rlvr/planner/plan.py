@@ -36,6 +36,7 @@ from rlvr.planner.trainer_memory import (
     trainer_memory,
 )
 from rlvr.policy.loading import dtype_of
+from rlvr.policy.microbatch import token_limit
 from rlvr.rollout.vllm.options import VLLMOptions, VLLMServerOptions
 
 GIB = 1 << 30
@@ -133,8 +134,8 @@ def micro_batch_tokens(shape: Shape, config: Config, ranks: int, sampled: bool) 
     _, length = lengths(shape, config)
     rows = step_rows(config, ranks, sampled)
     optim = config.optim
-    if optim.token_limit is not None:
-        return min(rows * length, max(length, optim.token_limit))
+    if token_limit(optim) is not None:
+        return min(rows * length, max(length, token_limit(optim)))
     return min(rows, optim.micro_batch_size or rows) * length
 
 
@@ -251,10 +252,10 @@ class Passes:
         prompt, length = lengths(self.shape, self.config)
         optim, group, own = self.config.optim, self.config.rollout.group_size, length - prompt
         rows = step_rows(self.config, self.ranks, self.sampled)
-        if optim.token_limit is None:
+        if token_limit(optim) is None:
             rows = min(rows, optim.micro_batch_size or rows)
         else:
-            whole, left = divmod(optim.token_limit, prompt + group * own)
+            whole, left = divmod(token_limit(optim), prompt + group * own)
             rows = min(rows, max(1, whole * group + max(0, left - prompt) // own))
         return math.ceil(rows / group) * prompt + rows * own, rows * own, prompt
 

@@ -17,6 +17,7 @@ from rlvr.planner.planner import UNDESCRIBED, Planner, substituted
 from rlvr.planner.report import gib, plan_lines, refusal
 from rlvr.planner.saved_values import automatic_keys, setting, with_saved
 from rlvr.policy.loading import device_of
+from rlvr.policy.microbatch import token_limit
 from rlvr.rollout.automatic import with_engine
 
 UNKNOWN_TOKENS = 8192
@@ -182,7 +183,7 @@ def _tokens(written: list[StagePlan], resolved: list[StagePlan]) -> int | None:
     """What was chosen for the stages that leave it open: the same for all."""
     for before, after in zip(written, resolved, strict=True):
         if before.config.optim.micro_batch_tokens == "auto":
-            return after.config.optim.token_limit
+            return token_limit(after.config.optim)
     return None
 
 

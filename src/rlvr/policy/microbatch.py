@@ -20,7 +20,6 @@ from rlvr.config import OptimConfig
 from rlvr.core.device_memory import to_device
 from rlvr.errors import ConfigError
 from rlvr.policy.attention import Spans, blocks_of
-from rlvr.policy.foreign import foreign
 from rlvr.policy.model import Policy
 from rlvr.records import Batch
 
@@ -262,16 +261,10 @@ class Cost:
     @classmethod
     def of(cls, policy: Policy) -> Cost:
         """From the sizes of the model's layers: 2 FLOPs for each weight of a layer and token, 4 for each pair and channel."""
-        config = policy.causal_lm.config.get_text_config()
-        skipped = {id(policy.causal_lm.get_input_embeddings().weight)}
-        head = policy.causal_lm.get_output_embeddings()
-        skipped |= {id(head.weight)} if head is not None else set()
-        weights = sum(foreign(p, "ds_numel", p.numel()) for p in policy.causal_lm.parameters() if id(p) not in skipped)
-        layers = foreign(config, "num_hidden_layers", 1)
-        heads = foreign(config, "num_attention_heads", 1)
-        channels = heads * (foreign(config, "head_dim") or config.hidden_size // heads)
+        layers = policy.layers
         call = CALL.get(policy.device.type, CALL_ELSEWHERE)
-        return cls(pair=4 * layers * channels / (2 * weights), call=layers * call / (2 * weights))
+        flops = 2 * layers.weights
+        return cls(pair=4 * layers.count * layers.channels / flops, call=layers.count * call / flops)
 
     def padded(self, lengths: np.ndarray) -> float:
         """Rollouts of these lengths as padded rows."""
@@ -392,12 +385,17 @@ def micro_batches(
     if not len(index):
         return
     layouts = _Layouts(policy, batch, index, trained, config)
-    budget = config.token_limit
+    budget = token_limit(config)
     if budget is not None and int(layouts.lengths.max()) > budget:
         _say_once(f"optim.micro_batch_tokens is {budget}, which some rollouts exceed: each of those goes alone")
     layout = layouts.cheapest()
     for part in layout.parts:
         yield layout.rows(part)
+
+
+def token_limit(optim: OptimConfig) -> int | None:
+    """`micro_batch_tokens` as a number; None where it is still `auto`, which a run resolves at its start."""
+    return None if optim.micro_batch_tokens == "auto" else optim.micro_batch_tokens
 
 
 def check_packing(policy: Policy, config: OptimConfig) -> None:
@@ -429,7 +427,7 @@ class _Layouts:
     ) -> None:
         self.policy, self.batch, self.index, self.trained, self.config = policy, batch, index, trained, config
         self.lengths = np.asarray([len(batch.rollouts[i]) for i in index], dtype=np.int64)
-        self.limits = (config.micro_batch_size, config.token_limit)
+        self.limits = (config.micro_batch_size, token_limit(config))
         self.estimate = Cost.of(policy)
 
     def cheapest(self) -> _Layout:

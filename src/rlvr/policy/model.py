@@ -62,6 +62,10 @@ class Policy:
         """Whether the pass that has gradients is random."""
         self._training: list[torch.nn.Module] = []
         """The modules that are in training mode, but for what `evaluating` encloses; none outside of an update."""
+        self.context = int(foreign(self.causal_lm.config.get_text_config(), "max_position_embeddings", 0) or 1 << 30)
+        """Longest sequence in tokens, prompt and response together."""
+        self.logit_scaling = LogitScaling.of(self.causal_lm)
+        self.layers = LayerSizes.of(self.causal_lm)
         self.home = home or self.device
         """The device that is computed on; weights that are going to be shared out wait elsewhere."""
         vocabulary = self.causal_lm.get_input_embeddings().weight.shape[0]
@@ -78,11 +82,6 @@ class Policy:
     @property
     def device(self) -> torch.device:
         return self.causal_lm.get_input_embeddings().weight.device
-
-    @property
-    def context(self) -> int:
-        """Longest sequence in tokens, prompt and response together."""
-        return int(foreign(self.causal_lm.config.get_text_config(), "max_position_embeddings", 0) or 1 << 30)
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
@@ -156,17 +155,9 @@ class Policy:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The LM head on hidden states [..., H] -> float32 logits [..., V], soft-cap and scale included."""
-        config = self.causal_lm.config.get_text_config()
         with self._autocast():
             logits = self.causal_lm.get_output_embeddings()(hidden)
-        logits = logits.float()
-        if (scale := foreign(config, "logit_scale")) is not None:
-            logits = logits * scale
-        if (scaling := foreign(config, "logits_scaling")) is not None:
-            logits = logits / scaling
-        if (cap := foreign(config, "final_logit_softcapping")) is not None:
-            logits = torch.tanh(logits / cap) * cap
-        return logits
+        return self.logit_scaling.of_head(logits.float())
 
     @cached_property
     def head_is_enough(self) -> bool:
@@ -195,6 +186,58 @@ class Policy:
             yield
 
 
+@dataclass(frozen=True)
+class LogitScaling:
+    """Operations on the output of a model's head, in this order; None: it is left out."""
+
+    factor: float | None
+    """`logit_scale` of the model's configuration (Cohere)."""
+    divisor: float | None
+    """`logits_scaling` (Granite)."""
+    cap: float | None
+    """`final_logit_softcapping` (Gemma 2): cap x tanh(logits / cap)."""
+
+    @classmethod
+    def of(cls, causal_lm: Any) -> LogitScaling:
+        """Return what a model's configuration names."""
+        config = causal_lm.config.get_text_config()
+        names = ("logit_scale", "logits_scaling", "final_logit_softcapping")
+        return cls(*(foreign(config, name) for name in names))
+
+    def of_head(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the model's logits from those of its head, of any shape."""
+        if self.factor is not None:
+            logits = logits * self.factor
+        if self.divisor is not None:
+            logits = logits / self.divisor
+        if self.cap is not None:
+            logits = torch.tanh(logits / self.cap) * self.cap
+        return logits
+
+
+@dataclass(frozen=True)
+class LayerSizes:
+    """Sizes of a model's layers, from which the time of a forward pass is estimated."""
+
+    weights: int
+    """Weights, without embedding and head."""
+    count: int
+    channels: int
+    """Channels of all heads of a layer."""
+
+    @classmethod
+    def of(cls, causal_lm: Any) -> LayerSizes:
+        """Return those of a model. Of a weight that ZeRO-3 has partitioned the whole counts."""
+        config = causal_lm.config.get_text_config()
+        embedding = causal_lm.get_input_embeddings()
+        head = causal_lm.get_output_embeddings()
+        skipped = {id(module.weight) for module in (embedding, head) if module is not None}
+        sizes = (foreign(p, "ds_numel", p.numel()) for p in causal_lm.parameters() if id(p) not in skipped)
+        heads = foreign(config, "num_attention_heads", 1)
+        channels = heads * (foreign(config, "head_dim") or config.hidden_size // heads)
+        return cls(sum(sizes), foreign(config, "num_hidden_layers", 1), channels)
+
+
 @contextlib.contextmanager
 def _flagged(modules: Sequence[torch.nn.Module], on: bool) -> Iterator[None]:
     """Inside, the flag `training` of `modules` is `on`; after it, each is as it was."""
@@ -210,8 +253,9 @@ def _flagged(modules: Sequence[torch.nn.Module], on: bool) -> Iterator[None]:
 
 def training_modules(model: torch.nn.Module, adapter_dropout: bool) -> list[torch.nn.Module]:
     """Return the modules whose flag `training` an update sets: those that checkpoint, and the adapter's dropout if asked."""
-    # the flag is Hugging Face's, which a module has or has not
-    found = [module for module in model.modules() if foreign(module, "gradient_checkpointing", False)]
+    found: list[torch.nn.Module] = []
+    if model.is_gradient_checkpointing:  # the flag is Hugging Face's, which a module has or has not
+        found = [module for module in model.modules() if foreign(module, "gradient_checkpointing", False)]
     return found + (list(adapter_dropouts(model)) if adapter_dropout else [])
 
 
@@ -255,17 +299,14 @@ class Head:
 def head_of(policy: Policy, hidden: torch.Tensor) -> Head | None:
     """The policy's head on hidden states [T, H]; None where it cannot be taken apart."""
     module = policy.causal_lm.get_output_embeddings()
-    weight = foreign(module, "weight")
-    dtype = policy.dtype if policy.dtype != torch.float32 or weight is None else weight.dtype
+    dtype = None if policy.dtype == torch.float32 else policy.dtype
     with torch.autocast(policy.device.type, policy.dtype, enabled=policy.dtype != torch.float32):
         terms = _lora(module, hidden, dtype) if policy.has_adapter else _linear(module, hidden, dtype)
     if terms is None:
         return None
-    config = policy.causal_lm.config.get_text_config()
-    scale = _or(foreign(config, "logit_scale"), 1.0) / _or(foreign(config, "logits_scaling"), 1.0)
-    cap = foreign(config, "final_logit_softcapping")
     inputs, weights = zip(*terms, strict=True)
-    return Head(inputs, weights, scale, cap)
+    scaling = policy.logit_scaling
+    return Head(inputs, weights, (scaling.factor or 1.0) / (scaling.divisor or 1.0), scaling.cap)
 
 
 @contextlib.contextmanager
@@ -313,27 +354,30 @@ def gather_until_backward_ends(weights: Iterable[torch.Tensor]) -> None:
 _Terms = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-def _linear(module: Any, hidden: torch.Tensor, dtype: torch.dtype) -> _Terms | None:
-    """The terms of a plain `nn.Linear` that nothing was hooked to but DeepSpeed, whose hooks only gather the weight."""
-    plain = foreign(type(module), "forward") is nn.Linear.forward and "forward" not in vars(module)
-    if not plain or type(module.weight) not in PLAIN:
+def _linear(module: Any, hidden: torch.Tensor, dtype: torch.dtype | None) -> _Terms | None:
+    """The terms of a plain `nn.Linear` that nothing was hooked to but DeepSpeed, whose hooks only gather the weight.
+
+    They are computed in `dtype`; None: in the weight's.
+    """
+    if not isinstance(module, nn.Linear) or type(module).forward is not nn.Linear.forward or "forward" in vars(module):
+        return None
+    if type(module.weight) not in PLAIN:
         return None
     if (module._forward_hooks or module._forward_pre_hooks) and not hasattr(module.weight, "ds_id"):
         return None
+    dtype = dtype or module.weight.dtype
     terms = [(hidden.to(dtype), module.weight)]
     if module.bias is not None:
         terms.append((hidden.new_ones(len(hidden), 1, dtype=dtype), module.bias[:, None]))
     return terms
 
 
-def _lora(module: Any, hidden: torch.Tensor, dtype: torch.dtype) -> _Terms | None:
+def _lora(module: Any, hidden: torch.Tensor, dtype: torch.dtype | None) -> _Terms | None:
     """The terms of a head under peft, with or without plain LoRA matrices of its own."""
     from peft.tuners.lora import Linear as LoraLinear
 
     if type(module) is not LoraLinear:
         return _linear(module, hidden, dtype)
-    if not torch.is_autocast_enabled(hidden.device.type):
-        dtype = foreign(module.base_layer.weight, "dtype", dtype)
     terms = _linear(module.base_layer, hidden, dtype)
     if terms is None or module.disable_adapters or module.merged or module.fan_in_fan_out:
         return terms if terms is not None and module.merged and not module.disable_adapters else None
@@ -344,9 +388,5 @@ def _lora(module: Any, hidden: torch.Tensor, dtype: torch.dtype) -> _Terms | Non
         if name in module.lora_variant or up.bias is not None:
             return None
         low_rank = down(module.lora_dropout[name](hidden.to(down.weight.dtype))) * module.scaling[name]
-        terms.append((low_rank.to(dtype), up.weight))
+        terms.append((low_rank.to(terms[0][0].dtype), up.weight))
     return terms
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else float(value)

@@ -9,6 +9,7 @@ from pathlib import Path
 from rlvr.config import Config
 from rlvr.config.stage_plan import StagePlan
 from rlvr.monitor.rollout_log import estimate
+from rlvr.policy.microbatch import token_limit
 
 PROMPT_TOKENS = 512
 """Tokens of a prompt that are reckoned with where `data.max_prompt_tokens` sets no bound."""
@@ -68,8 +69,8 @@ def _stage_lines(number: int, plan: StagePlan, limit: int) -> list[str]:
     rows = rollout.prompts_per_step * group
     updates = min(optim.updates_per_batch, rollout.prompts_per_step)
     per_update = math.ceil(rows / updates)
-    if optim.token_limit is not None:
-        micro = f"micro-batches of at most {optim.token_limit} tokens"
+    if token_limit(optim) is not None:
+        micro = f"micro-batches of at most {token_limit(optim)} tokens"
     else:
         size = min(optim.micro_batch_size or per_update, per_update)
         micro = f"{math.ceil(per_update / size)} micro-batches of {size}"

@@ -7,6 +7,7 @@ than a stage (policy, engine, history) is handed in as `Parts`.
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from rlvr import registry
+from rlvr.config import OptimConfig
 from rlvr.config.stage_plan import StagePlan
 from rlvr.core.component import Component, ComponentList
 from rlvr.core.schedules import Controller, Schedule, StepSchedule, scalar_value
@@ -107,6 +109,10 @@ class Stage(Component):
     def steps(self) -> int:
         """Steps of the stage."""
         return int(self.plan.steps or 0)
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of a step of the stage, counted from 0."""
+        return learning_rate(self.config.optim, step, self.steps)
 
     def rollout_context_at(self, step: int) -> RolloutContext:
         """What a plan works with in a step of the stage, counted from 0."""
@@ -260,6 +266,17 @@ def sampling_of(stage: Stage, step: int) -> Sampling:
         stop=tuple(rollout.stop),
         ignore_eos=rollout.ignore_eos,
     )
+
+
+def learning_rate(optim: OptimConfig, step: int, steps: int) -> float:
+    """The learning rate of `step` (from 0) of `steps`: linear warm-up, then the schedule down to `min_lr`."""
+    if step < optim.warmup_steps:
+        return optim.lr * (step + 1) / optim.warmup_steps
+    if optim.schedule == "constant":
+        return optim.lr
+    done = min(1.0, (step - optim.warmup_steps) / max(1, steps - optim.warmup_steps))
+    left = 1 - done if optim.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return optim.min_lr + (optim.lr - optim.min_lr) * left
 
 
 def token_weights(rollouts: Sequence[Rollout], origin: int, on: np.ndarray) -> list[np.ndarray]:
