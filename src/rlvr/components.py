@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from rlvr.core.component import CONTRACTS, AdaptiveComponent, Component, declared
+from rlvr.core.component import CONTRACTS, Component, declared
+from rlvr.core.schedules import AdaptiveComponent
 from rlvr.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import pytest
 
 from rlvr import registry
 from rlvr.components import Advantage, Selector, SequenceLoss
-from rlvr.core.component import CONTRACTS, ComponentList, adapted, refuse_misspelt
-from rlvr.core.schedules import Schedule
+from rlvr.core.component import CONTRACTS, adapted, refuse_misspelt
+from rlvr.core.schedules import ComponentList, Schedule
 from rlvr.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]

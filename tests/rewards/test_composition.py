@@ -10,7 +10,7 @@ from reward_helpers import make_batch
 
 from rlvr.config import Config
 from rlvr.config.config_loading import load_config
-from rlvr.core.component import ComponentList
+from rlvr.core.schedules import ComponentList
 from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.rewards import Setting, at_step, bind, build_terms, components_of, score

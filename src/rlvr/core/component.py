@@ -1,4 +1,4 @@
-"""What every component has: members with defaults, the contract of its kind, and lists that observe and save together.
+"""Components: members with defaults, the contract of each kind, and classes without a base class made components.
 
 A component is a subclass of a contract (rlvr.components lists them). A user may also write one without a base class, as a function or
 as a plain class: the registry passes it through `adapted`, which makes it one of its contract. A public member whose name is nearly
@@ -12,10 +12,9 @@ import functools
 import inspect
 import types
 from abc import ABC, ABCMeta
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rlvr.core.schedules import Controller, at, controllers, moving_options
 from rlvr.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,25 +46,6 @@ class Component(ABC):  # noqa: B024 - what is required differs from kind to kind
 
     injected: ClassVar[tuple[str, ...]] = ()
     """Parameters of the constructor that the library gives; the others are options."""
-
-
-class AdaptiveComponent(Component):
-    """A component that may remember what earlier steps measured."""
-
-    def observe(self, metrics: Mapping[str, Any]) -> None:
-        """Take in the metrics of a step that was trained. Called once for each such step."""
-
-    def state_dict(self) -> Any:
-        """Return what is remembered, as JSON; None where nothing is. A checkpoint saves it."""
-        return None
-
-    def load_state_dict(self, state: Any) -> None:
-        """Go on with what `state_dict` returned. Not called with None."""
-
-    @property
-    def remembers(self) -> bool:
-        """Tell whether the component takes in metrics."""
-        return type(self).observe is not AdaptiveComponent.observe
 
 
 CONTRACTS: dict[str, tuple[ABCMeta, ...]] = {}
@@ -168,48 +148,3 @@ def _own_members(component: Any) -> set[str]:
     if owner is not component and written:
         names |= set(vars(component))
     return names - set(inspect.signature(owner).parameters) if names else names
-
-
-class ComponentList:
-    """Components by name, in the order in which a checkpoint saves them.
-
-    An item is a component or a dataclass beside it that holds its coefficient; both may have the same name. Every option of either
-    may be a schedule or a controller. Saved state: one entry for each adaptive component, None where it remembers nothing.
-    """
-
-    def __init__(self, items: Iterable[tuple[str, Any]]) -> None:
-        self._items = list(items)
-        self._adaptive = [item for _, item in self._items if isinstance(item, AdaptiveComponent)]
-
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
-        return iter(self._items)
-
-    def at(self, step: int, steps: int) -> list[tuple[str, Any]]:
-        """Return the names and the items, with every scheduled or driven option as the float that it is at `step` of `steps`."""
-        return [(name, at(item, step, steps)) for name, item in self._items]
-
-    def controllers(self) -> Iterator[Controller]:
-        """Yield the controllers among the options."""
-        return controllers(*(item for _, item in self._items))
-
-    def scheduled(self, step: int, steps: int) -> dict[str, float]:
-        """Return the options that are no constants, as `schedule/<name>.<option>` -> value at `step` of `steps`."""
-        moving: dict[str, float] = {}
-        for name, item in self._items:
-            moving |= moving_options(item, f"schedule/{name}", step, steps)
-        return moving
-
-    def observe(self, metrics: Mapping[str, Any]) -> None:
-        """Let the components take in the metrics of a step that was trained."""
-        for component in self._adaptive:
-            component.observe(metrics)
-
-    def state_dict(self) -> list[Any]:
-        """Return what the components remember."""
-        return [component.state_dict() for component in self._adaptive]
-
-    def load_state_dict(self, state: Sequence[Any]) -> None:
-        """Let the components go on with what they remembered."""
-        for component, saved in zip(self._adaptive, state, strict=True):
-            if saved is not None:
-                component.load_state_dict(saved)

@@ -11,10 +11,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+
+from rlvr.core.component import Component
 
 
 class Schedule(BaseModel):
@@ -218,3 +220,67 @@ def controllers(*pieces: Any) -> Iterator[Controller]:
         if dataclasses.is_dataclass(piece) and not isinstance(piece, type):
             values = (getattr(piece, f.name) for f in dataclasses.fields(piece))
             yield from (value for value in values if isinstance(value, Controller))
+
+
+class AdaptiveComponent(Component):
+    """A component that may remember what earlier steps measured."""
+
+    def observe(self, metrics: Mapping[str, Any]) -> None:
+        """Take in the metrics of a step that was trained. Called once for each such step."""
+
+    def state_dict(self) -> Any:
+        """Return what is remembered, as JSON; None where nothing is. A checkpoint saves it."""
+        return None
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on with what `state_dict` returned. Not called with None."""
+
+    @property
+    def remembers(self) -> bool:
+        """Tell whether the component takes in metrics."""
+        return type(self).observe is not AdaptiveComponent.observe
+
+
+class ComponentList:
+    """Components by name, in the order in which a checkpoint saves them.
+
+    An item is a component or a dataclass beside it that holds its coefficient; both may have the same name. Every option of either
+    may be a schedule or a controller. Saved state: one entry for each adaptive component, None where it remembers nothing.
+    """
+
+    def __init__(self, items: Iterable[tuple[str, Any]]) -> None:
+        self._items = list(items)
+        self._adaptive = [item for _, item in self._items if isinstance(item, AdaptiveComponent)]
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return iter(self._items)
+
+    def at(self, step: int, steps: int) -> list[tuple[str, Any]]:
+        """Return the names and the items, with every scheduled or driven option as the float that it is at `step` of `steps`."""
+        return [(name, at(item, step, steps)) for name, item in self._items]
+
+    def controllers(self) -> Iterator[Controller]:
+        """Yield the controllers among the options."""
+        return controllers(*(item for _, item in self._items))
+
+    def scheduled(self, step: int, steps: int) -> dict[str, float]:
+        """Return the options that are no constants, as `schedule/<name>.<option>` -> value at `step` of `steps`."""
+        moving: dict[str, float] = {}
+        for name, item in self._items:
+            moving |= moving_options(item, f"schedule/{name}", step, steps)
+        return moving
+
+    def observe(self, metrics: Mapping[str, Any]) -> None:
+        """Let the components take in the metrics of a step that was trained."""
+        for component in self._adaptive:
+            component.observe(metrics)
+
+    def state_dict(self) -> list[Any]:
+        """Return what the components remember."""
+        return [component.state_dict() for component in self._adaptive]
+
+    def load_state_dict(self, state: Sequence[Any]) -> None:
+        """Let the components go on with what they remembered."""
+        for component, saved in zip(self._adaptive, state, strict=True):
+            if saved is not None:
+                component.load_state_dict(saved)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+import operator
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from rlvr.components import Correction, Loss, SequenceLoss, TokenSelector
 from rlvr.core.needs import PROXIMAL, REFERENCE, Need, Statistic
-from rlvr.core.schedules import Scalar, at, scalar_value
+from rlvr.core.schedules import Scalar, at
 from rlvr.losses.tokens import Denominators
 from rlvr.records import Batch
 
@@ -34,13 +35,21 @@ class ObjectiveTerm:
     """Which tokens of the step it learns from; the product of what they give."""
     by_token: bool = False
     """Whether the token column `factor/<name>` multiplies the coefficient at each token."""
+    needs_of_step: frozenset[Need] = field(init=False)
+    """Statistics of the whole optimizer step that it is shown before the step is cut; empty where it asks for nothing."""
 
-    @property
-    def needs_of_step(self) -> frozenset[Need]:
-        """The statistics of the whole optimizer step that it has to be shown before the step is cut; none where it asks for nothing."""
+    def __post_init__(self) -> None:
         needs = set().union(*(selector.needs for selector in self.keep))
         needs |= self.loss.needs if isinstance(self.loss, SequenceLoss) else self.loss.chooses_by
-        return frozenset(Need(need.statistic, need.model, k=need.k) for need in needs)
+        object.__setattr__(self, "needs_of_step", frozenset(Need(n.statistic, n.model, k=n.k) for n in needs))
+
+    def at(self, step: int, steps: int) -> ObjectiveTerm:
+        """Return the term with plain numbers for every scheduled scalar of its own, its loss and its selectors."""
+        term: ObjectiveTerm = at(self, step, steps)
+        loss = at(term.loss, step, steps)
+        keep = tuple(at(selector, step, steps) for selector in term.keep)
+        same = loss is term.loss and all(map(operator.is_, keep, term.keep))
+        return term if same else dataclasses.replace(term, loss=loss, keep=keep)
 
 
 @dataclass(frozen=True)
@@ -67,15 +76,7 @@ class Objective:
 
     def at(self, step: int, steps: int) -> Objective:
         """The objective with plain numbers for every scheduled scalar, without the components that weigh nothing."""
-        components = (
-            dataclasses.replace(
-                c,
-                loss=at(c.loss, step, steps),
-                coef=scalar_value(c.coef, step, steps),
-                keep=tuple(at(selector, step, steps) for selector in c.keep),
-            )
-            for c in self.components
-        )
+        components = [component.at(step, steps) for component in self.components]
         renewal = self.renewal if self.renewal and (step + 1) % self.renewal.every == 0 else None
         return dataclasses.replace(self, components=tuple(c for c in components if c.coef != 0.0), renewal=renewal)
 

@@ -134,8 +134,8 @@ def micro_batch_tokens(shape: Shape, config: Config, ranks: int, sampled: bool) 
     _, length = lengths(shape, config)
     rows = step_rows(config, ranks, sampled)
     optim = config.optim
-    if token_limit(optim) is not None:
-        return min(rows * length, max(length, token_limit(optim)))
+    if (limit := token_limit(optim)) is not None:
+        return min(rows * length, max(length, limit))
     return min(rows, optim.micro_batch_size or rows) * length
 
 
@@ -252,10 +252,10 @@ class Passes:
         prompt, length = lengths(self.shape, self.config)
         optim, group, own = self.config.optim, self.config.rollout.group_size, length - prompt
         rows = step_rows(self.config, self.ranks, self.sampled)
-        if token_limit(optim) is None:
+        if (limit := token_limit(optim)) is None:
             rows = min(rows, optim.micro_batch_size or rows)
         else:
-            whole, left = divmod(token_limit(optim), prompt + group * own)
+            whole, left = divmod(limit, prompt + group * own)
             rows = min(rows, max(1, whole * group + max(0, left - prompt) // own))
         return math.ceil(rows / group) * prompt + rows * own, rows * own, prompt
 

@@ -19,8 +19,8 @@ import numpy as np
 from rlvr import registry
 from rlvr.config import OptimConfig
 from rlvr.config.stage_plan import StagePlan
-from rlvr.core.component import Component, ComponentList
-from rlvr.core.schedules import Controller, Schedule, StepSchedule, scalar_value
+from rlvr.core.component import Component
+from rlvr.core.schedules import ComponentList, Controller, Schedule, StepSchedule, scalar_value
 from rlvr.data import History, Sampler, TaskPool
 from rlvr.errors import ConfigError, DataError
 from rlvr.losses import Objective

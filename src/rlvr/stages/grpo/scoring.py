@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,9 @@ import numpy as np
 from rlvr import registry
 from rlvr.components import Advantage, AdvantageComponent, RewardTerm, Selector
 from rlvr.config import Config
-from rlvr.core.component import ComponentList, called_as
+from rlvr.core.component import called_as
+from rlvr.core.needs import Need
+from rlvr.core.schedules import ComponentList
 from rlvr.data import History
 from rlvr.errors import ConfigError
 from rlvr.policy import Policy
@@ -33,12 +36,25 @@ from rlvr.stages.grpo.build_objective import build_penalty
 from rlvr.stages.grpo.reference_penalty import less_penalty
 
 
+@dataclass(frozen=True)
+class Reads:
+    """Readings of some components beside the columns of the batch."""
+
+    needs: frozenset[Need]
+    """Statistics of the policy,"""
+    characters: bool
+    """`Rollout.char_ends`,"""
+    continuations: bool = False
+    """and log-probs of continuations."""
+
+
 class Scoring:
     """The reward terms and the selectors that the configuration names. ConfigError where they contradict the rest of it."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.terms = build_terms(config.rewards)
+        self._reads = _reads_of(self.terms)
         self._lock = threading.Lock()
         """Held while rewards are computed: with dynamic sampling and staleness the draws of later steps are looked at on another
         thread while a step is scored, and reward functions need not be safe to call from two threads at once."""
@@ -59,6 +75,7 @@ class Scoring:
         setting = dataclasses.replace(setting, tasks=tasks)
         self.terms = bind(self.terms, setting)
         self.selectors = [(name, selector.bind(setting)) for name, selector in self.selectors]
+        self._reads = _reads_of(self.terms)
 
     def score(
         self,
@@ -83,7 +100,8 @@ class Scoring:
         terms = at_step(self.terms, *when)
         if peek:
             terms = [term.each(_untouched) for term in terms]
-        terms = [term.each(lambda one: self._given(one, batch, policy)) for term in terms]
+        if self._reads.continuations:
+            terms = [term.each(lambda one: self._given(one, batch, policy)) for term in terms]
         with self._lock:
             return score(batch, terms)
 
@@ -103,11 +121,9 @@ class Scoring:
         return dataclasses.replace(term, function=called_as(RewardTerm, function))
 
     def _add_what_is_needed(self, batch: Batch, policy: Policy) -> None:
-        functions = [term.function for term in walk(self.terms)]
-        needs = frozenset().union(*(function.needs for function in functions))
-        if needs:
-            add_statistics(policy, batch, needs, [r.sampled for r in batch.rollouts], self.config.optim)
-        if any(function.reads_characters for function in functions):
+        if self._reads.needs:
+            add_statistics(policy, batch, self._reads.needs, [r.sampled for r in batch.rollouts], self.config.optim)
+        if self._reads.characters:
             for rollout in batch.rollouts:
                 if rollout.char_ends is None:
                     rollout.char_ends = char_ends(policy.tokenizer, rollout)
@@ -131,6 +147,15 @@ class Scoring:
         return ComponentList([*components_of(self.terms), *self.selectors])
 
 
+def _reads_of(terms: Sequence[Term]) -> Reads:
+    functions = [term.function for term in walk(terms)]
+    return Reads(
+        frozenset().union(*(function.needs for function in functions)),
+        any(function.reads_characters for function in functions),
+        any(function.asks_continuations for function in functions),
+    )
+
+
 def _untouched(term: Term) -> Term:
     """The term with a copy of a function that has a memory: what the copy notes for it is lost."""
     return dataclasses.replace(term, function=copy.copy(term.function)) if term.function.remembers else term
@@ -147,6 +172,10 @@ class Advantages:
         self._named: list[tuple[str, AdvantageComponent]] = [(self.name, estimator)]
         self._named += [(spec.name, registry.build("modifier", spec)) for spec in algorithm.modifiers]
         self.components = ComponentList(self._named)
+        self._reads = Reads(
+            frozenset().union(*(component.needs for _, component in self._named)),
+            any(component.reads_characters for _, component in self._named),
+        )
         smallest = estimator.smallest_group
         if config.rollout.group_size < smallest:
             raise ConfigError(
@@ -201,15 +230,12 @@ class Advantages:
             batch.columns["advantage"] = values
 
     def _add_what_is_needed(self, batch: Batch, policy: Policy) -> None:
-        asked = frozenset().union(*(component.needs for _, component in self._named))
-        needs = {
-            need for need in asked if f"{need.statistic}/current" not in batch.token_columns
-        }  # a reward may have them
-        if needs:
+        # a reward may have brought some of them
+        if needs := {need for need in self._reads.needs if f"{need.statistic}/current" not in batch.token_columns}:
             decided = np.isfinite(batch.column("reward"))
             where = [r.sampled & on for r, on in zip(batch.rollouts, decided, strict=True)]
             add_statistics(policy, batch, needs, where, self.config.optim)
-        if any(component.reads_characters for _, component in self._named):
+        if self._reads.characters:
             for rollout in batch.rollouts:
                 if rollout.char_ends is None and rollout.verdict is not None and rollout.verdict.spans:
                     rollout.char_ends = char_ends(policy.tokenizer, rollout)

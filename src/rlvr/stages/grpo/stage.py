@@ -13,8 +13,7 @@ import numpy as np
 
 from rlvr import registry
 from rlvr.config.stage_plan import StagePlan
-from rlvr.core.component import ComponentList
-from rlvr.core.schedules import Controller
+from rlvr.core.schedules import ComponentList, Controller
 from rlvr.errors import ConfigError, DataError
 from rlvr.losses import Objective
 from rlvr.monitor.batch import advantage_metrics, batch_metrics
@@ -48,6 +47,7 @@ class GRPOStage(Stage):
         self.penalty = build_penalty(plan.config.algorithm)
         self._penalised: dict[str, Any] = {}
         self._shows_demonstrations = any(c.loss.shows_demonstrations for c in self._objective.components)
+        self._choosing = [c for c in self._objective.components if c.loss.has_weights]
         self._appended = token_after(self._objective, parts.policy)
         self.advantages = Advantages(plan.config, tasks)
         check_scale(plan.config, tasks)
@@ -151,9 +151,8 @@ class GRPOStage(Stage):
             batch = with_token(batch, self._appended, self.parts.policy.context)
         if any(c.by_token for c in self._objective.components):
             batch.token_columns["factor/kl"] = self._kl_factors(batch) or []
-        for component in self._objective.components:
-            if component.loss.has_weights:
-                batch.token_columns[f"weight/{component.weights}"] = component.loss.weights(batch)
+        for component in self._choosing:
+            batch.token_columns[f"weight/{component.weights}"] = component.loss.weights(batch)
         return batch, metrics
 
     def metrics_of_scoring(self) -> dict[str, Any]:
