@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlvr.losses.step_metrics import Averages
+from rlvr.losses.objective import Averages
 from rlvr.monitor.batch import batch_metrics, prompt_text, sample_rows
 from rlvr.monitor.metrics import FAMILIES, METRICS, record
 from rlvr.monitor.phases import KNOWN

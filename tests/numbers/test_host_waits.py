@@ -31,7 +31,7 @@ from rlvr.config.stage_plan import stage_plans
 from rlvr.core.device_memory import to_device
 from rlvr.distributed.plain import PlainBackend
 from rlvr.learner import Learner
-from rlvr.losses.step_metrics import Averages, StepMetrics
+from rlvr.losses.objective import Averages, StepMetrics
 from rlvr.policy import Snapshot
 from rlvr.policy import make_policy as policy_of
 from rlvr.policy.attention import Spans
@@ -286,7 +286,7 @@ ALLOWED = {
     ("losses/sequences.py", "group_sum"): WHOLE_STEP,
     ("losses/sequences.py", "pairs"): WHOLE_STEP,
     ("losses/trajectory_balance.py", "shares"): WHOLE_STEP,
-    ("losses/step_metrics.py", "_numbers"): "the one fetch of an optimizer step's metrics and losses",
+    ("losses/objective.py", "_numbers"): "the one fetch of an optimizer step's metrics and losses",
     ("policy/microbatch.py", "write"): "the one fetch of values for token columns",
 }
 """Functions that may take values out of tensors, by file, and why."""

@@ -16,7 +16,7 @@ from rlvr.distributed.shares import load_reference, saved_reference
 from rlvr.errors import TrainingError
 from rlvr.learner import Learner
 from rlvr.losses import ClippedPolicyLoss, EntropyBonus, KLPenalty, LikelihoodLoss, Objective, ObjectiveTerm, k1, k2, k3
-from rlvr.losses.step_metrics import GATE
+from rlvr.losses.objective import GATE
 from rlvr.policy import Snapshot
 from rlvr.records import Batch, Origin
 

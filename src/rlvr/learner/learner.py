@@ -43,7 +43,7 @@ from rlvr.distributed import Backend, World
 from rlvr.learner.inputs import LossInputs, Work
 from rlvr.losses import Denominators, LossTerm, Objective, ObjectiveTerm, SequenceLoss, TokenBatch
 from rlvr.losses.ahead import Ahead, look_ahead
-from rlvr.losses.step_metrics import Averages, StepMetrics, is_maximum, mismatch_sums, with_effective_size
+from rlvr.losses.objective import Averages, StepMetrics, is_maximum, mismatch_sums, with_effective_size
 from rlvr.losses.tokens import LARGEST_LOG_RATIO
 from rlvr.policy import MicroBatch, Snapshot, forward, micro_batches
 from rlvr.policy.flops import ModelFlops, UpdateFlops

@@ -1,18 +1,31 @@
-"""The objective of an optimizer step: named loss components, each with its token weights and coefficient."""
+"""The objective of an optimizer step: named loss components, each with its token weights and coefficient; and the metrics and losses
+of the step, gathered over its micro-batches.
+
+Invariants of `StepMetrics`: what is added stays a tensor on the device until `fetch` takes all of it to the host by one copy, so that
+the host does not wait for the device once for each metric. The sums are those that fetching each at once would give, to the last bit.
+
+Invariants of `Averages`, which gathers numbers over micro-batches, optimizer steps and ranks:
+- It keeps (sum, weight) per name, so that the mean does not depend on how the work was cut into pieces.
+- A name that ends in `/max` or `_max` keeps the largest value instead; a NaN stays a NaN.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+import torch
 
-from rlvr.components import Correction, Loss, SequenceLoss, TokenSelector
+from rlvr.components import Loss, SequenceLoss, TokenSelector
 from rlvr.core.needs import PROXIMAL, REFERENCE, Need, Statistic
 from rlvr.core.schedules import Scalar, at
-from rlvr.losses.tokens import Denominators
+from rlvr.losses.correction import Correction, ratios
+from rlvr.losses.tokens import Denominators, TokenBatch
 from rlvr.records import Batch
 
 
@@ -134,3 +147,161 @@ class Objective:
                     live = live & (advantages[i] != 0)
                 needed[i] |= bool(live.any())
         return needed
+
+
+GATE = 0.1
+"""Nats: a gap between proximal and behaviour log-probs over this is counted in `mismatch/share_over`."""
+
+
+class Averages:
+    """Means by name. `add` a sum and the weight it is over; `means` gives sum / weight of all that was added."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[str, tuple[float, float]] = {}
+
+    def add(self, name: str, total: float, weight: float = 1.0) -> None:
+        """Add `total`, a sum over `weight` things (tokens, say), to `name`; for a maximum, `total` is a value.
+
+        A weight of 0 says that there was nothing to measure. ValueError when it is negative.
+        """
+        total, weight = float(total), float(weight)
+        if weight < 0:
+            raise ValueError(f"the weight of {name!r} must not be negative: {weight}")
+        before, seen = self._pairs.get(name, (0.0, 0.0))
+        if is_maximum(name):
+            total = _largest([x for x, w in ((before, seen), (total, weight)) if w > 0])
+        else:
+            total += before
+        self._pairs[name] = (total, seen + weight)
+
+    def update(self, pairs: Mapping[str, tuple[float, float]]) -> None:
+        """Add many (sum, weight) pairs: those of one micro-batch, or what `pairs` gave on another rank."""
+        for name, (total, weight) in pairs.items():
+            self.add(name, total, weight)
+
+    def pairs(self) -> dict[str, tuple[float, float]]:
+        """What was gathered, to be sent to another rank."""
+        return dict(self._pairs)
+
+    def means(self) -> dict[str, float | None]:
+        """The mean (or maximum) of each name; None where the weights sum to 0."""
+        return {
+            name: None if not weight else total if is_maximum(name) else total / weight
+            for name, (total, weight) in self._pairs.items()
+        }
+
+
+def is_maximum(name: str) -> bool:
+    """Whether values called `name` are combined by their maximum rather than their mean."""
+    return name.endswith(("/max", "_max"))
+
+
+def _largest(values: list[float]) -> float:
+    return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What a rank's micro-batches of an optimizer step add up to."""
+
+    averages: Averages
+    losses: dict[str, float]
+    """The rank's share of each component's loss, by name."""
+    finite: bool
+    """Whether the total loss of every micro-batch is a finite number."""
+
+
+class StepMetrics:
+    """Gathers them for one rank; a number may be a tensor of no dimension."""
+
+    def __init__(self) -> None:
+        self._sums: list[tuple[str, torch.Tensor, torch.Tensor | float]] = []
+        self._losses: list[tuple[str, torch.Tensor]] = []
+        self._totals: list[torch.Tensor] = []
+
+    def add(self, name: str, total: torch.Tensor, weight: torch.Tensor | float = 1.0) -> None:
+        """Add a sum over `weight` things, or a value of a maximum; see Averages."""
+        self._sums.append((name, total.detach(), weight))
+
+    def add_values(self, metrics: Mapping[str, torch.Tensor], weight: torch.Tensor) -> None:
+        """Add metrics of tokens [T], averaged by their weights [T]; a maximum is over all of them."""
+        for name, values in metrics.items():
+            if is_maximum(name):
+                self.add(name, values.max())
+            else:
+                self.add(name, (weight * values).sum(), weight.sum())
+
+    def add_mismatch(self, tokens: TokenBatch, known: torch.Tensor | None, correction: Correction | None) -> None:
+        """Add the log-ratio of the proximal to the behaviour policy, and what the correction makes of it.
+
+        `known`: the places of the tokens whose behaviour log-prob is known, int64 [N]; None: all. A token is touched where its
+        weight is not the ratio, at the level that the correction bounds, or not 1 where a cap of null leaves the ratios out.
+        """
+        log_ratio = tokens.behaviour_log_ratio
+        measured = log_ratio if known is None else log_ratio.index_select(0, known)
+        count = float(len(measured))
+        for name, total in mismatch_sums(measured).items():
+            self.add(name, total, 1.0 if is_maximum(name) else count)
+        if tokens.importance is None:
+            return
+        self.add("correction/weight", tokens.importance.sum(), count)
+        assert correction is not None, "a correction gave the weights"
+        plain = torch.ones_like(log_ratio) if correction.cap is None else ratios(tokens, correction.level)
+        self.add("correction/touched", (tokens.importance != plain).sum(), count)
+
+    def add_loss(self, component: str, value: torch.Tensor) -> None:
+        """Add a micro-batch's share of a component's loss."""
+        self._losses.append((component, value.detach()))
+
+    def add_total(self, value: torch.Tensor) -> None:
+        """Add the total loss of a micro-batch, which has to be finite."""
+        self._totals.append(value.detach())
+
+    def fetch(self, components: Sequence[str]) -> Fetched:
+        """All that was added, by one copy from the device; the losses of all `components`."""
+        weights = [weight for _, _, weight in self._sums if isinstance(weight, torch.Tensor)]
+        sums, losses = [total for _, total, _ in self._sums], [loss for _, loss in self._losses]
+        numbers = iter(_numbers([*sums, *weights, *losses, *self._totals]))
+        totals = [next(numbers) for _ in sums]
+        of_weights = [next(numbers) if isinstance(w, torch.Tensor) else w for _, _, w in self._sums]
+        averages = Averages()
+        for (name, _, _), total, weight in zip(self._sums, totals, of_weights, strict=True):
+            averages.add(name, total, weight)
+        by_component = dict.fromkeys(components, 0.0)
+        for name, _ in self._losses:
+            by_component[name] += next(numbers)
+        return Fetched(averages, by_component, all(map(math.isfinite, numbers)))
+
+
+def mismatch_sums(log_ratio: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Sums (the largest, of a maximum) over log-ratios [N] of the proximal to the behaviour policy, by metric; none of none."""
+    if len(log_ratio) == 0:
+        return {}
+    size = log_ratio.abs()
+    ratio = log_ratio.exp()
+    return {
+        "mismatch/mean": size.sum(),
+        "mismatch/max": size.max(),
+        "mismatch/share_over": (size > GATE).sum(),
+        "mismatch/kl": (ratio - 1 - log_ratio).sum(),
+        "ratio_to_behaviour": ratio.sum(),
+        "ratio_to_behaviour_squared": ratio.square().sum(),
+    }
+
+
+def with_effective_size(means: dict[str, float | None]) -> dict[str, float | None]:
+    """The step's metrics with the share of tokens that the importance weights leave effective (Kish 1965)."""
+    first, second = means.pop("ratio_to_behaviour", None), means.pop("ratio_to_behaviour_squared", None)
+    return means | {"mismatch/effective": first * first / second if first and second else None}
+
+
+def _numbers(values: Sequence[torch.Tensor]) -> list[float]:
+    """Tensors of no dimension as numbers, by one copy; a count is exact, as it is not rounded to float32 on the way."""
+    by_type: dict[torch.dtype, list[int]] = {}
+    for place, value in enumerate(values):
+        by_type.setdefault(value.dtype, []).append(place)
+    if not by_type:
+        return []
+    stacked = [torch.stack([values[place] for place in places]).double() for places in by_type.values()]
+    numbers = dict(zip([p for places in by_type.values() for p in places], torch.cat(stacked).tolist(), strict=True))
+    return [numbers[place] for place in range(len(values))]
