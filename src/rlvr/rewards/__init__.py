@@ -32,6 +32,7 @@ from rlvr.rewards.terms import (
     Setting,
     Term,
     TermSpec,
+    VerdictScore,
     at_step,
     bind,
     build_terms,
@@ -43,7 +44,6 @@ from rlvr.rewards.terms import (
     plain_functions,
     random,
     score,
-    verdict,
     walk,
 )
 from rlvr.rewards.votes import MajorityVote
@@ -75,6 +75,7 @@ __all__ = [
     "Term",
     "TermSpec",
     "Tiers",
+    "VerdictScore",
     "Veto",
     "at_step",
     "bind",
@@ -88,6 +89,5 @@ __all__ = [
     "random",
     "sampled_likelihood",
     "score",
-    "verdict",
     "walk",
 ]

@@ -356,29 +356,35 @@ def _factor(weight: Scalar) -> float:
 
 
 @register("reward", "verdict")
-def verdict(
-    batch: Batch, *, part: str | None = None, verifier: str | None = None, missing: float | None = None
-) -> np.ndarray:
-    """The score of each rollout's verdict; NaN where undecided or missing.
+@dataclass(frozen=True)
+class VerdictScore(RewardTerm):
+    """The score of each rollout's verdict; NaN where undecided or missing."""
 
-    `part` takes a named score of the verdict instead (`combine` has one for each of its verifiers, `instructions` one for
-    each instruction); `missing` is what a decided verdict without that score counts as (null: undecided). `verifier` names
-    whose verdict, where a rollout has several (`turn 1` of the plan `turns` with `judge: each`, say; a rollout without it counts
-    as `missing`); null: the task's own.
-    """
-    found = [r.verdict if verifier is None else r.verdicts.get(verifier) for r in batch.rollouts]
-    if part is None:
-        absent = np.nan if verifier is None or missing is None else missing
-        scores = [absent if v is None else np.nan if v.score is None else v.score for v in found]
-        return np.asarray(scores, dtype=np.float64)
-    decided = [v for v in found if v is not None and v.decided]
-    if missing is None and decided and not any(part in v.scores for v in decided):
-        known = sorted({name for v in decided for name in v.scores})
-        raise ConfigError(
-            f"rewards: no verdict has a score named {part!r}{nearest(part, known)}; set `missing` where a verdict may be "
-            "without it"
-        )
-    return np.asarray([_part(v, part, np.nan if missing is None else missing) for v in found], dtype=np.float64)
+    part: str | None = None
+    """A named score of the verdict in place of the score: `combine` has one for each of its verifiers, `instructions` one for each
+    instruction."""
+    verifier: str | None = None
+    """The verifier whose verdict is taken, where a rollout has several (`turn 1` of the plan `turns` with `judge: each`, say; a rollout
+    without it counts as `missing`); null: the task's own."""
+    missing: float | None = None
+    """The value of a decided verdict without that score; null: undecided."""
+
+    def __call__(self, batch: Batch, *_: Any, **given: Any) -> np.ndarray:
+        """Return float64 [B]. ConfigError where no verdict has the score `part`."""
+        found = [r.verdict if self.verifier is None else r.verdicts.get(self.verifier) for r in batch.rollouts]
+        if self.part is None:
+            absent = np.nan if self.verifier is None or self.missing is None else self.missing
+            scores = [absent if v is None else np.nan if v.score is None else v.score for v in found]
+            return np.asarray(scores, dtype=np.float64)
+        decided = [v for v in found if v is not None and v.decided]
+        if self.missing is None and decided and not any(self.part in v.scores for v in decided):
+            known = sorted({name for v in decided for name in v.scores})
+            raise ConfigError(
+                f"rewards: no verdict has a score named {self.part!r}{nearest(self.part, known)}; set `missing` where a verdict may be "
+                "without it"
+            )
+        missing = np.nan if self.missing is None else self.missing
+        return np.asarray([_part(verdict, self.part, missing) for verdict in found], dtype=np.float64)
 
 
 def _part(verdict: Verdict | None, part: str, missing: float) -> float:
