@@ -286,6 +286,8 @@ ALLOWED = {
     ("losses/sequences.py", "group_sum"): WHOLE_STEP,
     ("losses/sequences.py", "pairs"): WHOLE_STEP,
     ("losses/trajectory_balance.py", "shares"): WHOLE_STEP,
+    ("losses/objective.py", "_denominator"): "the batch's weights are arrays",
+    ("losses/objective.py", "trains"): "the batch's weights are arrays",
     ("losses/objective.py", "_numbers"): "the one fetch of an optimizer step's metrics and losses",
     ("policy/microbatch.py", "write"): "the one fetch of values for token columns",
 }

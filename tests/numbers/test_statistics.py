@@ -10,7 +10,7 @@ from number_oracles import double, gap, gradient_of, token_statistics
 from rlvr.core.needs import CURRENT, REFERENCE, Need
 from rlvr.policy import fused_head, statistics
 from rlvr.policy.microbatch import DeferredColumns, cut, rows_of
-from rlvr.policy.model import head_of
+from rlvr.policy.model import LogitScaling, head_of
 from rlvr.policy.statistics import forward
 from rlvr.records import Batch, Origin
 
@@ -43,6 +43,7 @@ def test_equal_to_the_models_own_logits(make_policy, make_batch, architecture):
         policy.causal_lm.config.sliding_window = 4
     if architecture == "gemma2":  # so tight that a forgotten cap would show
         policy.causal_lm.config.final_logit_softcapping = 2.0
+        policy.logit_scaling = LogitScaling.of(policy.causal_lm)
     assert policy.head_is_enough
     batch = make_batch(policy)
     got = forward(policy, lay_out(policy, batch), BOTH)
@@ -215,6 +216,7 @@ def test_every_statistic_of_every_head(make_policy, make_batch, kind, monkeypatc
             causal_lm.config.final_logit_softcapping = 2.0
         if kind == "scaled":
             causal_lm.config.logits_scaling = 3.0
+        policy.logit_scaling = LogitScaling.of(causal_lm)
         if kind == "bias":
             causal_lm.lm_head.bias = torch.nn.Parameter(torch.linspace(-2, 2, causal_lm.config.vocab_size))
         if kind == "lora on the head":

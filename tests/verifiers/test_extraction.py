@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlvr.verifiers.extraction import METHODS, extract_answer
+from rlvr.verifiers.answers import METHODS, extract_answer
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from rlvr import registry
 from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.verifiers import MathVerifier
-from rlvr.verifiers.extraction import extract_answer
+from rlvr.verifiers.answers import extract_answer
 from rlvr.verifiers.math import latex, letters, numeric
 from rlvr.verifiers.math.deadline import OutOfTime, within
 from rlvr.verifiers.math.latex import clean

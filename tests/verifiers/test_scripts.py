@@ -6,7 +6,7 @@ import pytest
 
 from rlvr.records import Task
 from rlvr.verifiers import MathVerifier
-from rlvr.verifiers.extraction import extract_answer
+from rlvr.verifiers.answers import extract_answer
 
 RIGHT = [
     ("答案是42。", "42"),

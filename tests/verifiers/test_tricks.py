@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from rlvr import registry
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.verifiers import Verifier, VerifierPool, as_verifier, judged
+from rlvr.verifiers.answers import last_boxed
 from rlvr.verifiers.audit.examples import examples_for
 from rlvr.verifiers.audit.targets import FORMS, Target, form_of, gold_texts, wrong_answers
 from rlvr.verifiers.audit.trial import Attempt, Example, Outcome, Trial, outcome_of, try_tricks
 from rlvr.verifiers.audit.tricks import TRICKS
-from rlvr.verifiers.extraction import last_boxed
 
 NUMBER = Task(id="n", prompt="What is 6 times 7?", answer="42")
 OTHERS = (

@@ -16,6 +16,7 @@ MOVED = {
     "rlvr.schedules": "rlvr.core.schedules",
     "rlvr.config_loading": "rlvr.config.config_loading",
     "rlvr.losses.clipping": "rlvr.losses.clip",
+    "rlvr.verifiers.extraction": "rlvr.verifiers.answers",
     "rlvr.losses.ratio": "rlvr.losses.tokens",
 }
 

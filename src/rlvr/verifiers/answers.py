@@ -1,9 +1,21 @@
-"""What the rule-based verifiers share: from a completion to one bare answer, and the verdicts that follow from it; and the simplest
-of them, `exact`.
+r"""Answers in a completion, and the verifiers that judge one by a rule; the simplest of them, `exact`.
 
-Invariants: a gold that cannot be used is undecided, whatever the completion says; a completion without an answer, or with
-one that is too long, scores 0 before anything that takes more than linear time sees it.
+Where in a completion the final answer stands is an explicit policy, the same for every verifier:
+
+1. The completion's own turn: what follows an end-of-turn or role token was not said by the assistant.
+2. After the last closed reasoning block; an unclosed one means that there is no answer yet.
+3. In that text several methods are tried in order, and the first that finds something wins; each takes its last
+   occurrence. Boxes joined by a bare "," or "and" are one answer of several parts: `\boxed{1} and \boxed{2}`.
+4. A fallback, when nothing was found.
+
+So a completion cannot be paid for several guesses: there is always exactly one answer, or none.
+
+Invariants: every function that looks for the answer takes time linear in the text, and none raises on any string. A gold that cannot be
+used is undecided, whatever the completion says; a completion without an answer, or with one that is too long, scores 0 before anything
+that takes more than linear time sees it.
 """
+
+# ruff: noqa: RUF001 - words of other scripts are part of what is read here
 
 from __future__ import annotations
 
@@ -12,14 +24,288 @@ import math
 import re
 import unicodedata
 from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.registry import register_verifier
 from rlvr.verifiers.base import Verifier
-from rlvr.verifiers.extraction import METHODS, Fallback, Method, extract_answer
+
+Method = Literal["boxed", "hash", "tag", "phrase"]
+Fallback = Literal["none", "last_formula", "last_number", "whole"]
+
+METHODS: tuple[Method, ...] = ("boxed", "hash", "tag", "phrase")
+"""`\\boxed{}` or `\\fbox{}`, then a `####` line (GSM8K), then `<answer>...</answer>`, then "the answer is ..."."""
+
+_TURN_MARKS = ("<|", "<\uff5c", "</s>", "_of_turn>", "INST]")
+_TURN = re.compile(
+    r"<[|\uff5c](?:im_(?:start|end)|endoftext|end_of_text|begin_of_text|eo[tm]_id|start_header_id|end|return"
+    r"|user|assistant|system|User|Assistant|end\u2581of\u2581sentence)[|\uff5c]>"
+    r"|</s>|<(?:start|end)_of_turn>|\[/?INST\]"
+)
+_HEADER = re.compile(
+    r"\s*(?:<\|im_start\|>\s*assistant\b|<\|start_header_id\|>\s*assistant\s*<\|end_header_id\|>"
+    r"|<start_of_turn>\s*model\b|<[|\uff5c][Aa]ssistant[|\uff5c]>|\[/INST\])"
+)
+_REASONING = (
+    *((f"<{name}>", f"</{name}>") for name in ("think", "thinking", "thought", "reasoning")),
+    ("[THINK]", "[/THINK]"),
+)
+TAIL = 200_000
+"""Characters at the end of a completion in which its answer is looked for."""
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BRACE = re.compile(r"(\\(?:boxed|fbox)\s*\{)|\\(?:[^A-Za-z\\]|\\(?!boxed|fbox))|[{}]", re.DOTALL)
+_BOX_CLOSED_BADLY = re.compile(r"\\(?:boxed|fbox)\s*\{([^{}]*)\\\}[\s$.]*\Z")
+_JOINT = re.compile(
+    r"(?:[\s$~&]|\\[\s\[\]();,!:]|\\q?quad)*"
+    r"(?:(?:\\text\s*\{)?\s*(?:for part \(?\w\)?)?\s*(?P<word>,|;|,?\s*\band\b|,?\s*\bor\b)\s*\}?)"
+    r"(?:[\s$~&]|\\[\s\[\]();,!:]|\\q?quad)*(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\(\w\))?\s*=\s*)?"
+)
+_JOINT_LENGTH = 80
+_HEADING = re.compile(
+    r"[\s*]*(?:\d+\.\s|(?:step|part|case|final|answer|solution|conclusion|explanation|verification|summary)\b)",
+    re.IGNORECASE,
+)
+_PHRASE = re.compile(r"\banswer[\s*]*(?:is\b[\s*:]*+(?!(?:in)?correct\b|right\b|wrong\b)|:[\s*]*)", re.IGNORECASE)
+_SENTENCE = re.compile(r"(?:\$\$.*?\$\$|\\\[.*?\\\])?.*?(?=(?<!\.)\.\s|\.?\Z|\.?\n)", re.DOTALL)
+LEAST = r"(?:least|less) (?:likely|plausible|probable|suitable|appropriate|accurate|correct|convincing|attractive|good)|worst|second[- ]best"
+"""Words that name what is not the answer, unless the prompt asks for it."""
+_NOT_SAID = re.compile(
+    rf"(?:\b(?:{LEAST}|tempting|na[i\u00ef]ve|mistaken|erroneous)"
+    r"|\b(?:false|untrue|wrong|incorrect|not true|not the case|doubt(?:s|ful)?|unlikely|impossible|(?:do not|don't|don\u2019t) (?:think|believe)"
+    r"|(?:some|many|most|others?|people|they)(?: people)? (?:say|think|claim|believe)s?|used to think)(?: that)?"
+    r"|\b(?:if|whether|unless|suppos(?:e|ing)|assum(?:e|ing))(?: that)?)(?: (?:the|my|correct|right|final))* ?\Z",
+    re.IGNORECASE,
+)
+"""What makes "the answer is" behind it no claim: a denial, a hypothesis, what others say."""
+RETRACTION = re.compile(
+    r"\b(?:(?:oh,? |but )?(?:no,? )?wait(?:,? no)?|no(?=[,.:])|on second thoughts?|scratch that|correction|sorry|actually)\b[\s,.:;!-]*",
+    re.IGNORECASE,
+)
+"""Words that take back what was said before them."""
+_NEXT_RETRACTS = re.compile(rf"[.\s]*(?:{RETRACTION.pattern})(?:(?:it|that|the answer) is\b\s*)?", re.IGNORECASE)
+_PROSE = re.compile(r"(?:[A-Za-z]{3,} |A (?!is\b|are\b)|An )[^\n]*?\b(?:is|are)\b", re.IGNORECASE)
+_WORD = re.compile(r"(?<![\\A-Za-z{\d])[A-Za-z]{3,}(?![A-Za-z])")
+_PLAIN_WORD = re.compile(r"\b(?:an|as|at|be|by|he|if|in|is|it|my|no|of|on|so|to|up|we)\b", re.IGNORECASE)
+_FORMULA_MARK = re.compile(r"\\\\|\\[\[\]()]|\\.|\$\$?|\n", re.DOTALL)
+_CLOSES = {"$": "$", "$$": "$$", "\\[": "\\]", "\\(": "\\)"}
+_CJK = "\u3005-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
+"""Letters of scripts that put no space between a word and a number."""
+_OTHER_SCRIPT = re.compile(rf"[{_CJK}]|[^\W\d_A-Za-z\u0370-\u03ff]{{2,}}")
+"""Words that are not Latin; a few Greek letters are mathematics."""
+_GLUED = rf"[^\W{_CJK}]"
+"""A letter, digit or underscore of the other scripts: a digit behind one belongs to a name (`x2`)."""
+_COMMA = r"[,\u066c]|\uff0c(?=\d{3}(?!\d))"
+_POINT = "[.\u066b\uff0e]"
+_THIN = "[ \u00a0\u2009\u202f]"
+_MINUS = "负|負|零下|マイナス|마이너스|영하|минус|minus|negative|ناقص|سالب|ऋण|माइनस"
+"""Words for the sign of the number behind them."""
+_SCALE = (
+    "percent|pct|million|billion|trillion|thousand|hundred|dozen|тыс(?:яч[аи]?)?|миллион(?:а|ов)?|миллиард(?:а|ов)?|триллион(?:а|ов)?|млн|млрд|трлн"
+    "|процент(?:а|ов)?|ألف|آلاف|الف|مليون|ملايين|مليار|هزار|میلیون|میلیارد|हज़ार|हजार|लाख|करोड़|करोड़"
+)
+"""Words that multiply the number before them, as units.SCALES knows them."""
+_LETTERS = "A-Za-z\u0400-\u04ff\u0600-\u06ff\u0900-\u097f"
+_NUMBER = re.compile(
+    rf"(?:(?<!\d)(?<!\d )(?<![{_LETTERS}])(?P<minus>{_MINUS})\s*(?:\\?[$€£¥₹]\s?)?"
+    rf"|(?:(?<!{_GLUED})(?<!\))[-+\u2212\uff0d\uff0b](?:\\?[$€£¥₹]\s?)?)?(?<!{_GLUED})(?<![\\^.\u066b\uff0e])"
+    r"(?<!(?<![是为為はが:：])第))"  # `第7题` is the seventh; `答案是第7` still answers
+    r"(?P<number>(?P<below>\d+)\s*(?:分之|分の|분의)\s*(?P<above>\d+)|(?:百分之|백분의)\s*(?P<percent>\d+(?:\.\d+)?)"
+    rf"|(?:\d{{1,3}}(?:{_THIN}\d{{3}})+(?!\d)|\d(?:{_COMMA}|\d)*(?:{_POINT}\d+)?|{_POINT}\d+)(?:[/\u2044]\d+)?"
+    rf"(?:\s*(?:\\?[%\uff05\u066a]|{_SCALE})(?![{_LETTERS}])"
+    r"|\s*[\u5341\u767e\u5343\u842c\u4e07\u5104\u4ebf\u5146\ub9cc\uc5b5\ucc9c\ubc31]+)?)",
+    re.IGNORECASE,
+)
+
+
+def extract_answer(
+    completion: str,
+    methods: Sequence[Method] = METHODS,
+    fallback: Fallback = "none",
+    think_opened_by_prompt: bool = False,
+) -> str | None:
+    """The final answer as the completion writes it, stripped, or None when there is none.
+
+    `fallback` says what to do when no method finds anything: give up (`none`), take the last formula between math
+    delimiters (`last_formula`), that or the last number, whichever comes later (`last_number`), or the whole text after
+    the reasoning (`whole`). With `think_opened_by_prompt` a completion without `</think>` is still reasoning.
+    """
+    text = final_text(completion, think_opened_by_prompt)
+    return None if text is None else find_answer(text, methods, fallback)
+
+
+def find_answer(text: str, methods: Sequence[Method] = METHODS, fallback: Fallback = "none") -> str | None:
+    """Like `extract_answer`, in a text without reasoning."""
+    for method in methods:
+        answer = _FINDERS[method](text)
+        if answer and (answer := answer.strip()):
+            if method == "phrase" and fallback.startswith("last") and _WORD.match(answer):
+                return last_math(answer, numbers=True) or answer
+            return answer
+    if fallback == "none":
+        return None
+    text = text.strip()
+    if fallback == "whole" or (text and _is_bare(text)):
+        return text or None
+    return last_math(text, numbers=fallback == "last_number")
+
+
+def final_text(completion: str, think_opened_by_prompt: bool = False) -> str | None:
+    """What the assistant's own turn says after its reasoning; None where it is still thinking."""
+    text = after_reasoning(own_turn(completion), think_opened_by_prompt)
+    return text if text is None else text[-TAIL:]
+
+
+def own_turn(completion: str) -> str:
+    """The completion up to the first token that ends a turn or opens another one."""
+    if not any(mark in completion for mark in _TURN_MARKS):
+        return completion
+    header = _HEADER.match(completion)
+    start = header.end() if header else 0
+    end = _TURN.search(completion, start)
+    return completion[start : end.start()] if end else completion[start:]
+
+
+def after_reasoning(completion: str, think_opened_by_prompt: bool = False) -> str | None:
+    """What comes after the last closed reasoning block; None where the completion is still thinking."""
+    opened = max(completion.rfind(mark) for mark, _ in _REASONING)
+    closed, end = max((completion.rfind(mark), len(mark)) for _, mark in _REASONING)
+    if opened > closed or (think_opened_by_prompt and closed < 0):
+        return None
+    return completion[closed + end :] if closed >= 0 else completion
+
+
+def boxes(text: str) -> list[tuple[int, int, int]]:
+    r"""All balanced `\boxed{}` and `\fbox{}`, of nested ones the outermost: where it begins, its content begins and ends."""
+    first = _BOX.search(text)
+    if first is None:
+        return []
+    found: list[tuple[int, int, int]] = []
+    open_braces: list[tuple[int, int]] = []  # of each open brace: where a box and its content begin, or -1
+    for token in _BRACE.finditer(text, first.start()):
+        if token[1] or token[0] == "{":
+            open_braces.append((token.start(), token.end()) if token[1] else (-1, -1))
+        elif token[0] == "}" and open_braces:
+            start, content = open_braces.pop()
+            if start >= 0:
+                while found and found[-1][0] > start:
+                    found.pop()
+                found.append((start, content, token.start()))
+    return found
+
+
+def last_boxed(text: str) -> str | None:
+    r"""The content of the last balanced `\boxed{}` or `\fbox{}`; of boxes joined to it too, as a list."""
+    found = boxes(text)
+    if not found:
+        badly = _BOX_CLOSED_BADLY.search(text)
+        return badly[1] if badly else None
+    next_start, content, end = found[-1]
+    parts = [text[content:end]]
+    for start, content, end in found[-2::-1]:
+        joint = _JOINT.fullmatch(text, end + 1, next_start) if next_start - end <= _JOINT_LENGTH else None
+        if joint is None:
+            break
+        parts += [" or " if joint["word"].endswith("or") else ", ", text[content:end]]
+        next_start = start
+    return "".join(reversed(parts))
+
+
+def after_hashes(text: str) -> str | None:
+    """The rest of the line after the last `####`, unless it is a heading (`#### Step 2: ...`)."""
+    _, mark, rest = text.rpartition("####")
+    line = rest.partition("\n")[0]
+    return line if mark and not _HEADING.match(line) else None
+
+
+def last_tag(text: str) -> str | None:
+    """The content of the last closed `<answer>...</answer>`."""
+    head, closed, _ = text.rpartition("</answer>")
+    _, opened, answer = head.rpartition("<answer>")
+    return answer if closed and opened else None
+
+
+def after_phrase(text: str) -> str | None:
+    """The rest of the sentence after the last "the answer is", "final answer: the largest n is" and the like."""
+    end = -1
+    for match in _PHRASE.finditer(text):
+        if not _NOT_SAID.search(text[max(0, match.start() - 80) : match.start()]):
+            end = match.end()
+    sentence = _SENTENCE.match(text, end) if end >= 0 else None
+    if sentence is None:
+        return None
+    while (taken_back := _NEXT_RETRACTS.match(text, sentence.end())) is not None:
+        following = _SENTENCE.match(text, taken_back.end())
+        if following is None or not following[0].strip():
+            break
+        sentence = following
+    prose = _PROSE.match(sentence[0])
+    return sentence[0][prose.end() :] if prose and sentence[0][prose.end() :].strip() else sentence[0]
+
+
+def formulas(text: str) -> Iterator[tuple[int, int, int]]:
+    """Where each formula between math delimiters begins, where it ends, and where its closing delimiter ends; in order."""
+    # An opening delimiter that nothing closes is text: it hides no formula behind it, and costs no search to the end.
+    last = {mark: text.rfind(closing) for mark, closing in _CLOSES.items()}
+    opened = ""
+    start = 0
+    for token in _FORMULA_MARK.finditer(text):
+        mark = token[0]
+        if opened and mark == _CLOSES[opened]:
+            if text[start : token.start()].strip():
+                yield start, token.start(), token.end()
+            opened = ""
+        elif mark == "\n":
+            opened = "" if opened in ("$", "\\(") else opened  # a formula in a line does not go on in the next
+        elif mark in _CLOSES and (not opened or opened == "$") and last[mark] > token.start():
+            opened = mark
+            start = token.end()
+
+
+def last_math(text: str, numbers: bool) -> str | None:
+    """The last formula between math delimiters; with `numbers` the last number, where that comes later."""
+    found = list(formulas(text))
+    start, stop, end = found[-1] if found else (0, 0, 0)
+    number = None
+    for match in _NUMBER.finditer(text, end) if numbers else ():
+        number = _as_written(match)
+    if number is not None:
+        return number.strip().rstrip(",")
+    return text[start:stop].strip() if found else None
+
+
+def _as_written(number: re.Match[str]) -> str:
+    """A number in the text, with digits and signs for the words that say a sign, a fraction or a percentage."""
+    if number["below"]:
+        value = f"{number['above']}/{number['below']}"
+    elif number["percent"]:
+        value = f"{number['percent']}%"
+    else:
+        value = number["number"]
+    sign = "-" if number["minus"] else number[0][: number.start("number") - number.start()].strip("\\ ")
+    return sign + value
+
+
+def _is_bare(text: str) -> bool:
+    """Whether the text is a formula or a number without delimiters: one short line without words."""
+    delimited = "$" in text.strip("$") or "\\[" in text or "\\(" in text
+    return (
+        len(text) <= 200
+        and "\n" not in text
+        and not delimited
+        and not any(words.search(text) for words in (_WORD, _PLAIN_WORD, _OTHER_SCRIPT))
+    )
+
+
+_FINDERS: dict[str, Callable[[str], str | None]] = {
+    "boxed": last_boxed,
+    "hash": after_hashes,
+    "tag": last_tag,
+    "phrase": after_phrase,
+}
 
 
 def read_texts(answer: Any) -> tuple[str, ...] | str:

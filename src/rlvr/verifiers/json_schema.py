@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal
 from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.registry import register_verifier
+from rlvr.verifiers.answers import after_reasoning
 from rlvr.verifiers.base import Needs, Verifier
 from rlvr.verifiers.documents import (
     MAX_DEPTH,
@@ -29,7 +30,6 @@ from rlvr.verifiers.documents import (
     read_json,
     same_json,
 )
-from rlvr.verifiers.extraction import after_reasoning
 from rlvr.verifiers.schema_keywords import BOUNDED, PATTERN_SECONDS, references_followed_once
 
 Compare = Literal["none", "equal", "fields"]

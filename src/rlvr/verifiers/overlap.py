@@ -11,9 +11,8 @@ from typing import Any, ClassVar, Literal
 
 from rlvr.records import Task, Verdict
 from rlvr.registry import register_verifier
-from rlvr.verifiers.answers import AnswerVerifier, check_threshold, graded, read_texts, require
+from rlvr.verifiers.answers import AnswerVerifier, Method, check_threshold, graded, read_texts, require
 from rlvr.verifiers.base import Needs
-from rlvr.verifiers.extraction import Method
 
 
 @dataclass

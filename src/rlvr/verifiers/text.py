@@ -13,6 +13,8 @@ from rlvr.records import Task, Verdict
 from rlvr.registry import register_verifier
 from rlvr.verifiers.answers import (
     AnswerVerifier,
+    Fallback,
+    Method,
     bare,
     check_not_negative,
     check_threshold,
@@ -22,7 +24,6 @@ from rlvr.verifiers.answers import (
     wrong,
 )
 from rlvr.verifiers.base import Needs
-from rlvr.verifiers.extraction import Fallback, Method
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"

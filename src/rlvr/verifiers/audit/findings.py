@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from rlvr.monitor.text import shorten
 from rlvr.records import Task, Verdict, VerdictStatus
+from rlvr.verifiers.answers import extract_answer
 from rlvr.verifiers.audit.targets import gold_texts
-from rlvr.verifiers.extraction import extract_answer
 
 SHOWN = 10
 """Cases kept of each kind."""

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 from rlvr.records import Task
-from rlvr.verifiers.extraction import last_boxed
+from rlvr.verifiers.answers import last_boxed
 
 SLOT = "\N{OBJECT REPLACEMENT CHARACTER}"
 """Where the answer goes in a form's template."""

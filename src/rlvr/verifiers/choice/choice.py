@@ -9,9 +9,8 @@ from typing import Any
 from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict
 from rlvr.registry import register_verifier
-from rlvr.verifiers.answers import AnswerVerifier, unparsable, wrong
+from rlvr.verifiers.answers import LEAST, AnswerVerifier, last_boxed, unparsable, wrong
 from rlvr.verifiers.choice.options import Options, read_options, squash
-from rlvr.verifiers.extraction import LEAST, last_boxed
 
 _LEAST = re.compile(rf"\b(?:{LEAST})\b", re.IGNORECASE)
 """Words that name an option which is no answer, unless the prompt asks for it."""

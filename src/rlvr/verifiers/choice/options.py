@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlvr.verifiers.answers import bare
+from rlvr.verifiers.answers import RETRACTION, bare
 from rlvr.verifiers.choice.statements import MARK, PLACE, doubts, read_statement
-from rlvr.verifiers.extraction import RETRACTION
 from rlvr.verifiers.text import read_one_number
 
 _LEAD = re.compile(

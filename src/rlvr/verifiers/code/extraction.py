@@ -1,6 +1,6 @@
 """Which text of a completion is the program: an explicit policy, with one program or none.
 
-1. The completion's own turn, after the last closed reasoning block (rlvr.verifiers.extraction).
+1. The completion's own turn, after the last closed reasoning block (rlvr.verifiers.answers).
 2. Of its fenced blocks (``` or ~~~) those that are marked with the task's language; where there is none, those without a mark. A
    block that is marked otherwise (`text`, `bash`, another language) shows something and is no program.
 3. Of these the last, or as the option says, that defines the function which the task asks for; for a program that reads and
@@ -19,8 +19,8 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
+from rlvr.verifiers.answers import after_reasoning, own_turn
 from rlvr.verifiers.code.programs import has_function
-from rlvr.verifiers.extraction import after_reasoning, own_turn
 
 Which = Literal["last", "first", "only"]
 

@@ -11,8 +11,8 @@ from typing import Literal
 
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.registry import register_verifier
+from rlvr.verifiers.answers import after_reasoning
 from rlvr.verifiers.base import Verifier
-from rlvr.verifiers.extraction import after_reasoning
 from rlvr.verifiers.instructions.registry import Instruction, read_instructions
 from rlvr.verifiers.invisible import visible
 

@@ -24,9 +24,9 @@ from typing import Any, ClassVar, get_args
 from rlvr.errors import ConfigError, nearest
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.registry import register_verifier
-from rlvr.verifiers import extraction
+from rlvr.verifiers import answers
+from rlvr.verifiers.answers import METHODS, Fallback, Method
 from rlvr.verifiers.base import Needs, Verifier
-from rlvr.verifiers.extraction import METHODS, Fallback, Method
 from rlvr.verifiers.math import symbolic
 from rlvr.verifiers.math.compare import Rules, compare
 from rlvr.verifiers.math.deadline import OutOfTime
@@ -211,15 +211,15 @@ class MathVerifier(Verifier):
         """The answer as the completion writes it, or the verdict where there is none."""
         if not isinstance(completion, str):
             return _zero(VerdictStatus.UNPARSABLE, f"the completion is {type(completion).__name__}, not a text", None)
-        text = extraction.final_text(completion, self.think_opened_by_prompt)
-        found = None if text is None else extraction.find_answer(text, self.methods, self.fallback)
+        text = answers.final_text(completion, self.think_opened_by_prompt)
+        found = None if text is None else answers.find_answer(text, self.methods, self.fallback)
         if text is None or found is None:
             return _zero(VerdictStatus.UNPARSABLE, "no final answer found", None)
         if len(found) > self.max_length:
             reason = f"the answer has {len(found)} characters, over the limit of {self.max_length}"
             return _zero(VerdictStatus.UNPARSABLE, reason, found[: self.max_length])
         if text.count("\\boxed") > self.max_boxes:
-            candidates = len({text[start:end] for _, start, end in extraction.boxes(text)})
+            candidates = len({text[start:end] for _, start, end in answers.boxes(text)})
             if candidates > self.max_boxes:
                 reason = f"{candidates} different boxes, over the limit of {self.max_boxes}"
                 return _zero(VerdictStatus.WRONG, reason, found)
@@ -431,8 +431,8 @@ def _is_call(text: str) -> bool:
 def _final(raw: str) -> str:
     """The answer in a gold text. A gold is to be trusted: boxes next to each other are one answer, and a last box need not close."""
     if "####" in raw:
-        return extraction.after_hashes(raw) or raw
-    found = extraction.boxes(raw)
+        return answers.after_hashes(raw) or raw
+    found = answers.boxes(raw)
     if found:
         parts, next_start = [raw[found[-1][1] : found[-1][2]]], found[-1][0]
         for start, content, end in found[-2::-1]:
@@ -445,7 +445,7 @@ def _final(raw: str) -> str:
     unclosed = _UNCLOSED_BOX.search(raw)
     if unclosed:
         return raw[unclosed.end() :]
-    phrase = extraction.after_phrase(raw)
+    phrase = answers.after_phrase(raw)
     return (
         phrase if phrase and balanced(phrase) else raw
     )  # a phrase inside `\\text{}` is a label: it takes no brace along

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.registry import register_verifier
+from rlvr.verifiers.answers import after_reasoning
 from rlvr.verifiers.base import Needs, Verifier
 from rlvr.verifiers.documents import MAX_LENGTH, DocumentError, read_json
-from rlvr.verifiers.extraction import after_reasoning
 from rlvr.verifiers.tool_calls.matching import Argument, Equality, Match, TextMatch, Wanted, match_calls
 from rlvr.verifiers.tool_calls.reading import (
     MAX_CALLS,
