@@ -184,7 +184,7 @@ print(total, 'ESCAPED' if total > 5 << 20 else '')
     # the host's files
     "read the host": Attack(
         TRY
-        + "for p in ('CANARY', '/etc/shadow', '/etc/passwd', '/proc/1/environ', '/proc/self/environ', '/root/.ssh/id_rsa', '/proc/kcore'):\n"
+        + "for p in ('CANARY', '/etc/shadow', '/etc/passwd', '/proc/1/environ', '/proc/self/environ', 'HOME/.ssh/id_rsa', '/proc/kcore'):\n"
         "    attempt(lambda: open(p, 'rb').read(1))\nfor p in ('/home', 'FOLDER', '/var', '/sys'): attempt(lambda: os.listdir(p)[0])",
     ),
     "read the canary": Attack(TRY + "attempt(lambda: open('CANARY').read())", lower=BOTH),
@@ -217,7 +217,7 @@ print(total, 'ESCAPED' if total > 5 << 20 else '')
 
 
 def prepared(source: str, folder: Path, listener: socket.socket) -> str:
-    named = {"CANARY": folder / "canary", "FOLDER": folder, "PORT": listener.getsockname()[1]}
+    named = {"HOME": Path.home(), "CANARY": folder / "canary", "FOLDER": folder, "PORT": listener.getsockname()[1]}
     for name, value in named.items():
         source = source.replace(name, str(value))
     return source
