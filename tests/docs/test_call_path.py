@@ -18,7 +18,6 @@ SOURCE = f"{Path(rlvr.__file__).parent}/"
 MOST_HOPS = 10
 MOST_FILES = 35
 SIMPLEST = {
-    "run": {"steps": 1},
     "model": {"scratch": {"alphabet": "12"}},
     "verifier": "exact",
     "rollout": {"prompts_per_step": 1, "group_size": 64, "max_new_tokens": 2},

@@ -1,8 +1,8 @@
 """Components: members with defaults, the contract of each kind, and classes without a base class made components.
 
-A component is a subclass of a contract (rlvr.components lists them). A user may also write one without a base class, as a function or
-as a plain class: the registry passes it through `adapted`, which makes it one of its contract. A public member whose name is nearly
-that of a member of the contract is refused by `refuse_misspelt`, since nothing would read it.
+A component is a subclass of a contract (rlvr.components lists them). A user may also write one without a base class, as a
+function or as a plain class: the registry passes it through `adapted`, which makes it one of its contract. A public member
+whose name is nearly that of a member of the contract is refused by `refuse_misspelt`, since nothing would read it.
 """
 
 from __future__ import annotations
@@ -49,18 +49,19 @@ class Component(ABC):  # noqa: B024 - what is required differs from kind to kind
 
 
 CONTRACTS: dict[str, tuple[ABCMeta, ...]] = {}
-"""Kind of component -> its contracts, which the modules that define them add. Of several, a class has the first whose abstract
-methods it has."""
+"""Kind of component -> its contracts, which the modules that define them add. Of several, a class has the first whose
+abstract methods it has."""
 
 BY_SIGNATURE = frozenset({"reward"})
 """Kinds whose functions have several forms, which are told apart by their signatures where they are called."""
 
 BASE_CLASS_NEEDED = frozenset({"verifier", "sampler"})
-"""Kinds whose plain classes are not made components: what is no subclass of the contract is called as a function, or refused."""
+"""Kinds whose plain classes are not made components: what is no subclass of the contract is called as a function, or
+refused."""
 
 SIMILAR = 0.88
-"""Likeness of two names, by difflib's ratio, from which one is taken for a slip of the other: `smallest_groups` is 0.97 like
-`smallest_group`, `needed` 0.73 like `needs`."""
+"""Likeness of two names, by difflib's ratio, from which one is taken for a slip of the other: `smallest_groups` is 0.97
+like `smallest_group`, `needed` 0.73 like `needs`."""
 
 
 def adapted(kind: str, component: Any) -> Any:
@@ -112,7 +113,7 @@ class FunctionComponent:
 
 
 _made: dict[tuple[type, type], type] = {}
-"""(class, contract) -> the class made of both, so that one class gives one component class however often it is built."""
+"""(class, contract) -> the class made of both: one class gives one component class however often it is built."""
 
 
 def _with_contract(component: type, contract: type) -> type:

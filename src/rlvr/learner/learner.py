@@ -334,7 +334,7 @@ def _measured_without_gradient(work: Work) -> np.ndarray:
         turns.append(seen.get(int(group), 0))
         seen[int(group)] = turns[-1] + 1
     index = flat[np.argsort(turns, kind="stable")][: min(WITHOUT_GRADIENT, work.config.micro_batch_size or len(flat))]
-    if token_limit(work.config) is not None:
+    if (limit := token_limit(work.config)) is not None:
         used = np.cumsum([len(work.batch.rollouts[i]) for i in index])
-        index = index[: max(1, int((used <= token_limit(work.config)).sum()))]
+        index = index[: max(1, int((used <= limit).sum()))]
     return np.sort(index)

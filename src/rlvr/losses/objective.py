@@ -1,8 +1,9 @@
-"""The objective of an optimizer step: named loss components, each with its token weights and coefficient; and the metrics and losses
-of the step, gathered over its micro-batches.
+"""The objective of an optimizer step: named loss components, each with its token weights and coefficient; and the metrics
+and losses of the step, gathered over its micro-batches.
 
-Invariants of `StepMetrics`: what is added stays a tensor on the device until `fetch` takes all of it to the host by one copy, so that
-the host does not wait for the device once for each metric. The sums are those that fetching each at once would give, to the last bit.
+Invariants of `StepMetrics`: what is added stays a tensor on the device until `fetch` takes all of it to the host by one copy,
+so that the host does not wait for the device once for each metric. The sums are those that fetching each at once would give,
+to the last bit.
 
 Invariants of `Averages`, which gathers numbers over micro-batches, optimizer steps and ranks:
 - It keeps (sum, weight) per name, so that the mean does not depend on how the work was cut into pieces.

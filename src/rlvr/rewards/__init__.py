@@ -4,7 +4,7 @@
 
 | file | terms |
 |---|---|
-| basic | verdict and its named scores, length, constant, random |
+| terms | verdict and its named scores, length, constant, random |
 | composition | sum, product, gate, veto, tiers, by_pass_rate, by_condition, bounded |
 | length_shape | soft_overlong, cosine_length |
 | length_group | brevity |

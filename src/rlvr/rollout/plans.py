@@ -1,8 +1,8 @@
 """Plans make the rollouts of a group, with a `RolloutContext`: the engine, the verifier and the prompts of a step.
 
-A plan owns groups. It is an asynchronous generator over one draw of a task that yields verified rollouts as they finish; it may ask
-for as many generations, verdicts and further rollouts as it likes. It names its groups by the draw's number, further ones
-`NUMBER/...`. The context counts what plans ask it for.
+A plan owns groups. It is an asynchronous generator over one draw of a task that yields verified rollouts as they finish; it
+may ask for as many generations, verdicts and further rollouts as it likes. It names its groups by the draw's number, further
+ones `NUMBER/...`. The context counts what plans ask it for.
 
 Invariant: counts only grow, so that whoever shows them takes differences and resets nothing.
 """

@@ -38,14 +38,14 @@ from rlvr.stages.grpo.reference_penalty import less_penalty
 
 @dataclass(frozen=True)
 class Reads:
-    """Readings of some components beside the columns of the batch."""
+    """Inputs of some components beside the columns of the batch, asked for once and not at every step."""
 
     needs: frozenset[Need]
-    """Statistics of the policy,"""
+    """Statistics of the policy."""
     characters: bool
-    """`Rollout.char_ends`,"""
+    """True where `Rollout.char_ends` is read."""
     continuations: bool = False
-    """and log-probs of continuations."""
+    """True where log-probs of continuations are read."""
 
 
 class Scoring:
