@@ -1,8 +1,9 @@
 """The contracts of components: what the library asks of an advantage, a modifier, a reward, a selector, a loss and the others.
 
 A component is a subclass of one of these classes. A required member is abstract; every other member has its default here, so no
-code asks whether a component has it. Samplers, verifiers and plans have contracts beside what they work with:
-`rlvr.data.Sampler`, `rlvr.verifiers.Verifier`, `rlvr.rollout.RolloutPlan`.
+code asks whether a component has it. The others have contracts beside what they work with: `rlvr.data.Sampler`,
+`rlvr.verifiers.Verifier`, `rlvr.rollout.RolloutPlan`, `rlvr.rollout.engine.EngineFactory`, `rlvr.distributed.BackendFactory`,
+`rlvr.stages.Stage`. Sources, KL estimators, optimizers and presets are functions without further members.
 """
 
 from __future__ import annotations

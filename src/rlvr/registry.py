@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlvr.core.calling import FIELDS
-from rlvr.core.component import Component, adapted, refuse_misspelt
+from rlvr.core.component import Component, adapted, refuse_misspelt, refuse_without_base
 from rlvr.core.specs import ComponentSpec, SpecLike
 from rlvr.errors import USER_CODE_ERRORS, ConfigError, RlvrError, nearest, user_traceback
 
@@ -262,6 +262,8 @@ def check_options(kind: str, spec: SpecLike) -> dict[str, Any]:
     name = spec.name
     options = dict(spec.options)
     piece = find(kind, name)
+    importlib.import_module(ROOMS[kind])  # with the contract of the kind
+    refuse_without_base(kind, name, piece)
     known = options_of(piece)
     for option in options:
         if option not in known:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -146,6 +147,76 @@ def test_options_private_and_other_names_are_no_slips():
 
     refuse_misspelt("advantage", Mine)
     refuse_misspelt("advantage", Mine())
+
+
+def test_a_helper_beside_the_member_that_it_is_like_is_no_slip():
+    class Both(Advantage):
+        def __call__(self, batch): ...
+
+        def observe(self, metrics): ...
+
+        def observed(self): ...
+
+    class Helper(Advantage):
+        def __call__(self, batch): ...
+
+        def observed(self): ...
+
+    refuse_misspelt("advantage", Both)
+    with pytest.raises(ConfigError, match="'observed'; is 'observe' meant"):
+        refuse_misspelt("advantage", Helper)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("hf", {"copy_weights": True}),
+        ({"name": "recorded", "path": "x"}, {"copy_weights": True}),
+        ("vllm", {"max_model_len": 64, "merge_adapter": True}),
+        ({"name": "vllm", "max_model_len": 32}, {"max_model_len": 32, "merge_adapter": True}),
+        ("vllm-server", {"max_model_len": 64, "merge_adapter": True, "silence": 5.0}),
+        ({"name": "vllm-server", "silence": 9.0}, {"max_model_len": 64, "merge_adapter": True, "silence": 9.0}),
+    ],
+)
+def test_an_engine_takes_from_the_run_what_its_options_leave_open(written, expected):
+    options = registry.build("engine", written)
+    changed = dataclasses.asdict(options.for_run(longest=64, partitions=True, silence=5.0))
+    assert {name: changed[name] for name, value in dataclasses.asdict(options).items() if changed[name] != value} | {
+        name: changed[name] for name in expected
+    } == expected
+    alone = dataclasses.asdict(options.for_run(longest=None, partitions=False, silence=None))
+    assert alone == dataclasses.asdict(options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "base"), [("sampler", "rlvr.data.samplers.Sampler"), ("stage", "rlvr.stages.base.Stage")]
+)
+def test_a_kind_whose_base_class_holds_what_it_works_with_needs_it(kind, base, tmp_path, monkeypatch):
+    (tmp_path / "plain.py").write_text("class Plain:\n    def order(self, epoch, size): ...\n\n\ndef function(): ...\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("Plain", "function"):
+        with pytest.raises(ConfigError, match=rf"{kind} 'plain.py:{name}': make it a subclass of {base}"):
+            registry.check_options(kind, f"plain.py:{name}")
+
+
+def test_every_kind_has_a_contract_or_is_a_function():
+    functions = {"kl", "optimizer", "preset", "source"}
+    for kind in registry.ROOMS:
+        importlib.import_module(registry.ROOMS[kind])
+    assert set(CONTRACTS) == set(registry.ROOMS) - functions
+
+
+def test_an_engine_without_the_base_class_has_its_defaults():
+    @dataclasses.dataclass(frozen=True)
+    class Mine:
+        rows: int = 1
+
+        def open(self, policy, in_flight=None): ...
+
+    options = adapted("engine", Mine)(rows=2)
+    assert options.per_rank and options.rows == 2 and options.for_run(64, True, None) is options
+    with pytest.raises(ConfigError, match=r"engine .* has no `open`"):
+        adapted("engine", dataclasses.make_dataclass("Empty", []))
 
 
 def test_members_of_the_librarys_own_components_are_no_slips():

@@ -55,9 +55,8 @@ abstract methods it has."""
 BY_SIGNATURE = frozenset({"reward"})
 """Kinds whose functions have several forms, which are told apart by their signatures where they are called."""
 
-BASE_CLASS_NEEDED = frozenset({"verifier", "sampler"})
-"""Kinds whose plain classes are not made components: what is no subclass of the contract is called as a function, or
-refused."""
+BASE_CLASS_NEEDED = frozenset({"sampler", "stage"})
+"""Kinds whose contract holds what a component works with, so that only its subclasses are taken."""
 
 SIMILAR = 0.88
 """Likeness of two names, by difflib's ratio, from which one is taken for a slip of the other: `smallest_groups` is 0.97
@@ -70,8 +69,8 @@ def adapted(kind: str, component: Any) -> Any:
     Classes that have the contract are returned as they are, and so is everything of a kind without one.
     """
     contracts = CONTRACTS.get(kind, ())
-    if not contracts or kind in BASE_CLASS_NEEDED or (inspect.isclass(component) and issubclass(component, contracts)):
-        return component
+    if not contracts or kind == "verifier" or (inspect.isclass(component) and issubclass(component, contracts)):
+        return component  # what is no Verifier is called as a function
     if inspect.isclass(component):
         own = set(dir(component))
         for contract in contracts:
@@ -125,13 +124,24 @@ def _with_contract(component: type, contract: type) -> type:
     return _made[key]
 
 
+def refuse_without_base(kind: str, name: str, component: Any) -> None:
+    """ConfigError where a component of a kind that needs its base class, written as `name`, is no subclass of it."""
+    if kind in BASE_CLASS_NEEDED and not (inspect.isclass(component) and issubclass(component, CONTRACTS[kind])):
+        (contract,) = CONTRACTS[kind]
+        raise ConfigError(f"{kind} {name!r}: make it a subclass of {contract.__module__}.{contract.__qualname__}")
+
+
 def refuse_misspelt(kind: str, component: Any) -> None:
-    """ConfigError where a public member of a user's class, function or instance is nearly called like one of its contract."""
+    """ConfigError where a public member of a user's class, function or instance is nearly called like one of its contract.
+
+    A name is no slip where the component has the member that it is like: `observed` beside `observe`.
+    """
     contracts = CONTRACTS.get(kind, ())
     known = {name for contract in contracts for name in dir(contract) if not name.startswith("_")}
-    for name in sorted(_own_members(component) - known):
+    own = _own_members(component)
+    for name in sorted(own - known):
         near = difflib.get_close_matches(name, known, 1, SIMILAR)
-        if near and not name.startswith("_"):
+        if near and near[0] not in own and not name.startswith("_"):
             written = component if inspect.isclass(component) or inspect.isfunction(component) else type(component)
             raise ConfigError(
                 f"{kind} {written.__module__}.{written.__qualname__}: nothing reads its member {name!r}; is {near[0]!r} meant? "

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from rlvr.core.component import CONTRACTS, Component, declared
+from rlvr.core.specs import SpecLike
 from rlvr.policy import Policy
 from rlvr.rollout.engine import Bucket
+
+if TYPE_CHECKING:
+    from rlvr.distributed.world import World
+
+
+class BackendFactory(Component):
+    """The options of a backend, which open it. A subclass is a dataclass whose fields are the options."""
+
+    @declared
+    def partitions(self) -> bool:
+        """True where a rank alone does not have all weights, so that no rank can compute or sample with them by itself."""
+        return False
+
+    @abstractmethod
+    def open(self, policy: Policy, optimizer: SpecLike, world: World | None = None) -> Backend:
+        """Return the backend for `policy`, with a fresh optimizer."""
+
+
+CONTRACTS["backend"] = (BackendFactory,)
 
 
 class Backend(Protocol):

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from rlvr import registry
 from rlvr.core.device_memory import HostOffload, free_cached
 from rlvr.core.specs import ComponentSpec, SpecLike
+from rlvr.distributed.backend import BackendFactory
 from rlvr.distributed.plain import share_from_first
 from rlvr.distributed.shares import OPTIMIZER, WEIGHTS, check_weights, optimizer_keys, owners
 from rlvr.distributed.world import World
@@ -45,7 +46,7 @@ _open: weakref.WeakKeyDictionary[Policy, DeepSpeedBackend] = weakref.WeakKeyDict
 
 @register("backend", "deepspeed")
 @dataclass(frozen=True)
-class DeepSpeedOptions:
+class DeepSpeedOptions(BackendFactory):
     """Options of the DeepSpeed backend; in a configuration they are keys of `distributed`."""
 
     zero_stage: int = 2

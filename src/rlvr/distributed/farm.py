@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import itertools
 import logging
@@ -35,7 +34,7 @@ from rlvr.errors import LostRankError, RlvrError, TrainingError
 from rlvr.policy import Policy
 from rlvr.records import StopReason
 from rlvr.rollout import Collector, probe
-from rlvr.rollout.engine import Bucket, Completion, Engine, InFlight, Published, Request
+from rlvr.rollout.engine import Bucket, Completion, Engine, EngineFactory, InFlight, Published, Request
 
 log = logging.getLogger(__name__)
 
@@ -63,22 +62,16 @@ def open_engine(
     adapter cannot be written by one rank: it goes merged into the weights, which all ranks gather bucket by bucket. `longest`
     is the longest sequence, in tokens, that is sampled, where it is known.
     """
-    options = registry.build("engine", spec)
-    known = {"silence": world.silence, "max_model_len": min(longest, policy.context) if longest else None}
-    if apart:
-        known |= {"copy_weights": True, "merge_adapter": True}
-    left_open = {f.name for f in dataclasses.fields(options) if getattr(options, f.name) in (None, False)}
-    options = dataclasses.replace(options, **{name: value for name, value in known.items() if name in left_open})
+    factory: EngineFactory = registry.build("engine", spec)
+    options = factory.for_run(min(longest, policy.context) if longest else None, apart, world.silence)
     if world.size == 1:
         return options.open(policy, in_flight)
     if options.per_rank:
         return Farm(options.open(policy, in_flight), world, collector)
-    engine = options.open(policy, in_flight) if world.leads else Elsewhere()
+    engine = options.open(policy, in_flight) if world.leads else None
     # All ranks must leave out the same tasks, those that are too long for the engine of rank 0.
-    context = world.broadcast(engine.context if world.leads else None, "the context of the engine")
-    if not world.leads:
-        engine.context = context
-    return engine
+    context = world.broadcast(0 if engine is None else engine.context, "the context of the engine")
+    return Elsewhere(context) if engine is None else engine
 
 
 def prove(
@@ -370,9 +363,11 @@ class Elsewhere:
 
     version = 0
     shares_weights = False
-    context = 0
-    """That of rank 0's engine, set when it is known."""
     _released = True
+
+    def __init__(self, context: int = 0) -> None:
+        self.context = context
+        """That of rank 0's engine."""
 
     async def generate(self, request: Request) -> Completion:
         """No tokens: those that rank 0 samples are the ones that count."""

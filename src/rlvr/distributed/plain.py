@@ -17,6 +17,7 @@ import torch.distributed as dist
 from rlvr import registry
 from rlvr.core.device_memory import HostOffload, free_cached, record_event
 from rlvr.core.specs import SpecLike
+from rlvr.distributed.backend import BackendFactory
 from rlvr.distributed.shares import OPTIMIZER, WEIGHTS, check_weights, optimizer_keys, owners
 from rlvr.distributed.versions import check_versions
 from rlvr.distributed.world import World
@@ -31,14 +32,11 @@ REDUCE_BYTES = 64 << 20
 
 @register("backend", "plain")
 @dataclass(frozen=True)
-class PlainOptions:
+class PlainOptions(BackendFactory):
     """Options of the plain backend; in a configuration they are keys of `distributed`."""
 
     offload_during_rollout: bool = False
     """Keep the optimizer's state in host memory from a publish of weights to the next optimizer step."""
-
-    partitions = False
-    """Every rank holds all weights."""
 
     def open(self, policy: Policy, optimizer: SpecLike, world: World | None = None) -> PlainBackend:
         """The backend for `policy`."""

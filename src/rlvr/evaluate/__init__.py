@@ -19,7 +19,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,13 +29,13 @@ from rlvr.config.config_loading import load_config, with_tasks_of
 from rlvr.config.stage_plan import stage_plans
 from rlvr.core.own_files import check_output
 from rlvr.core.tree import read_mapping
-from rlvr.data import Draw, History, Prompts, load_tasks
+from rlvr.data import Prompts, load_tasks
 from rlvr.data.prompts import refuse_long
 from rlvr.distributed.checkpoint import latest
 from rlvr.errors import ConfigError, command
 from rlvr.evaluation import Collect, SameAnswer, Scorer, compare, contamination, describe, evaluate, read_result
 from rlvr.monitor.whole_file import write_whole
-from rlvr.records import Rollout, Task
+from rlvr.records import Task
 from rlvr.verifiers.raised_verdicts import RaisedVerdicts
 
 WRITTEN = "config.yaml"
@@ -113,6 +113,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse.Namespace, before: Any) -> int:
     """Sample and write; the exit code. Ranks other than the first lend their engines until it is done."""
+    from rlvr.rollout import Interrupted
+
     began = time.perf_counter()
     with sampler(config, tasks, world) as means:
         if world.leads:
@@ -120,7 +122,8 @@ def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse
             def say(done: int, kind: str) -> None:
                 print(f"{done}/{len(tasks)} tasks, {kind}, {time.perf_counter() - began:.0f} s", file=sys.stderr)
 
-            done = evaluate(tasks, config, means.collect, means.same, say, means.scorer, _refuse_all)
+            with suppress(Interrupted):  # told by its exit code
+                done = evaluate(tasks, config, means.collect, means.same, say, means.scorer, _refuse_all)
         code = world.broadcast(128 + int(means.stop.signal) if means.stop.signal else 0, "the evaluation")
     if code or not world.leads:
         return code
@@ -256,61 +259,32 @@ class Instruments:
 def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Instruments]:
     """What samples and verifies under `config`, on all ranks of `world`; only rank 0 may collect.
 
-    Samples are those that the trainer's own evaluation would draw: seeds follow from the run's seed, task, member and call.
+    Samples are those that the trainer's own evaluation would draw: both sample with `RolloutRuntime.evaluation_samples`.
     """
     from rlvr.core.waits import StopRequest
-    from rlvr.distributed.farm import open_engine, prove
     from rlvr.distributed.gpu_checks import check_gpus
     from rlvr.distributed.prompt_lengths import encoded_lengths
     from rlvr.planner import engine_of_run
     from rlvr.policy import load_policy
-    from rlvr.rollout import Collector, Interrupted, RolloutContext, Sampling, evaluation_plan
-    from rlvr.rollout.vllm.options import low_precision
     from rlvr.rollout.weights import weight_buckets
+    from rlvr.run.rollout_runtime import RolloutRuntime
     from rlvr.stages.choosing import chooser
-    from rlvr.verifiers import VerifierPool
-    from rlvr.verifiers.pool import Verification
 
     config, engine_reason = engine_of_run(config, world)
     check_gpus(config, world, engine_reason)
-    with ExitStack() as stack:
-        checks = config.verification
-        pool = VerifierPool(checks.workers, checks.time_limit, checks.memory_mb, checks.concurrent)
-        stack.callback(pool.close)
-        verification = Verification(config.verifier, pool)
+    stop = StopRequest("stopping; nothing will be written" if world.leads else "")
+    rollouts = RolloutRuntime(config, world, stop)
+    with closing(rollouts):
+        rollouts.build_verifiers([config.verifier])
+        (verification,) = rollouts.verifications
         if world.leads:
             verification.check(tasks)
         policy = load_policy(config.model, config.run.seed)
         prompts = Prompts(policy.tokenizer, config.data.template, lambda text: print(text, file=sys.stderr))
-        stop = StopRequest("stopping; nothing will be written" if world.leads else "")
-        collector = Collector(lambda: bool(stop))
-        stack.callback(collector.close)
-        engine = open_engine(config.rollout.engine, policy, None, world, collector, False)
-        stack.callback(engine.close)
-        longest = min(policy.context, engine.context)
-        refuse_long(tasks, encoded_lengths(prompts, world, tasks)[0], longest)
-        engine.publish(1, lambda: weight_buckets(policy))
-        if not engine.shares_weights:
-            coarse = bool(low_precision(config.rollout.engine))
-            prove(engine, world, policy, collector, lambda: weight_buckets(policy), coarse)
-
-        def collect(draws: Sequence[Draw], sampling: Sampling, samples: int) -> list[Rollout]:
-            context = RolloutContext(
-                engine,
-                verification,
-                prompts,
-                sampling,
-                samples,
-                context=longest,
-                history=History(),
-                seed_path=(config.run.seed, "evaluation"),
-            )
-            plan = evaluation_plan(config.rollout.plan)
-            try:
-                return collector.collect(draws, plan, context, config.rollout.deadline)
-            except Interrupted:
-                return []
-
+        rollouts.start_engine(policy)
+        refuse_long(tasks, encoded_lengths(prompts, world, tasks)[0], rollouts.context)
+        rollouts.hand_over(1, policy, lambda: weight_buckets(policy))
+        collect = rollouts.evaluation_samples(config, verification, prompts)
         with stop:
             yield Instruments(collect, verification.same_answer, chooser(config, policy, tasks), stop)
 

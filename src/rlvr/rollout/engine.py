@@ -6,14 +6,19 @@ on what else is in the batch, up to rounding (N7); log-probs are those of the di
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 import numpy as np
 import torch
 
+from rlvr.core.component import CONTRACTS, Component, declared
 from rlvr.records import Attachment, StopReason
+
+if TYPE_CHECKING:
+    from rlvr.policy import Policy
 
 Bucket = list[tuple[str, torch.Tensor]]
 """Named weights that are sent together."""
@@ -79,6 +84,34 @@ class Published:
         """As a step's record has it."""
         speed = self.bytes / 1e9 / self.seconds if self.seconds else 0.0
         return {"publish/bytes": self.bytes, "publish/seconds": self.seconds, "publish/gb_per_second": speed}
+
+
+class EngineFactory(Component):
+    """The options of an engine, which open it. A subclass is a dataclass whose fields are the options."""
+
+    @declared
+    def per_rank(self) -> bool:
+        """True where every rank has an engine, beside its policy; False where rank 0 has one that samples for all."""
+        return True
+
+    def for_run(self, longest: int | None, partitions: bool, silence: float | None) -> Self:
+        """Return the options with what they leave open set for a run.
+
+        `longest`: the longest sequence in tokens that is sampled, None where it is not known. `partitions`: the weights lie in parts
+        on several ranks, so that an engine cannot compute with the trainer's own, and no rank can write an adapter alone. `silence`:
+        `distributed.silence`, in seconds.
+        """
+        return self
+
+    @abstractmethod
+    def open(self, policy: Policy, in_flight: InFlight | None = None) -> Engine:
+        """Return the engine for `policy`; `in_flight` says what becomes of open requests when weights are published.
+
+        ConfigError where it cannot start.
+        """
+
+
+CONTRACTS["engine"] = (EngineFactory,)
 
 
 class Engine(Protocol):

@@ -13,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import collections
 import copy
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -29,7 +31,7 @@ from rlvr.policy.quantization import dense_model, has_quantized
 from rlvr.records import StopReason
 from rlvr.registry import register
 from rlvr.rollout.decoder import Decoder
-from rlvr.rollout.engine import Bucket, Completion, InFlight, Request
+from rlvr.rollout.engine import Bucket, Completion, EngineFactory, InFlight, Request
 from rlvr.rollout.rows import Row, RowCache, Rows, check_cacheable, padded
 
 COMPACT_AT = 1 / 16
@@ -40,7 +42,7 @@ PUBLISH_SECONDS = 1800.0
 
 @register("engine", "hf")
 @dataclass(frozen=True)
-class HFEngineOptions:
+class HFEngineOptions(EngineFactory):
     """Options of the embedded engine."""
 
     max_rows: int = 1024
@@ -51,8 +53,9 @@ class HFEngineOptions:
     """Keep a copy of the weights and take new ones by `publish`, instead of sharing the trainer's. Always so where
     `rollout.staleness` has it sample while the trainer updates."""
 
-    per_rank = True
-    """Every rank has one, beside its policy."""
+    def for_run(self, longest: int | None, partitions: bool, silence: float | None) -> Self:
+        """A copy of the weights where a rank does not have them all."""
+        return dataclasses.replace(self, copy_weights=self.copy_weights or partitions)
 
     def open(self, policy: Policy, in_flight: InFlight | None = None) -> HFEngine:
         """The engine for `policy`; `in_flight` says what becomes of open requests when weights are published."""

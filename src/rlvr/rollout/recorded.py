@@ -6,8 +6,10 @@ that was recorded is changed.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -18,13 +20,13 @@ from rlvr.policy import Policy
 from rlvr.records import Rollout
 from rlvr.registry import register
 from rlvr.rollout.buffer import Collected
-from rlvr.rollout.engine import InFlight
+from rlvr.rollout.engine import EngineFactory, InFlight
 from rlvr.rollout.hf import HFEngine, HFEngineOptions
 
 
 @register("engine", "recorded")
 @dataclass(frozen=True)
-class RecordedOptions:
+class RecordedOptions(EngineFactory):
     """No engine: training takes the rollouts that another run recorded. Evaluations sample with `hf`."""
 
     path: str
@@ -36,8 +38,9 @@ class RecordedOptions:
     """Whether evaluations sample with a copy of the weights; null: as the recorded run did. With a copy, `algorithm.correction:
     auto` weighs tokens by their ratio to the policy that sampled, as it does for any engine with weights of its own."""
 
-    per_rank = True
-    """Every rank has the engine of evaluations, beside its policy."""
+    def for_run(self, longest: int | None, partitions: bool, silence: float | None) -> Self:
+        """A copy of the weights where a rank does not have them all."""
+        return dataclasses.replace(self, copy_weights=self.copy_weights or partitions or None)
 
     def open(self, policy: Policy, in_flight: InFlight | None = None) -> HFEngine:
         """The engine that evaluations sample with."""

@@ -8,12 +8,12 @@ from typing import Any
 
 from rlvr.config import Config
 from rlvr.config.stage_plan import StagePlan
-from rlvr.data import Draw, Prompts, load_tasks
+from rlvr.data import Prompts, load_tasks
 from rlvr.data.prompts import refuse_long
 from rlvr.errors import DataError, EvaluationError, LostRankError, UserCodeError
 from rlvr.evaluation import Tally, evaluate
-from rlvr.records import Rollout, Task
-from rlvr.rollout import Interrupted, Sampling, evaluation_plan
+from rlvr.records import Task
+from rlvr.rollout import Interrupted
 from rlvr.run.policy_training import PolicyTraining
 from rlvr.run.reporting import Reporting
 from rlvr.run.rollout_runtime import RolloutRuntime
@@ -109,12 +109,7 @@ class Evaluator:
     def _sampled(self, tasks: Sequence[Task], prompts: Prompts, plan: StagePlan) -> tuple[dict[str, Any], list[Tally]]:
         """Sample and verify, on rank 0; the results, and those of each task. Raises Interrupted when the run is to stop."""
         verification = self.rollouts.verifications[self.state.stage_number]
-        samples_with = evaluation_plan(plan.config.rollout.plan)
-
-        def collect(draws: Sequence[Draw], sampling: Sampling, samples: int) -> list[Rollout]:
-            context = self.rollouts.rollout_context(verification, prompts, sampling, samples, "evaluation")
-            return self.rollouts.collector.collect(draws, samples_with, context, plan.config.rollout.deadline)
-
+        collect = self.rollouts.evaluation_samples(plan.config, verification, prompts)
         scorer = chooser(plan.config, self.training.policy, tasks, self.training.partitions)
         done = evaluate(tasks, plan.config, collect, verification.same_answer, scorer=scorer, judge=self._judge)
         return dict(done.results), done.tallies

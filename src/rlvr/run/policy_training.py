@@ -6,7 +6,7 @@ from typing import Any
 
 from rlvr import registry
 from rlvr.config import Config
-from rlvr.distributed import Backend, World
+from rlvr.distributed import Backend, BackendFactory, World
 from rlvr.learner import Learner
 from rlvr.policy import Snapshot, given_policy, load_policy
 from rlvr.stages import Stage
@@ -23,7 +23,7 @@ class PolicyTraining:
 
     def __init__(self, config: Config, world: World, model: Any = None, tokenizer: Any = None) -> None:
         self.world = world
-        self.backends = registry.build("backend", config.distributed.backend_spec)
+        self.backends: BackendFactory = registry.build("backend", config.distributed.backend_spec)
         if model is None:
             self.policy = load_policy(config.model, config.run.seed, self.backends.partitions, world.leads)
         else:
@@ -32,7 +32,7 @@ class PolicyTraining:
     @property
     def partitions(self) -> bool:
         """The weights lie in parts on several ranks."""
-        return bool(self.backends.partitions)
+        return self.backends.partitions
 
     @property
     def backend(self) -> Backend:

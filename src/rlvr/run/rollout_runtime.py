@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rlvr.config import Config
 from rlvr.config.stage_plan import longest_sequence
 from rlvr.core.waits import StopRequest
-from rlvr.data import History, Prompts
+from rlvr.data import Draw, History, Prompts
 from rlvr.distributed import World
 from rlvr.distributed.farm import open_engine, prove
-from rlvr.rollout import Activity, Collector, Engine, Published, RolloutContext, Sampling
+from rlvr.evaluation import Collect
+from rlvr.policy import Policy
+from rlvr.records import Rollout
+from rlvr.rollout import (
+    Activity,
+    Bucket,
+    Collector,
+    Engine,
+    Published,
+    RolloutContext,
+    Sampling,
+    evaluation_plan,
+)
+from rlvr.rollout.engine import InFlight
 from rlvr.rollout.vllm.options import low_precision
 from rlvr.run.policy_training import PolicyTraining
 from rlvr.run.resolved_config import ResolvedConfig
@@ -48,24 +62,34 @@ class RolloutRuntime:
         """The engine's account of the weights that were published last."""
 
     def open(self, resolved: ResolvedConfig, training: PolicyTraining, tasks: RunTasks, verifier: Any) -> None:
-        """Build the verifiers and start the engine; `verifier` is one given in Python, in the place of the configuration's."""
-        self.verifications = [
-            Verification(verifier if verifier is not None else plan.config.verifier, self.pool)
-            for plan in resolved.plans
-        ]
+        """Build the verifiers of a run and start its engine; `verifier` is one given in Python, in the place of the
+        configuration's."""
+        self.build_verifiers([plan.config.verifier if verifier is None else verifier for plan in resolved.plans])
         samples_ahead = any(plan.config.rollout.staleness for plan in resolved.plans)
-        rollout = self.config.rollout
-        self.engine = open_engine(
-            rollout.engine,
+        self.start_engine(
             training.policy,
-            rollout.in_flight if samples_ahead else None,
-            self.world,
-            self.collector,
-            training.partitions,
-            longest_sequence(resolved.plans, tasks.longest_evaluated),
+            in_flight=self.config.rollout.in_flight if samples_ahead else None,
+            partitions=training.partitions,
+            longest=longest_sequence(resolved.plans, tasks.longest_evaluated),
         )
+
+    def build_verifiers(self, written: Sequence[Any]) -> None:
+        """Build the verifiers: one for each stage, as `Verification` takes it."""
+        self.verifications = [Verification(one, self.pool) for one in written]
+
+    def start_engine(
+        self,
+        policy: Policy,
+        *,
+        in_flight: InFlight | None = None,
+        partitions: bool = False,
+        longest: int | None = None,
+    ) -> None:
+        """Start the engine that the configuration names, on all ranks; its options are those of `open_engine`."""
+        spec = self.config.rollout.engine
+        self.engine = open_engine(spec, policy, in_flight, self.world, self.collector, partitions, longest)
         self._engines.callback(self.engine.close)
-        self.context = min(training.policy.context, self.engine.context)  # vLLM may have been given a shorter one
+        self.context = min(policy.context, self.engine.context)  # vLLM may have been given a shorter one
 
     def rollout_context(
         self, verification: Verification, prompts: Prompts, sampling: Sampling, group_size: int, *path: int | str
@@ -83,15 +107,32 @@ class RolloutRuntime:
             activity=self.activity,
         )
 
+    def evaluation_samples(self, config: Config, verification: Verification, prompts: Prompts) -> Collect:
+        """What samples and verifies an evaluation under `config`, on rank 0. It raises Interrupted when the run is to stop.
+
+        Seeds follow from the run's seed, task, member and call, so that `rlvr.evaluate` draws what a run's evaluation draws.
+        """
+        plan = evaluation_plan(config.rollout.plan)
+
+        def collect(draws: Sequence[Draw], sampling: Sampling, samples: int) -> list[Rollout]:
+            context = self.rollout_context(verification, prompts, sampling, samples, "evaluation")
+            return self.collector.collect(draws, plan, context, config.rollout.deadline)
+
+        return collect
+
     def publish(self, version: int, training: PolicyTraining) -> None:
-        """Hand the weights to the engine as `version`, on all ranks. TrainingError when the engine does not sample with them."""
+        """Hand the weights that are trained to the engine as `version`, on all ranks."""
         backend = training.backend
         if not self.engine.shares_weights or self.config.distributed.offloads_during_rollout:
             backend.release()
-        self.published = self.engine.publish(version, backend.named_weights)
+        self.hand_over(version, training.policy, backend.named_weights)
+
+    def hand_over(self, version: int, policy: Policy, weights: Callable[[], Iterable[Bucket]]) -> None:
+        """Give the engine weights as `version`, on all ranks. TrainingError when it does not sample with them."""
+        self.published = self.engine.publish(version, weights)
         if not self.engine.shares_weights:
             coarse = bool(low_precision(self.config.rollout.engine))
-            prove(self.engine, self.world, training.policy, self.collector, backend.named_weights, coarse)
+            prove(self.engine, self.world, policy, self.collector, weights, coarse)
 
     def close(self) -> None:
         """End threads, engine and verifier processes."""

@@ -19,7 +19,7 @@ import numpy as np
 from rlvr import registry
 from rlvr.config import OptimConfig
 from rlvr.config.stage_plan import StagePlan
-from rlvr.core.component import Component
+from rlvr.core.component import CONTRACTS, Component
 from rlvr.core.schedules import ComponentList, Controller, Schedule, StepSchedule, scalar_value
 from rlvr.data import History, Sampler, TaskPool
 from rlvr.errors import ConfigError, DataError
@@ -246,6 +246,9 @@ class Stage(Component):
         self.load_draws_state(state["draws"] if same else _on_other_tasks(state["draws"], self.pool))
         for controller, saved in zip(self.controllers(), state["controllers"], strict=True):
             controller.load_state_dict(saved)
+
+
+CONTRACTS["stage"] = (Stage,)
 
 
 def _on_other_tasks(draws: Mapping[str, Any], pool: TaskPool) -> dict[str, Any]:

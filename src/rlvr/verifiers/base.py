@@ -291,4 +291,6 @@ def as_verifier(piece: Any) -> Verifier:
         return piece
     if callable(piece):
         return FunctionVerifier(piece)
-    raise ConfigError(f"a verifier is a Verifier, a function or a name, not {type(piece).__name__}")
+    raise ConfigError(
+        f"a verifier is a Verifier, a function or a name, not {type(piece).__name__}: make the class a subclass of rlvr.Verifier"
+    )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 
+from rlvr.rollout.engine import EngineFactory
 from rlvr.rollout.vllm.transfer import SHARED_MEMORY
 
 
 @dataclass(frozen=True)
-class CommonSettings:
+class CommonSettings(EngineFactory):
     """Settings of both engines."""
 
     max_model_len: int | None = None
@@ -60,6 +62,14 @@ class CommonSettings:
     """Seconds for an engine or server to start."""
     publish_timeout: float = 600.0
     """Seconds for each answer during a publish, and for responses to finish on the old weights."""
+
+    def for_run(self, longest: int | None, partitions: bool, silence: float | None) -> Self:
+        """The run's longest sequence as `max_model_len`; adapters merged into the weights where no rank can write one alone."""
+        return dataclasses.replace(
+            self,
+            max_model_len=self.max_model_len or longest,
+            merge_adapter=self.merge_adapter or partitions,
+        )
 
     @property
     def low_precision(self) -> tuple[str, ...]:
@@ -117,6 +127,11 @@ class ServerSettings(CommonSettings):
     health_timeout: float = 30.0
     """Seconds that the engine of a server may take to answer a health check, which it does between two steps. One that takes
     longer is started anew."""
+
+    def for_run(self, longest: int | None, partitions: bool, silence: float | None) -> Self:
+        """See CommonSettings; `silence` too."""
+        known = super().for_run(longest, partitions, silence)
+        return dataclasses.replace(known, silence=silence if self.silence is None else self.silence)
 
     def transfer_to(self, home: torch.device) -> str:
         """The transfer from a policy that is computed on `home`, as this library calls it."""
