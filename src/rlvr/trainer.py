@@ -95,7 +95,7 @@ class GRPOTrainer:
         self.resumer = Resumer(
             resolved, identity, state, self.stages, world, folder, training, rollouts, reporting, self.checkpointer
         )
-        self.due_evaluations = DueEvaluations(self.evaluator, state, self.tasks, reporting, self.checkpointer, world)
+        self.due_evaluations = DueEvaluations(self.evaluate, state, self.tasks, reporting, self.checkpointer, world)
         self.batch: Batch | None = None
         try:
             rollouts.open(resolved, training, self.tasks, verifier)

@@ -100,6 +100,15 @@ def test_evaluation_before_during_and_after_training(make_trainer):
     assert trainer.evaluate()["eval/greedy"] == trainer.metrics[-1]["eval/greedy"]
 
 
+def test_a_subclass_that_replaces_evaluate_decides_what_the_runs_evaluations_are(make_tree):
+    class Mine(GRPOTrainer):
+        def evaluate(self, tasks=None):
+            return {**super().evaluate(tasks), "eval/mine": 7.0}
+
+    with Mine(config=make_tree({"run": {"steps": 1}}), eval_tasks=task_rows(2)) as trainer:
+        assert trainer.train()[-1]["eval/mine"] == 7.0
+
+
 def test_evaluation_takes_nothing_from_training(make_trainer):
     plain, evaluated = make_trainer(), make_trainer({"evaluation": {"every": 1}}, "evaluated", eval_tasks=task_rows(2))
     plain.train()

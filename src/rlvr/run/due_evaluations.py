@@ -7,13 +7,13 @@ the checkpoint and is made when training goes on from that step.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from rlvr.distributed import World
 from rlvr.errors import EvaluationError
 from rlvr.monitor.metrics import record
 from rlvr.run.checkpointing import Checkpointer
-from rlvr.run.evaluator import Evaluator
 from rlvr.run.reporting import Reporting
 from rlvr.run.run_tasks import RunTasks
 from rlvr.run.train_state import TrainState
@@ -23,18 +23,21 @@ log = logging.getLogger(__name__)
 
 
 class DueEvaluations:
-    """Makes the evaluations of a run that are due. With several ranks every method is called on all of them."""
+    """Makes the evaluations of a run that are due. With several ranks every method is called on all of them.
+
+    `evaluate` is the trainer's own method, so that a subclass that replaces it decides what these are.
+    """
 
     def __init__(
         self,
-        evaluator: Evaluator,
+        evaluate: Callable[[], dict[str, Any]],
         state: TrainState,
         tasks: RunTasks,
         reporting: Reporting,
         checkpointer: Checkpointer,
         world: World,
     ) -> None:
-        self.evaluator = evaluator
+        self.evaluate = evaluate
         self.state = state
         self.tasks = tasks
         self.reporting = reporting
@@ -75,7 +78,7 @@ class DueEvaluations:
     def _results_or_nothing(self) -> dict[str, Any]:
         """The results of an evaluation; none where it was stopped or failed, which does not end the run."""
         try:
-            return self.evaluator.evaluate()
+            return self.evaluate()
         except EvaluationError as error:
             if self.world.leads:
                 later = (
