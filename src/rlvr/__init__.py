@@ -64,47 +64,118 @@ _HOME = {
 __all__ = [*_HOME, "__version__"]
 
 if TYPE_CHECKING:
-    from rlvr.config import Config
-    from rlvr.config.config_loading import load_config
-    from rlvr.records import Batch, Group, Origin, Rollout, StopReason, Task, Verdict, VerdictStatus
+    from rlvr.config import Config as Config
+    from rlvr.config.config_loading import load_config as load_config
+    from rlvr.records import Batch as Batch
+    from rlvr.records import Group as Group
+    from rlvr.records import Origin as Origin
+    from rlvr.records import Rollout as Rollout
+    from rlvr.records import StopReason as StopReason
+    from rlvr.records import Task as Task
+    from rlvr.records import Verdict as Verdict
+    from rlvr.records import VerdictStatus as VerdictStatus
     from rlvr.registry import (
-        register_advantage,
-        register_loss,
-        register_modifier,
-        register_plan,
-        register_reward,
-        register_sampler,
-        register_selector,
-        register_stage,
-        register_verifier,
+        register_advantage as register_advantage,
     )
-    from rlvr.trainer import GRPOTrainer
+    from rlvr.registry import (
+        register_loss as register_loss,
+    )
+    from rlvr.registry import (
+        register_modifier as register_modifier,
+    )
+    from rlvr.registry import (
+        register_plan as register_plan,
+    )
+    from rlvr.registry import (
+        register_reward as register_reward,
+    )
+    from rlvr.registry import (
+        register_sampler as register_sampler,
+    )
+    from rlvr.registry import (
+        register_selector as register_selector,
+    )
+    from rlvr.registry import (
+        register_stage as register_stage,
+    )
+    from rlvr.registry import (
+        register_verifier as register_verifier,
+    )
+    from rlvr.trainer import GRPOTrainer as GRPOTrainer
     from rlvr.verifiers import (
-        BleuVerifier,
-        BoxesVerifier,
-        ChoiceVerifier,
-        CombineVerifier,
-        CountdownVerifier,
-        ExactVerifier,
-        FormatVerifier,
-        FunctionVerifier,
-        InstructionsVerifier,
-        IntervalVerifier,
-        JsonSchemaVerifier,
-        KnightsAndKnavesVerifier,
-        LabelVerifier,
-        MathVerifier,
-        NumericVerifier,
-        PointVerifier,
-        RankingVerifier,
-        RatingVerifier,
-        ReasoningGymVerifier,
-        RegexVerifier,
-        RougeVerifier,
-        SudokuVerifier,
-        TokenF1Verifier,
-        ToolCallVerifier,
-        Verifier,
+        BleuVerifier as BleuVerifier,
+    )
+    from rlvr.verifiers import (
+        BoxesVerifier as BoxesVerifier,
+    )
+    from rlvr.verifiers import (
+        ChoiceVerifier as ChoiceVerifier,
+    )
+    from rlvr.verifiers import (
+        CombineVerifier as CombineVerifier,
+    )
+    from rlvr.verifiers import (
+        CountdownVerifier as CountdownVerifier,
+    )
+    from rlvr.verifiers import (
+        ExactVerifier as ExactVerifier,
+    )
+    from rlvr.verifiers import (
+        FormatVerifier as FormatVerifier,
+    )
+    from rlvr.verifiers import (
+        FunctionVerifier as FunctionVerifier,
+    )
+    from rlvr.verifiers import (
+        InstructionsVerifier as InstructionsVerifier,
+    )
+    from rlvr.verifiers import (
+        IntervalVerifier as IntervalVerifier,
+    )
+    from rlvr.verifiers import (
+        JsonSchemaVerifier as JsonSchemaVerifier,
+    )
+    from rlvr.verifiers import (
+        KnightsAndKnavesVerifier as KnightsAndKnavesVerifier,
+    )
+    from rlvr.verifiers import (
+        LabelVerifier as LabelVerifier,
+    )
+    from rlvr.verifiers import (
+        MathVerifier as MathVerifier,
+    )
+    from rlvr.verifiers import (
+        NumericVerifier as NumericVerifier,
+    )
+    from rlvr.verifiers import (
+        PointVerifier as PointVerifier,
+    )
+    from rlvr.verifiers import (
+        RankingVerifier as RankingVerifier,
+    )
+    from rlvr.verifiers import (
+        RatingVerifier as RatingVerifier,
+    )
+    from rlvr.verifiers import (
+        ReasoningGymVerifier as ReasoningGymVerifier,
+    )
+    from rlvr.verifiers import (
+        RegexVerifier as RegexVerifier,
+    )
+    from rlvr.verifiers import (
+        RougeVerifier as RougeVerifier,
+    )
+    from rlvr.verifiers import (
+        SudokuVerifier as SudokuVerifier,
+    )
+    from rlvr.verifiers import (
+        TokenF1Verifier as TokenF1Verifier,
+    )
+    from rlvr.verifiers import (
+        ToolCallVerifier as ToolCallVerifier,
+    )
+    from rlvr.verifiers import (
+        Verifier as Verifier,
     )
 
 

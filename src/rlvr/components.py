@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from rlvr.core.component import CONTRACTS, Component, declared
+from rlvr.core.component import CONTRACTS, Component, declared, written_name
 from rlvr.core.schedules import AdaptiveComponent
 from rlvr.errors import ConfigError
 
@@ -316,7 +316,7 @@ class Tool(Component):
 
 def _missing(loss: LossComponent, member: str) -> ConfigError:
     return ConfigError(
-        f"the loss {type(loss).__qualname__!r} does not say its `{member}`: a loss is a class with "
+        f"the loss {written_name(loss)!r} does not say its `{member}`: a loss is a class with "
         "`needs` (what it reads of a forward pass) and `average` (what it averages over)"
     )
 

@@ -28,7 +28,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlvr.core.calling import FIELDS
-from rlvr.core.component import Component, adapted, refuse_misspelt, refuse_without_base
+from rlvr.core.component import FILE_MODULE, Component, adapted
+from rlvr.core.component_checks import check_members, refuse_misspelt, refuse_two_contracts, refuse_without_base
 from rlvr.core.specs import ComponentSpec, SpecLike
 from rlvr.errors import USER_CODE_ERRORS, ConfigError, RlvrError, nearest, user_traceback
 
@@ -86,7 +87,9 @@ def register(kind: str, name: str) -> Callable[[T], T]:
         old = _pieces[kind].get(name)
         if old is not None and _source(old) != _source(piece):
             raise ConfigError(f"the {kind} {name!r} is taken by {'.'.join(_identity(old))}: choose another name")
-        refuse_misspelt(kind, piece)
+        if not _is_own(piece):
+            importlib.import_module(ROOMS[kind])  # with the contract of the kind
+            refuse_misspelt(kind, piece)
         _pieces[kind][name] = piece
         return piece
 
@@ -95,6 +98,11 @@ def register(kind: str, name: str) -> Callable[[T], T]:
 
 def _identity(piece: Any) -> tuple[str, str]:
     return getattr(piece, "__module__", ""), getattr(piece, "__qualname__", repr(piece))
+
+
+def _is_own(piece: Any) -> bool:
+    """Tell whether a component is the library's."""
+    return _identity(piece)[0].startswith("rlvr.")
 
 
 def _source(piece: Any) -> tuple[str, str]:
@@ -109,14 +117,14 @@ def registered_outside() -> Iterator[tuple[str, str, Any]]:
     """(kind, name, piece) of everything that was registered in this process and is not the library's own."""
     for kind, pieces in _pieces.items():
         for name, piece in pieces.items():
-            if not _identity(piece)[0].startswith("rlvr."):
+            if not _is_own(piece):
                 yield kind, name, piece
 
 
 def own_name(kind: str, piece: Any) -> str | None:
     """The name by which the library itself registers `piece`; None where it does not."""
     importlib.import_module(ROOMS[kind])
-    if not _identity(piece)[0].startswith("rlvr."):
+    if not _is_own(piece):
         return None
     return next((name for name, known in _pieces[kind].items() if known is piece), None)
 
@@ -217,7 +225,7 @@ def _file_module(what: str, file: str) -> ModuleType:
     path = Path(file).expanduser().resolve()
     if not path.is_file():
         raise ConfigError(f"{what}: there is no file {path}")
-    module_name = f"rlvr_file_{path.stem}_{abs(hash(str(path))):x}"
+    module_name = f"{FILE_MODULE}{path.stem}_{abs(hash(str(path))):x}"
     try:
         return sys.modules.get(module_name) or load_file(module_name, path)
     except USER_CODE_ERRORS as error:  # a script that ends by sys.exit is no end of ours
@@ -263,7 +271,10 @@ def check_options(kind: str, spec: SpecLike) -> dict[str, Any]:
     options = dict(spec.options)
     piece = find(kind, name)
     importlib.import_module(ROOMS[kind])  # with the contract of the kind
+    if not (inspect.isclass(piece) or inspect.isroutine(piece) or isinstance(piece, functools.partial)):
+        raise ConfigError(f"{kind} {name!r} is a {type(piece).__name__}: name a class, with its options, or a function")
     refuse_without_base(kind, name, piece)
+    refuse_two_contracts(kind, piece)
     known = options_of(piece)
     for option in options:
         if option not in known:
@@ -329,9 +340,11 @@ def build(kind: str, spec: SpecLike) -> Any:
     options = check_options(kind, spec)
     refuse_misspelt(kind, piece)
     if not inspect.isclass(piece):
-        return adapted(kind, functools.partial(piece, **options) if options else piece)
-    made = instance(kind, name, adapted(kind, piece), options)
-    refuse_misspelt(kind, made)
+        made = adapted(kind, functools.partial(piece, **options) if options else piece)
+    else:
+        made = instance(kind, name, adapted(kind, piece), options)
+        refuse_misspelt(kind, made)
+    check_members(kind, name, made)
     return made
 
 

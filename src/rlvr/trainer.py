@@ -42,10 +42,11 @@ from rlvr.run.stage_list import StageList, open_stages
 from rlvr.run.step_recorder import StepRecorder
 from rlvr.run.stopping import RunStop, failing_together, stop_when_hopeless
 from rlvr.run.train_state import TrainState
+from rlvr.run.trainer_attributes import MovedTrainerAttributes
 from rlvr.stages import Stage
 
 
-class GRPOTrainer:
+class GRPOTrainer(MovedTrainerAttributes):
     """Trains a policy on tasks with a verifier.
 
         trainer = GRPOTrainer("Qwen/Qwen2.5-0.5B-Instruct", tasks, MathVerifier(), {"run": {"steps": 100}})
@@ -54,8 +55,7 @@ class GRPOTrainer:
     `model` is a loaded model (with `tokenizer`; it is moved to the config's `model.device`), a path or hub name, or None to
     build what the config says. `tasks` and `eval_tasks` are anything that `rlvr.data.load_tasks` takes, or None for the
     config's. `verifier` is a Verifier, a plain reward function, a registered name, or None for the config's. `config` is a
-    Config, a mapping or a YAML file. `resume` is what `train` goes on from, as there; given here, the engine of `rollout.engine: auto`
-    is the checkpoint's.
+    Config, a mapping or a YAML file. `resume` is what `train` goes on from; given here, `rollout.engine: auto` is the checkpoint's.
 
     After `train()`: `metrics` (one record per step), `evaluations`, `batch` (the last one scored), `policy`. Raises
     RlvrError for bad input before any training.

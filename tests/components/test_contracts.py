@@ -13,7 +13,8 @@ import pytest
 
 from rlvr import registry
 from rlvr.components import Advantage, Selector, SequenceLoss
-from rlvr.core.component import CONTRACTS, adapted, refuse_misspelt
+from rlvr.core.component import CONTRACTS, adapted, called_as
+from rlvr.core.component_checks import check_members, refuse_misspelt
 from rlvr.core.schedules import ComponentList, Schedule
 from rlvr.errors import ConfigError
 
@@ -138,15 +139,162 @@ def test_options_private_and_other_names_are_no_slips():
     class Mine:
         smallest_groups: int = 2
         needing: int = 0
+        weight: float = 1.0
 
         def __post_init__(self):
             self._observes = 0
             self.seen = 0
 
-        def __call__(self, batch): ...
+        def __call__(self, batch):
+            return self.weight * self.smallest_groups
 
     refuse_misspelt("advantage", Mine)
     refuse_misspelt("advantage", Mine())
+    refuse_misspelt("loss", Mine)
+
+
+@pytest.mark.parametrize(
+    ("kind", "members", "near"),
+    [
+        ("advantage", {"stateDict": lambda self: {}}, "state_dict"),
+        ("advantage", {"smallest_group_size": 4}, "smallest_group"),
+        ("advantage", {"SmallestGroup": 4}, "smallest_group"),
+        ("advantage", {"is_per_token": True}, "per_token"),
+        ("advantage", {"Observe": lambda self, metrics: None}, "observe"),
+        ("reward", {"ask": lambda self, batch, encode: []}, "asks"),
+        ("correction", {"caps": 2.0}, "cap"),
+        ("correction", {"Cap": 2.0}, "cap"),
+        ("loss", {"chooses": lambda self, tokens: None}, "choose"),
+        ("plan", {"answer_character": 10}, "answer_characters"),
+        ("plan", {"independant": True}, "independent"),
+        ("sampler", {"orders": lambda self, epoch, size: []}, "order"),
+        ("verifier", {"check_tasks": lambda self, task: None}, "check_task"),
+    ],
+)
+def test_slips_that_are_refused(kind, members, near):
+    importlib.import_module(registry.ROOMS[kind])
+    with pytest.raises(ConfigError, match=f"is '{near}' meant"):
+        refuse_misspelt(kind, type("Mine", (), members))
+
+
+def test_an_option_that_nothing_reads_is_a_slip_too():
+    @dataclasses.dataclass(frozen=True)
+    class Field(Advantage):
+        smallest_groups: int = 100
+
+        def __call__(self, batch): ...
+
+    class Parameter(Advantage):
+        def __init__(self, smallest_groups=100):
+            self.smallest_groups = smallest_groups
+
+        def __call__(self, batch): ...
+
+    with pytest.raises(ConfigError, match="'smallest_group' meant"):
+        refuse_misspelt("advantage", Field)
+    with pytest.raises(ConfigError, match="'smallest_group' meant"):
+        refuse_misspelt("advantage", Parameter())
+
+
+def test_the_members_that_a_refusal_lists_are_those_of_the_contract_that_is_meant():
+    with pytest.raises(ConfigError, match=r"Members of Loss: .*choose") as refused:
+        refuse_misspelt("loss", type("Mine", (), {"chooses": None}))
+    assert "has_weights" not in str(refused.value) and "injected" not in str(refused.value)
+
+
+def test_a_loss_that_wants_to_observe_is_refused():
+    with pytest.raises(ConfigError, match=r"loss .*Mine: nothing calls its member 'observe'"):
+        refuse_misspelt("loss", type("Mine", (), {"observe": lambda self, metrics: None}))
+
+
+def test_a_registered_component_is_checked_whatever_was_imported_before(tmp_path):
+    code = (
+        "from rlvr import register_plan\n"
+        "@register_plan('mine')\n"
+        "class Mine:\n"
+        "    independant = True\n"
+        "    async def __call__(self, draw, context): yield None\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "is 'independent' meant" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "members", "message"),
+    [
+        ("advantage", {"smallest_group": "two"}, "`smallest_group` is 'two', not a value of type int"),
+        ("advantage", {"smallest_group": lambda self: 2}, "`smallest_group` is a method"),
+        ("advantage", {"needs": {"entropy"}}, "`needs` holds 'entropy'"),
+        ("advantage", {"needs": "entropy"}, "`needs` holds 'entropy'"),
+        ("selector", {"after": 1}, "`after` is 1, not a value of type bool"),
+    ],
+)
+def test_values_of_another_type_are_refused_with_the_name_of_the_component(kind, members, message):
+    (contract,) = CONTRACTS[kind]
+    made = type("Mine", (contract,), {"__call__": lambda self, batch: None, **members})()
+    with pytest.raises(ConfigError, match=f"{kind} 'mine.py:Mine': its member {message}"):
+        check_members(kind, "mine.py:Mine", made)
+
+
+def test_a_property_is_a_value():
+    made = type(
+        "Mine", (Advantage,), {"__call__": lambda self, batch: None, "smallest_group": property(lambda self: 3)}
+    )()
+    check_members("advantage", "mine", made)
+
+
+FILE = """
+class Both:
+    needs = frozenset()
+    average = "tokens"
+    def __call__(self, tokens, over): ...
+    def shares(self, sequences): ...
+
+class Meta(type): ...
+
+class WithMetaclass(metaclass=Meta):
+    def __call__(self, batch): ...
+
+def function(tokens, over): ...
+
+instance = Both()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        ("loss", "Both", r"mine\.py:Both has `.*` and `.*`, of which one would not be called"),
+        ("advantage", "WithMetaclass", r"mine\.py:WithMetaclass cannot be made a Advantage .*: make it a subclass of"),
+        ("loss", "instance", r"loss 'mine\.py:instance' is a Both: name a class, with its options, or a function"),
+    ],
+)
+def test_what_cannot_be_a_component_is_refused_by_name(kind, name, message, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        registry.build(kind, f"mine.py:{name}")
+
+
+def test_a_function_that_lacks_what_a_loss_says_is_named(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"the loss 'mine\.py:function' does not say its `needs`"):
+        _ = registry.build("loss", "mine.py:function").needs
+
+
+def test_an_object_with_slots_keeps_what_it_holds():
+    class Slotted:
+        __slots__ = ("scale",)
+
+        def __init__(self, scale):
+            self.scale = scale
+
+        def __call__(self, batch):
+            return self.scale
+
+    made = called_as(Advantage, Slotted(3.0))
+    assert made(None) == 3.0 and made.smallest_group == 1
 
 
 def test_a_helper_beside_the_member_that_it_is_like_is_no_slip():
@@ -248,7 +396,7 @@ def test_a_plain_class_and_a_function_get_the_defaults_and_keep_what_they_have()
     assert isinstance(selector, Selector) and selector.after and selector(None) == [0]
     responses = adapted("loss", type("Pairs", (), {"shares": lambda self, sequences: sequences}))()
     assert isinstance(responses, SequenceLoss) and responses.per_response
-    with pytest.raises(ConfigError, match="'Pairs' does not say its `average`"):
+    with pytest.raises(ConfigError, match=r"'test_contracts\.Pairs' does not say its `average`"):
         _ = responses.average
     with pytest.raises(ConfigError, match=r"loss .*Nothing has no `shares` or `__call__`"):
         adapted("loss", type("Nothing", (), {}))

@@ -17,6 +17,7 @@ from small_run import TREE, overlaid
 SOURCE = f"{Path(rlvr.__file__).parent}/"
 MOST_HOPS = 10
 MOST_FILES = 35
+MOST_FILES_OF_A_HOP = 5
 SIMPLEST = {
     "model": {"scratch": {"alphabet": "12"}},
     "verifier": "exact",
@@ -76,6 +77,19 @@ def test_hops_stand_in_the_order_in_which_they_are_entered(entered, hops):
     assert places == sorted(places)
 
 
+def test_a_file_stands_in_the_row_of_the_hop_in_which_it_is_first_entered(entered, hops):
+    """Else rows could be put together until there are few. The end of the hop before, which prepares what it hands over, may
+    enter a file of the next hop."""
+    starts = [entered.index((files[0], function)) for function, files in hops]
+    files = [file for file, _ in entered]
+    begins = [starts[0], *starts[:-1]]
+    ends = [*starts[1:], len(files)]
+    for (function, of_hop), start, end in zip(hops, begins, ends, strict=True):
+        for file in of_hop[1:]:
+            assert start < files.index(file) < end, (function, file)
+
+
 def test_the_path_is_short(entered, hops):
     assert len(hops) <= MOST_HOPS
+    assert max(len(files) for _, files in hops) <= MOST_FILES_OF_A_HOP
     assert len({file for file, _ in entered}) <= MOST_FILES

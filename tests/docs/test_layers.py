@@ -8,6 +8,8 @@ import re
 
 import pytest
 
+import rlvr
+
 
 @pytest.fixture(scope="module")
 def layers(root):
@@ -52,6 +54,13 @@ def test_no_files_import_each_other_in_a_circle(modules):
     graphlib.TopologicalSorter(graph).prepare()
 
 
+def test_imports_of_public_names_are_followed_and_relative_ones_refused(modules):
+    assert every_import("from rlvr import GRPOTrainer, registry", modules) == {"rlvr.trainer", "rlvr.registry"}
+    assert every_import("from rlvr.records import Task\nimport rlvr.errors", modules) == {"rlvr.records", "rlvr.errors"}
+    with pytest.raises(AssertionError, match="a relative import"):
+        every_import("from ..trainer import GRPOTrainer", modules)
+
+
 class Running(ast.NodeTransformer):
     """Leaves out what only a type checker reads."""
 
@@ -70,7 +79,10 @@ def every_import(source, modules) -> set[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            inner = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if name in modules else str(node.module) for name in inner}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"a relative import, which this test does not follow: {ast.unparse(node)}"
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                public = rlvr._HOME.get(alias.name) if node.module == "rlvr" else None
+                found.add(name if name in modules else public or str(node.module))
     return {name for name in found if name.startswith("rlvr.")}

@@ -1,13 +1,11 @@
 """Components: members with defaults, the contract of each kind, and classes without a base class made components.
 
 A component is a subclass of a contract (rlvr.components lists them). A user may also write one without a base class, as a
-function or as a plain class: the registry passes it through `adapted`, which makes it one of its contract. A public member
-whose name is nearly that of a member of the contract is refused by `refuse_misspelt`, since nothing would read it.
+function or as a plain class: the registry passes it through `adapted`, which makes it one of its contract.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import types
@@ -52,15 +50,11 @@ CONTRACTS: dict[str, tuple[ABCMeta, ...]] = {}
 """Kind of component -> its contracts, which the modules that define them add. Of several, a class has the first whose
 abstract methods it has."""
 
+FILE_MODULE = "rlvr_file_"
+"""Names of modules that are loaded from a file for their components begin so; the file's name and a hash follow."""
+
 BY_SIGNATURE = frozenset({"reward"})
 """Kinds whose functions have several forms, which are told apart by their signatures where they are called."""
-
-BASE_CLASS_NEEDED = frozenset({"sampler", "stage"})
-"""Kinds whose contract holds what a component works with, so that only its subclasses are taken."""
-
-SIMILAR = 0.88
-"""Likeness of two names, by difflib's ratio, from which one is taken for a slip of the other: `smallest_groups` is 0.97
-like `smallest_group`, `needed` 0.73 like `needs`."""
 
 
 def adapted(kind: str, component: Any) -> Any:
@@ -73,11 +67,11 @@ def adapted(kind: str, component: Any) -> Any:
         return component  # what is no Verifier is called as a function
     if inspect.isclass(component):
         own = set(dir(component))
-        for contract in contracts:
-            if contract.__abstractmethods__ <= own:
-                return _with_contract(component, contract)
+        fitting = [contract for contract in contracts if contract.__abstractmethods__ <= own]
+        if fitting:
+            return _with_contract(component, fitting[0])
         required = " or ".join(f"`{name}`" for contract in contracts for name in sorted(contract.__abstractmethods__))
-        raise ConfigError(f"{kind} {component.__module__}.{component.__qualname__} has no {required}: write it")
+        raise ConfigError(f"{kind} {written_name(component)} has no {required}: write it")
     if isinstance(component, contracts) or kind in BY_SIGNATURE:
         return component
     return called_as(next(one for one in contracts if one.__abstractmethods__ == {"__call__"}), component)
@@ -92,9 +86,12 @@ def called_as(contract: type, function: Callable[..., Any]) -> Any:
         return function
     if inspect.isroutine(function) or isinstance(function, functools.partial):
         return _with_contract(FunctionComponent, contract)(function)
-    made = _with_contract(type(function), contract)
-    component: Any = object.__new__(made)
-    component.__dict__ = vars(function)
+    component: Any = object.__new__(_with_contract(type(function), contract))
+    if hasattr(function, "__dict__"):
+        component.__dict__ = vars(function)
+    for base in type(function).__mro__:
+        for slot in vars(base).get("__slots__", ()):
+            setattr(component, slot, getattr(function, slot))
     return component
 
 
@@ -120,42 +117,23 @@ def _with_contract(component: type, contract: type) -> type:
     key = (component, contract)
     if key not in _made:
         names = {name: getattr(component, name) for name in ("__module__", "__qualname__", "__doc__")}
-        _made[key] = types.new_class(component.__name__, key, exec_body=lambda namespace: namespace.update(names))
+        try:
+            _made[key] = types.new_class(component.__name__, key, exec_body=lambda namespace: namespace.update(names))
+        except TypeError as error:  # a metaclass of its own
+            raise ConfigError(
+                f"{written_name(component)} cannot be made a {contract.__name__} ({error}): make it a subclass of "
+                f"{contract.__module__}.{contract.__qualname__}"
+            ) from error
     return _made[key]
 
 
-def refuse_without_base(kind: str, name: str, component: Any) -> None:
-    """ConfigError where a component of a kind that needs its base class, written as `name`, is no subclass of it."""
-    if kind in BASE_CLASS_NEEDED and not (inspect.isclass(component) and issubclass(component, CONTRACTS[kind])):
-        (contract,) = CONTRACTS[kind]
-        raise ConfigError(f"{kind} {name!r}: make it a subclass of {contract.__module__}.{contract.__qualname__}")
-
-
-def refuse_misspelt(kind: str, component: Any) -> None:
-    """ConfigError where a public member of a user's class, function or instance is nearly called like one of its contract.
-
-    A name is no slip where the component has the member that it is like: `observed` beside `observe`.
-    """
-    contracts = CONTRACTS.get(kind, ())
-    known = {name for contract in contracts for name in dir(contract) if not name.startswith("_")}
-    own = _own_members(component)
-    for name in sorted(own - known):
-        near = difflib.get_close_matches(name, known, 1, SIMILAR)
-        if near and near[0] not in own and not name.startswith("_"):
-            written = component if inspect.isclass(component) or inspect.isfunction(component) else type(component)
-            raise ConfigError(
-                f"{kind} {written.__module__}.{written.__qualname__}: nothing reads its member {name!r}; is {near[0]!r} meant? "
-                f"Rename it, or begin its name with an underscore. Members of {contracts[0].__name__}: {', '.join(sorted(known))}"
-            )
-
-
-def _own_members(component: Any) -> set[str]:
-    """Names of members that a user wrote, without the options of a class."""
-    if inspect.isfunction(component):
-        return set(vars(component))
-    owner = component if inspect.isclass(component) else type(component)
-    written = [base for base in owner.__mro__ if base is not object and not base.__module__.startswith("rlvr.")]
-    names = {name for base in written for name in (*vars(base), *vars(base).get("__annotations__", ()))}
-    if owner is not component and written:
-        names |= set(vars(component))
-    return names - set(inspect.signature(owner).parameters) if names else names
+def written_name(component: Any) -> str:
+    """The name of a user's class or function in messages: `module.Name`, or `file.py:Name` where it is from a file."""
+    named = component.__wrapped__ if isinstance(component, FunctionComponent) else component
+    named = named.func if isinstance(named, functools.partial) else named
+    written = named if inspect.isclass(named) or inspect.isroutine(named) else type(named)
+    module, name = written.__module__, written.__qualname__
+    if module.startswith(FILE_MODULE):
+        stem = module.removeprefix(FILE_MODULE).rpartition("_")[0]
+        return f"{stem}.py:{name}"
+    return f"{module}.{name}"

@@ -1,5 +1,6 @@
 """The policy: loading and building models, adapters, micro-batches, statistics of a forward pass, optimisers."""
 
+from rlvr.core.moved import renamed
 from rlvr.policy.loading import device_of, dtype_of, given_policy, load_policy, make_policy, tokenizer_of
 from rlvr.policy.microbatch import Cost, MicroBatch, check_packing, cut, deal, micro_batches, rows_of
 from rlvr.policy.model import Policy
@@ -27,3 +28,5 @@ __all__ = [
     "sgd",
     "tokenizer_of",
 ]
+
+__getattr__ = renamed(__name__, {"learning_rate": "rlvr.stages.base.learning_rate"})

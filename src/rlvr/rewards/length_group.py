@@ -42,12 +42,13 @@ class Brevity(RewardTerm):
 
     def __call__(self, batch: Batch, of: np.ndarray) -> np.ndarray:
         used, alpha = lengths(batch), float(self.alpha)
+        shape = {"sigmoid": self._sigmoid, "range": self._range, "kimi": self._kimi}[self.form]
         result = np.where(np.isnan(of), np.nan, 0.0)
         for group in batch.groups():
             compared = np.isfinite(of[group.index]) if self.form == "kimi" else of[group.index] >= 1.0
             index = group.index[compared]
             if len(index):
-                result[index] = getattr(self, f"_{self.form}")(used[index], of[index] >= 1.0, alpha)
+                result[index] = shape(used[index], of[index] >= 1.0, alpha)
         return result
 
     @staticmethod

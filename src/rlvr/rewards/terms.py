@@ -189,7 +189,10 @@ def bind(terms: Sequence[Term], setting: Setting) -> list[Term]:
     """The terms with what they take from the run; ConfigError names what contradicts it."""
 
     def bound(term: Term) -> Term:
-        return dataclasses.replace(term, function=term.function.bind(setting))
+        function: Any = term.function.bind(setting)
+        if not isinstance(function, RewardTerm):
+            raise ConfigError(f"rewards: `bind` of {term.name!r} returned {function!r}: it has to return the term")
+        return dataclasses.replace(term, function=function)
 
     _check_sources(terms, setting)
     _check_fields(terms, setting.tasks)

@@ -78,6 +78,14 @@ class Closable(Protocol):
         """Give back what is held."""
 
 
+@runtime_checkable
+class Replying(Protocol):
+    """An episode that can be talked with."""
+
+    def reply(self, text: str) -> Any:
+        """See `rlvr.components.Episode`."""
+
+
 class EpisodeCalls:
     """One rollout's talk with an environment."""
 
@@ -98,6 +106,9 @@ class EpisodeCalls:
         remembers = isinstance(environment, Environment)
         if isinstance(environment, Environment) and self._state is None and self._lost is None:
             self._state, self._lost = await self._calls.call(environment.begin, self._task)
+            if self._lost is None and not isinstance(self._state, Replying):
+                self._lost = f"the {type(self._state).__name__} that `begin` returned has no method `reply`"
+                self._calls.warn(self._lost)
         if self._lost is not None:
             return f"error: {self._lost}"
         arguments = (self._state.reply, text) if remembers else (environment, text, self._task)

@@ -74,8 +74,15 @@ class Scoring:
         """Let the pieces take what they need from the run."""
         setting = dataclasses.replace(setting, tasks=tasks)
         self.terms = bind(self.terms, setting)
-        self.selectors = [(name, selector.bind(setting)) for name, selector in self.selectors]
+        self.selectors = [(name, self._bound(name, selector, setting)) for name, selector in self.selectors]
         self._reads = _reads_of(self.terms)
+
+    @staticmethod
+    def _bound(name: str, selector: Selector, setting: Setting) -> Selector:
+        bound: Any = selector.bind(setting)
+        if not isinstance(bound, Selector):
+            raise ConfigError(f"algorithm.select: `bind` of {name!r} returned {bound!r}: it has to return the selector")
+        return bound
 
     def score(
         self,

@@ -6,6 +6,7 @@ import sys
 
 import cloudpickle
 
+from rlvr.core.component import FILE_MODULE
 from rlvr.verifiers.base import Verifier
 from rlvr.verifiers.pool.wire import Load
 
@@ -22,5 +23,5 @@ def packed(verifier: Verifier) -> Load | str:
     if len(body) > MAX_BYTES:
         return f"cannot be sent to a worker process (it holds {len(body) >> 20} MB)"
     # A module made of a file (rlvr.registry) is known by that file only.
-    names = [name for name in list(sys.modules) if name.startswith("rlvr_file_") and name.encode() in body]
+    names = [name for name in list(sys.modules) if name.startswith(FILE_MODULE) and name.encode() in body]
     return Load(body, tuple((name, str(sys.modules[name].__file__)) for name in names))

@@ -1,0 +1,43 @@
+"""Modules, names and attributes of the version before are found, with a notice, and each has a place now."""
+
+from __future__ import annotations
+
+import importlib
+import operator
+import sys
+import warnings
+
+import pytest
+
+import rlvr.policy
+from rlvr import GRPOTrainer
+from rlvr.core.moved import MOVED
+from rlvr.run.trainer_attributes import MovedTrainerAttributes
+from small_run import TREE, overlaid
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_a_module_that_moved_is_found(old):
+    sys.modules.pop(old, None)
+    with pytest.warns(FutureWarning, match=f"{old} is now {MOVED[old]}: the old name goes"):
+        assert importlib.import_module(old) is importlib.import_module(MOVED[old])
+
+
+def test_a_name_that_moved_to_another_package_is_found():
+    with pytest.warns(FutureWarning, match=r"rlvr\.policy\.learning_rate is now rlvr\.stages\.base\.learning_rate"):
+        assert rlvr.policy.learning_rate is importlib.import_module("rlvr.stages.base").learning_rate
+
+
+def test_attributes_of_the_trainer_that_moved_are_found(tmp_path):
+    tree = overlaid(TREE, {"run": {"dir": str(tmp_path)}})
+    with GRPOTrainer(None, [{"id": "t", "prompt": "1", "answer": "1"}], lambda completion: 1.0, tree) as trainer:
+        for old, path in MovedTrainerAttributes.moved_attributes.items():
+            with pytest.warns(FutureWarning, match=f"GRPOTrainer.{old} is now {path}"):
+                found = getattr(trainer, old)
+            now = operator.attrgetter(path)(trainer)
+            assert found is now or found == now, old
+        with pytest.raises(AttributeError, match="no attribute 'enigne'"):
+            _ = trainer.enigne
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert trainer.step == 0 and trainer.metrics == []
