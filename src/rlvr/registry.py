@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlvr.core.calling import FIELDS
 from rlvr.core.component import FILE_MODULE, Component, adapted
-from rlvr.core.component_checks import check_members, refuse_misspelt, refuse_two_contracts, refuse_without_base
 from rlvr.core.specs import ComponentSpec, SpecLike
 from rlvr.errors import USER_CODE_ERRORS, ConfigError, RlvrError, nearest, user_traceback
 
@@ -88,6 +87,8 @@ def register(kind: str, name: str) -> Callable[[T], T]:
         if old is not None and _source(old) != _source(piece):
             raise ConfigError(f"the {kind} {name!r} is taken by {'.'.join(_identity(old))}: choose another name")
         if not _is_own(piece):
+            from rlvr.core.component_checks import refuse_misspelt
+
             importlib.import_module(ROOMS[kind])  # with the contract of the kind
             refuse_misspelt(kind, piece)
         _pieces[kind][name] = piece
@@ -266,6 +267,8 @@ def check_options(kind: str, spec: SpecLike) -> dict[str, Any]:
     """The options of a piece as written, checked and converted by the piece's own signature."""
     from pydantic import ValidationError
 
+    from rlvr.core.component_checks import refuse_two_contracts, refuse_without_base
+
     spec = ComponentSpec.parse(spec)
     name = spec.name
     options = dict(spec.options)
@@ -335,6 +338,8 @@ def _hints(piece: Any) -> dict[str, Any]:
 
 def build(kind: str, spec: SpecLike) -> Any:
     """The piece that `spec` writes: an instance of a class, or a function with its options bound."""
+    from rlvr.core.component_checks import check_members, refuse_misspelt
+
     name = ComponentSpec.parse(spec).name
     piece = find(kind, name)
     options = check_options(kind, spec)

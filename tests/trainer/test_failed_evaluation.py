@@ -68,7 +68,7 @@ def test_a_failed_evaluation_does_not_end_the_run(make_tree, caplog, failing, re
     with caplog.at_level(logging.WARNING), trainer_of(make_tree(over, "cut"), failing, {2, 4}) as cut:
         evaluate = cut.evaluator.evaluate
 
-        def evaluating():
+        def evaluating(tasks=None):
             saved.append((cut.folder.checkpoints / f"step-{cut.step}" / "complete.json").exists())
             return evaluate()
 
@@ -115,7 +115,7 @@ def test_a_kill_between_a_step_is_saved_and_its_line_is_written_costs_nothing(ma
     evaluated = []
     with trainer_of(make_tree(OVER, "run"), "") as again:
         evaluate = again.evaluator.evaluate
-        again.evaluator.evaluate = lambda: evaluated.append(again.step) or evaluate()
+        again.evaluator.evaluate = lambda tasks=None: evaluated.append(again.step) or evaluate(tasks)
         again.train(resume="auto")
     assert [timeless(lines(file)) for file in files] == before
     assert timeless(again.metrics) == before[0] and timeless(again.evaluations) == before[1]

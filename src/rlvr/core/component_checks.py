@@ -142,9 +142,11 @@ def _own_members(component: Any) -> set[str]:
 
 
 def _written(component: Any) -> list[type]:
-    """The classes of a component that are not the library's."""
+    """The classes of a component that are neither the library's nor Python's."""
     owner = component if inspect.isclass(component) else type(component)
-    return [base for base in owner.__mro__ if base is not object and not base.__module__.startswith("rlvr.")]
+    return [
+        base for base in owner.__mro__ if base.__module__.partition(".")[0] not in ("abc", "builtins", "rlvr", "typing")
+    ]
 
 
 def _read_by_itself(component: Any) -> set[str]:

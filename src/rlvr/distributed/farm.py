@@ -70,8 +70,8 @@ def open_engine(
         return Farm(options.open(policy, in_flight), world, collector)
     engine = options.open(policy, in_flight) if world.leads else None
     # All ranks must leave out the same tasks, those that are too long for the engine of rank 0.
-    context = world.broadcast(0 if engine is None else engine.context, "the context of the engine")
-    return Elsewhere(context) if engine is None else engine
+    context = world.broadcast(None if engine is None else engine.context, "the context of the engine")
+    return Elsewhere(context or 0) if engine is None else engine
 
 
 def prove(
