@@ -251,7 +251,7 @@ class SequenceLoss(LossComponent):
         return True
 
     @abstractmethod
-    def shares(self, sequences: SequenceBatch) -> torch.Tensor:
+    def sequence_losses(self, sequences: SequenceBatch) -> torch.Tensor:
         """Return [S]: what each response adds to the loss of the step, which is their sum."""
 
 

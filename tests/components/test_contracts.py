@@ -248,7 +248,7 @@ class Both:
     needs = frozenset()
     average = "tokens"
     def __call__(self, tokens, over): ...
-    def shares(self, sequences): ...
+    def sequence_losses(self, sequences): ...
 
 class Meta(type): ...
 
@@ -394,11 +394,11 @@ def test_a_plain_class_and_a_function_get_the_defaults_and_keep_what_they_have()
     assert (made.smallest_group, made.needs, made.remembers, made.state_dict()) == (4, frozenset(), False, None)
     selector = adapted("selector", function)
     assert isinstance(selector, Selector) and selector.after and selector(None) == [0]
-    responses = adapted("loss", type("Pairs", (), {"shares": lambda self, sequences: sequences}))()
+    responses = adapted("loss", type("Pairs", (), {"sequence_losses": lambda self, sequences: sequences}))()
     assert isinstance(responses, SequenceLoss) and responses.per_response
     with pytest.raises(ConfigError, match=r"'test_contracts\.Pairs' does not say its `average`"):
         _ = responses.average
-    with pytest.raises(ConfigError, match=r"loss .*Nothing has no `shares` or `__call__`"):
+    with pytest.raises(ConfigError, match=r"loss .*Nothing has no `sequence_losses` or `__call__`"):
         adapted("loss", type("Nothing", (), {}))
 
 

@@ -127,7 +127,7 @@ def counts(monkeypatch):
 
     monkeypatch.setattr(Learner, "update", in_update)
     monkeypatch.setattr(Learner, "_backward", in_backward)
-    monkeypatch.setattr(rlvr.learner.learner, "look_ahead", unseen(rlvr.learner.learner.look_ahead))
+    monkeypatch.setattr(rlvr.learner.learner, "look_ahead", unseen(rlvr.learner.learner.prepass_statistics))
     monkeypatch.setattr(Learner, "_log_ratios_without_gradient", unseen(Learner._log_ratios_without_gradient))
     for module in (rlvr.learner.inputs, rlvr.policy.attention, rlvr.policy.microbatch):
         monkeypatch.setattr(module, "to_device", copied)
@@ -275,9 +275,9 @@ def test_arrays_go_to_the_device_in_one_copy(monkeypatch):
 
 WHOLE_STEP = "it is shown the whole optimizer step, in host memory"
 ALLOWED = {
-    ("losses/ahead.py", "_of_responses"): WHOLE_STEP,
-    ("losses/ahead.py", "_tokens"): WHOLE_STEP,
-    ("losses/ahead.py", "_column"): WHOLE_STEP,
+    ("losses/prepass.py", "_of_responses"): WHOLE_STEP,
+    ("losses/prepass.py", "_tokens"): WHOLE_STEP,
+    ("losses/prepass.py", "_column"): WHOLE_STEP,
     ("losses/covariance.py", "choose"): WHOLE_STEP,
     ("losses/m2po.py", "choose"): WHOLE_STEP,
     ("losses/pacs.py", "shares"): WHOLE_STEP,

@@ -26,6 +26,9 @@ BASE_CLASS_NEEDED = frozenset({"sampler", "stage"})
 WITHOUT_MEMORY = frozenset({"loss", "auxiliary", "token_selector", "correction"})
 """Kinds that the metrics of a step are not shown to."""
 
+RENAMED = {"shares": "sequence_losses"}
+"""Members of components that have another name now."""
+
 SIMILAR = 0.84
 """Likeness of two names, by difflib's ratio without case and underscores, from which one is taken for a slip of the other:
 `smallest_groups` is 0.96 like `smallest_group`, `ask` 0.86 like `asks`; a helper `judge` is 0.83 like `judge_of`."""
@@ -70,6 +73,9 @@ def refuse_misspelt(kind: str, component: Any) -> None:
             f"{kind} {written_name(component)}: nothing calls its member 'observe', since a {kind} is not shown the metrics of a "
             "step: leave it out, or begin its name with an underscore"
         )
+    for name, now in RENAMED.items():
+        if name in own and now in members:
+            raise ConfigError(f"{kind} {written_name(component)}: the member {name!r} is called {now!r} now: rename it")
     unread = own - _read_by_itself(component) - set(members)
     for name in sorted(unread):
         near = None if name.startswith("_") else _nearest(name, _replaceable(members))

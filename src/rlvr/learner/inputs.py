@@ -16,7 +16,7 @@ from rlvr.core.device_memory import to_device
 from rlvr.core.needs import BEHAVIOUR, BEHAVIOUR_LOGPROBS, CURRENT, PROXIMAL, PROXIMAL_LOGPROBS, REFERENCE
 from rlvr.errors import TrainingError
 from rlvr.losses import Objective, ObjectiveTerm, TokenBatch
-from rlvr.losses.ahead import Ahead
+from rlvr.losses.prepass import PrepassResult
 from rlvr.policy import MicroBatch
 from rlvr.records import UPDATED, Batch
 
@@ -112,7 +112,7 @@ class LossInputs:
     device: dict[tuple[str, str], torch.Tensor]
 
     @classmethod
-    def of(cls, work: Work, rows: MicroBatch, ahead: Mapping[str, Ahead], first: bool) -> LossInputs:
+    def of(cls, work: Work, rows: MicroBatch, prepass: Mapping[str, PrepassResult], first: bool) -> LossInputs:
         """Collect them and copy them to the device at once."""
         columns: dict[tuple[str, str], Sequence[np.ndarray]] = {("logprobs", BEHAVIOUR): work.behaviour}
         if work.advantage is not None:
@@ -125,16 +125,19 @@ class LossInputs:
         columns |= {(name, WITHOUT_DROPOUT): values for name, values in work.without_dropout.items()}
         of_rollouts: dict[tuple[str, str], np.ndarray] = {}
         for component in work.objective.components:
-            name, told = component.name, ahead.get(component.name, Ahead())
+            name, result = component.name, prepass.get(component.name, PrepassResult())
             columns["weight", component.weights] = work.weights[component.weights]
             if component.by_token:
                 columns["factor", name] = work.batch.tokens(f"factor/{name}")
-            if told.kept is not None:
-                columns["kept", name] = told.kept
-            if told.chosen is not None:
-                columns["chosen", name] = told.chosen
-            if told.shares is not None and told.slopes is not None:
-                of_rollouts |= {("share", name): told.shares, ("slope", name): told.slopes}
+            if result.kept is not None:
+                columns["kept", name] = result.kept
+            if result.chosen is not None:
+                columns["chosen", name] = result.chosen
+            if result.sequence_losses is not None and result.logprob_gradients is not None:
+                of_rollouts |= {
+                    ("sequence_loss", name): result.sequence_losses,
+                    ("logprob_gradient", name): result.logprob_gradients,
+                }
             if name in work.group_weights:
                 of_rollouts["group_weight", name] = work.group_weights[name]
         host = {key: rows.at_trained(values) for key, values in columns.items()}

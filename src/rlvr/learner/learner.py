@@ -42,8 +42,8 @@ from rlvr.core.needs import (
 from rlvr.distributed import Backend, World
 from rlvr.learner.inputs import LossInputs, Work
 from rlvr.losses import Denominators, LossTerm, Objective, ObjectiveTerm, SequenceLoss, TokenBatch
-from rlvr.losses.ahead import Ahead, look_ahead
 from rlvr.losses.objective import Averages, StepMetrics, is_maximum, mismatch_sums, with_effective_size
+from rlvr.losses.prepass import PrepassResult, prepass_statistics
 from rlvr.losses.tokens import LARGEST_LOG_RATIO
 from rlvr.policy import MicroBatch, Snapshot, forward, micro_batches
 from rlvr.policy.flops import ModelFlops, UpdateFlops
@@ -108,13 +108,13 @@ class Learner:
         metrics, updated = StepMetrics(), DeferredColumns()
         if self.policy.adapter_dropout:
             work.without_dropout = self._statistics(work, index, _comparable(work.objective))
-        ahead = self._look_ahead(work, part, first)
+        prepass = self._prepass(work, part, first)
         self.backend.zero()
         for rows in self._passes(work, self._share(work.batch, index)):
             if rows is None:
                 self.backend.backward(self._nothing(work, index))
             else:
-                self._backward(work, rows, over, ahead, first, metrics, updated)
+                self._backward(work, rows, over, prepass, first, metrics, updated)
         updated.write()
         own = metrics.fetch([component.name for component in components])
         everything, total, finite = Averages(), dict.fromkeys(own.losses, 0.0), True
@@ -140,7 +140,7 @@ class Learner:
         work: Work,
         rows: MicroBatch,
         over: dict[str, Denominators],
-        ahead: dict[str, Ahead],
+        prepass: dict[str, PrepassResult],
         first: bool,
         metrics: StepMetrics,
         updated: DeferredColumns,
@@ -151,7 +151,7 @@ class Learner:
         which is skipped then.
         """
         objective = work.objective
-        inputs = LossInputs.of(work, rows, ahead, first)
+        inputs = LossInputs.of(work, rows, prepass, first)
         computed = forward(self.policy, rows, [*objective.needs, LOGPROBS, ENTROPY])
         self._passes_made.append(rows.computed(grad=True))
         statistics = inputs.statistics(computed)
@@ -213,7 +213,7 @@ class Learner:
         (rows,) = micro_batches(self.policy, work.batch, shortest, where or work.trained, work.config)
         return 0.0 * forward(self.policy, rows, [LOGPROBS_WITH_GRADIENT])["logprobs", CURRENT].sum()
 
-    def _look_ahead(self, work: Work, part: np.ndarray, first: bool) -> dict[str, Ahead]:
+    def _prepass(self, work: Work, part: np.ndarray, first: bool) -> dict[str, PrepassResult]:
         """What components that have to see the whole optimizer step make of it; one pass without gradient if any does."""
         asking = work.objective.shown_the_step
         if not asking:
@@ -227,7 +227,7 @@ class Learner:
         columns["logprobs", PROXIMAL] = columns["logprobs", CURRENT] if first else recalled
         if work.reference:
             columns["logprobs", REFERENCE] = work.reference
-        return {c.name: look_ahead(c, work.batch, index, columns, work.weights[c.weights]) for c in asking}
+        return {c.name: prepass_statistics(c, work.batch, index, columns, work.weights[c.weights]) for c in asking}
 
     def _add_reference_logprobs(self, work: Work) -> None:
         """The token column `logprobs/reference`, NaN where nothing is trained; one pass for all optimizer steps."""
@@ -305,11 +305,11 @@ def _comparable(objective: Objective) -> list[Need]:
 
 def _term(component: ObjectiveTerm, tokens: TokenBatch, over: Denominators, inputs: LossInputs) -> LossTerm:
     """The component's share of the loss for the tokens of a micro-batch, with what it knows of the whole step."""
-    shares = inputs.of_rollouts("share", component, like=tokens.logprobs)
-    slopes = inputs.of_rollouts("slope", component, like=tokens.logprobs)
-    if shares is not None and slopes is not None:
+    losses = inputs.of_rollouts("sequence_loss", component, like=tokens.logprobs)
+    gradients = inputs.of_rollouts("logprob_gradient", component, like=tokens.logprobs)
+    if losses is not None and gradients is not None:
         sums = tokens.sum_by_sequence(tokens.weight * tokens.logprobs)
-        return LossTerm(shares.sum() + (slopes * (sums - sums.detach())).sum())
+        return LossTerm(losses.sum() + (gradients * (sums - sums.detach())).sum())
     assert not isinstance(component.loss, SequenceLoss)
     term = component.loss(tokens, over)
     return term if tokens.kept is None else LossTerm(term.value, term.metrics | {"tokens/kept": tokens.kept})

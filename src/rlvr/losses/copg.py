@@ -32,7 +32,7 @@ class ContrastiveLoss(SequenceLoss):
     smallest_group: ClassVar[int] = 2
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", REFERENCE)})
 
-    def shares(self, sequences: SequenceBatch) -> torch.Tensor:
+    def sequence_losses(self, sequences: SequenceBatch) -> torch.Tensor:
         """See SequenceLoss. In sums over the group, so that hundreds of members cost no square of theirs."""
         size = sequences.group_size()
 

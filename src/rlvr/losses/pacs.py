@@ -35,7 +35,7 @@ class RewardClassification(SequenceLoss):
     smallest_group: ClassVar[int] = 2
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", PROXIMAL)})
 
-    def shares(self, sequences: SequenceBatch) -> torch.Tensor:
+    def sequence_losses(self, sequences: SequenceBatch) -> torch.Tensor:
         """See SequenceLoss. ValueError for a reward outside [0, 1]."""
         reward, size = sequences.reward, sequences.group_size()
         if bool(((reward < 0) | (reward > 1)).any()):

@@ -40,7 +40,7 @@ class PairLoss(SequenceLoss):
     def of_gap(self, gap: torch.Tensor) -> torch.Tensor:
         """The loss of each pair [N] from log pi / pi_reference of the better minus that of the worse."""
 
-    def shares(self, sequences: SequenceBatch) -> torch.Tensor:
+    def sequence_losses(self, sequences: SequenceBatch) -> torch.Tensor:
         """See SequenceLoss."""
         better, worse = sequences.pairs() if self.pairs == "all" else extremes(sequences)
         ratio = sequences.logprobs - sequences.reference
@@ -88,7 +88,7 @@ class KTO(SequenceLoss):
     average: ClassVar[Average] = "sequences"
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", REFERENCE)})
 
-    def shares(self, sequences: SequenceBatch) -> torch.Tensor:
+    def sequence_losses(self, sequences: SequenceBatch) -> torch.Tensor:
         """See SequenceLoss."""
         ratio = sequences.logprobs - sequences.reference
         zero = ratio.detach().mean().clamp_min(0.0)

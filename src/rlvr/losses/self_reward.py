@@ -61,7 +61,7 @@ class LastTokenReward(SequenceLoss):
                 mark[-1] = 1.0
         return marks
 
-    def shares(self, sequences: SequenceBatch) -> torch.Tensor:
+    def sequence_losses(self, sequences: SequenceBatch) -> torch.Tensor:
         """See SequenceLoss; a response's log-probs are those of the one token."""
         count, reward = len(sequences.reward), sequences.reward
         loss = (self.beta * (sequences.logprobs - self.constant) - reward).square()
@@ -87,7 +87,7 @@ class OutcomeClassifier(SequenceLoss):
     average: ClassVar[Average] = "sequences"
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", REFERENCE)})
 
-    def shares(self, sequences: SequenceBatch) -> torch.Tensor:
+    def sequence_losses(self, sequences: SequenceBatch) -> torch.Tensor:
         """See SequenceLoss. ValueError for a reward outside [0, 1]."""
         reward = sequences.reward
         if bool(((reward < 0) | (reward > 1)).any()):

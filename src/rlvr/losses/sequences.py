@@ -1,8 +1,8 @@
 """Losses of whole responses: what such a loss sees, and how its groups and pairs are found.
 
 A loss of this kind compares responses of an optimizer step that need not fit one micro-batch. It is shown the sums of their
-log-probs, computed without gradient, and gives a share of the loss for each; the learner differentiates the shares in the
-sums, and weighs log-probs by what it got in the pass that has gradients. That is the exact gradient however the step is cut.
+log-probs, computed without gradient, and gives the loss of each response; the learner differentiates these with respect to
+the sums, and weighs log-probs by what it got in the pass that has gradients. That is the exact gradient however the step is cut.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class TrajectoryBalance(SequenceLoss):
         refuse_below("scale", self.scale, 0, above=True)
         refuse_below("floor", self.floor, 0, above=True)
 
-    def shares(self, sequences: SequenceBatch) -> torch.Tensor:
+    def sequence_losses(self, sequences: SequenceBatch) -> torch.Tensor:
         """See SequenceLoss. ValueError for a negative reward, which has no logarithm."""
         reward, size = sequences.reward, sequences.group_size()
         if bool((reward < 0).any()):

@@ -25,26 +25,26 @@ Columns = Mapping[tuple[str, str], Sequence[np.ndarray]]
 
 
 @dataclass(frozen=True)
-class Ahead:
+class PrepassResult:
     """What a component answered; a column has one array [T_b] per rollout of the batch, 0 where it was not asked."""
 
     kept: list[np.ndarray] | None = None
     """Factor of each token's loss, by the component's token selectors."""
     chosen: list[np.ndarray] | None = None
     """What the loss's own `choose` gave."""
-    shares: np.ndarray | None = None
+    sequence_losses: np.ndarray | None = None
     """float64 [B]: what each response adds to a loss of whole responses."""
-    slopes: np.ndarray | None = None
+    logprob_gradients: np.ndarray | None = None
     """float64 [B]: its derivative in the sum of the response's log-probs."""
 
 
-def look_ahead(
+def prepass_statistics(
     component: ObjectiveTerm, batch: Batch, index: np.ndarray, columns: Columns, weights: Sequence[np.ndarray]
-) -> Ahead:
+) -> PrepassResult:
     """The answer of `component` for the rollouts at `index`, whose tokens weigh `weights`."""
     index = np.asarray([i for i in index if np.any(weights[i] != 0)], dtype=np.int64)
     if len(index) == 0:
-        return Ahead()
+        return PrepassResult()
     if isinstance(component.loss, SequenceLoss):
         return _of_responses(component.loss, batch, index, columns, weights)
     tokens, where = _tokens(batch, index, columns, weights)
@@ -55,12 +55,12 @@ def look_ahead(
     answer = component.loss.choose(tokens)
     if answer is not None:
         chosen = _column(batch, index, where, answer)
-    return Ahead(kept, chosen)
+    return PrepassResult(kept, chosen)
 
 
 def _of_responses(
     loss: SequenceLoss, batch: Batch, index: np.ndarray, columns: Columns, weights: Sequence[np.ndarray]
-) -> Ahead:
+) -> PrepassResult:
     def sums(values: Sequence[np.ndarray] | None) -> torch.Tensor:
         if values is None:
             return torch.full((len(index),), torch.nan, dtype=torch.float64)
@@ -81,11 +81,15 @@ def _of_responses(
         advantage,
     )
     with torch.enable_grad():
-        shares = loss.shares(sequences)
-        (slopes,) = torch.autograd.grad(shares.sum(), logprobs) if shares.requires_grad else (torch.zeros_like(shares),)
+        sequence_losses = loss.sequence_losses(sequences)
+        (logprob_gradients,) = (
+            torch.autograd.grad(sequence_losses.sum(), logprobs)
+            if sequence_losses.requires_grad
+            else (torch.zeros_like(sequence_losses),)
+        )
     of_batch = np.zeros((2, len(batch)))
-    of_batch[:, index] = torch.stack([shares.detach(), slopes]).numpy()
-    return Ahead(shares=of_batch[0], slopes=of_batch[1])
+    of_batch[:, index] = torch.stack([sequence_losses.detach(), logprob_gradients]).numpy()
+    return PrepassResult(sequence_losses=of_batch[0], logprob_gradients=of_batch[1])
 
 
 def _tokens(
