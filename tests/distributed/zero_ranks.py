@@ -29,7 +29,7 @@ from rlvr.core.device_memory import recorded_events
 from rlvr.core.needs import CURRENT, Need
 from rlvr.distributed import World, shares
 from rlvr.distributed.deepspeed import _join_alone
-from rlvr.distributed.farm import Elsewhere
+from rlvr.distributed.engine_router import NullEngine
 from rlvr.distributed.models import merged_files, model_files
 from rlvr.distributed.shares import load_reference, saved_reference
 from rlvr.distributed.zero_config import zero_config
@@ -328,7 +328,7 @@ def publishes(setting, world):
     def call(method, **arguments):
         """An engine that takes everything."""
 
-    servers = nccl_transfer(known, "127.0.0.1", 1, 60.0) if world.leads else Elsewhere()
+    servers = nccl_transfer(known, "127.0.0.1", 1, 60.0) if world.leads else NullEngine()
     beside = ipc_transfer(known)
     for version in (1, 2):
         for kind in ("servers", "beside"):

@@ -9,7 +9,7 @@ from engine_helpers import small
 from rlvr.config import Config, ModelConfig, ScratchConfig
 from rlvr.config.stage_plan import longest_sequence, stage_plans
 from rlvr.distributed import PlainBackend, World
-from rlvr.distributed.farm import Elsewhere, open_engine
+from rlvr.distributed.engine_router import NullEngine, open_engine
 from rlvr.distributed.plain import PlainOptions
 from rlvr.errors import ConfigError, TrainingError
 from rlvr.policy import loading
@@ -115,7 +115,7 @@ def test_a_version_is_sent_once(gpus):
     """An evaluation after a step publishes it again: the engine is awake, with all of its memory taken. Ranks that help to gather
     the weights of rank 0's engine go through them as often."""
     policy = on_gpu(small())
-    found, other = opened(policy), Elsewhere()
+    found, other = opened(policy), NullEngine()
     gathers = []
 
     def weights():

@@ -19,7 +19,7 @@ from without_cuda import without_cuda
 
 from rlvr.core.waits import Wait
 from rlvr.distributed import PlainBackend
-from rlvr.distributed.farm import Elsewhere
+from rlvr.distributed.engine_router import NullEngine
 from rlvr.errors import LostRankError, TrainingError, WaitTimeout
 from rlvr.rollout.weights import Description, described, in_wire_dtype, weight_buckets
 
@@ -179,7 +179,7 @@ def test_metadata_is_what_is_sent_and_takes_no_pass(no_cuda):
     sent = [(name, t.dtype, t.shape) for bucket in weights_of("rank 0")() for name, t in bucket]
     assert sent == [(weight.name, weight.dtype, weight.shape) for weight in known]
     passes["rank 0"] = 0
-    transfer, other, calls = nccl_transfer(known, "127.0.0.1", 1, 60.0), Elsewhere(), Calls()
+    transfer, other, calls = nccl_transfer(known, "127.0.0.1", 1, 60.0), NullEngine(), Calls()
     for version in (1, 2, 3):
         published = transfer.send(weights_of("rank 0"), calls)
         other.publish(version, weights_of("rank 1"))
@@ -208,7 +208,7 @@ def test_a_bucket_is_gone_before_the_next_one_is_made(no_cuda):
     def sent():
         return in_wire_dtype(weights(), torch.bfloat16)
 
-    Elsewhere().publish(1, weights)
+    NullEngine().publish(1, weights)
     SharedMemoryTransfer().send(weights, lambda *_, **__: None)
     SharedMemoryTransfer().send(sent, lambda *_, **__: None)
     source = Source([])

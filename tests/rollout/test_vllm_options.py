@@ -127,7 +127,7 @@ def test_weights_and_cache_in_fp8_are_those_of_the_newest_publish(adapter, colle
         shake(policy, 5, 0.2)
         new = copy_of(policy)
         publish(engine, 2, backend.named_weights)
-        assert engine.differing(backend.named_weights) == []
+        assert engine.mismatched_weights(backend.named_weights) == []
         constrained = some_requests(policy, 8, seed=7, max_new_tokens=60)
         assert all(re.fullmatch("[01]+", completion.text) for completion in ask(engine, constrained))
         # as the probe asks: without the engine's constraint, whose log-probs are of another distribution

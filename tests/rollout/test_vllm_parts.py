@@ -20,7 +20,7 @@ from rlvr.rollout.vllm.client import Client
 from rlvr.rollout.vllm.gate import Gate
 from rlvr.rollout.vllm.guard import KEY, RequireKey
 from rlvr.rollout.vllm.started import check_free, flags, free_port
-from rlvr.rollout.vllm.transfer import FileTransfer, SharedMemoryTransfer, checksum, differing
+from rlvr.rollout.vllm.transfer import FileTransfer, SharedMemoryTransfer, checksum, mismatched_weights
 
 
 def passed(monkeypatch, headers, kind="http"):
@@ -149,7 +149,7 @@ def test_what_differs_is_named_and_what_cannot_be_told_is_not():
         held = {"a": checksum(torch.ones(2)), "b": checksum(torch.zeros(3)), "c": None}
         return [{"checksums": held, "unreached": ["lm_head.weight"]}]
 
-    assert differing(lambda: [list(tensors.items())], ask, torch.float32) == ["b", "lm_head.weight"]
+    assert mismatched_weights(lambda: [list(tensors.items())], ask, torch.float32) == ["b", "lm_head.weight"]
 
 
 def test_engine_arguments_as_the_command_line_has_them():

@@ -68,7 +68,7 @@ def test_log_probs_are_the_trainers_after_each_publish(policy, published, collec
         assert gap(policy, requests, completions) < 1e-4
         assert {v for c in completions for v in c.versions.tolist()} == {version}
         assert probe(published, policy, collector, PlainBackend(policy).named_weights) < 1e-4
-        assert published.differing(PlainBackend(policy).named_weights) == []
+        assert published.mismatched_weights(PlainBackend(policy).named_weights) == []
 
 
 def test_completions_are_those_of_the_hf_engine_where_nothing_is_drawn(policy, published):

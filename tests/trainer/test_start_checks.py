@@ -13,7 +13,7 @@ import torch
 from rlvr import registry
 from rlvr.config import ModelConfig
 from rlvr.config.config_loading import load_config
-from rlvr.distributed.farm import open_engine
+from rlvr.distributed.engine_router import open_engine
 from rlvr.errors import ConfigError, DataError, RlvrError
 from rlvr.evaluate import main as evaluate
 from rlvr.policy import given_policy

@@ -152,7 +152,7 @@ class Engine(Protocol):
         memory that only sampling needs is given back until the next publish where no request is open."""
         ...
 
-    def differing(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
+    def mismatched_weights(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
         """Names of the tensors that the engine holds otherwise than `weights`, as far as it can tell."""
         ...
 

@@ -146,7 +146,7 @@ class HFEngine:
     def release(self) -> None:
         """Nothing is held that the trainer needs."""
 
-    def differing(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
+    def mismatched_weights(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
         """Names of the tensors of a copy that are not those of `weights`."""
         mine = dict(self.policy.causal_lm.named_parameters(remove_duplicate=False))
         return [

@@ -121,7 +121,7 @@ class Resumer:
         """Restore a checkpoint, and cut the run folder to it; `keep_cut`: what is cut is kept, in a folder of its own."""
         state = saved.state
         self.identity.check(state, self.world, self.training.policy, self.reporting.console.message)
-        for line in differing(saved.seal, self.world.size):
+        for line in version_differences(saved.seal, self.world.size):
             log.warning("%s: %s", saved.path, line)
         self.rollouts.engine.release()  # the weights change, and their version with them
         self.checkpointer.restore_objects(state)
@@ -185,7 +185,7 @@ class Resumer:
             )
 
 
-def differing(seal: Seal, ranks: int) -> Iterator[str]:
+def version_differences(seal: Seal, ranks: int) -> Iterator[str]:
     """Differences between where a checkpoint was made and here, that may change the bits of what follows."""
     if seal.ranks != ranks:
         yield (

@@ -11,7 +11,7 @@ from rlvr.config.stage_plan import longest_sequence
 from rlvr.core.waits import StopRequest
 from rlvr.data import Draw, History, Prompts
 from rlvr.distributed import World
-from rlvr.distributed.farm import open_engine, prove
+from rlvr.distributed.engine_router import open_engine, verify_weight_sync
 from rlvr.evaluation import Collect
 from rlvr.policy import Policy
 from rlvr.records import Rollout
@@ -132,7 +132,7 @@ class RolloutRuntime:
         self.published = self.engine.publish(version, weights)
         if not self.engine.shares_weights:
             coarse = bool(low_precision(self.config.rollout.engine))
-            prove(self.engine, self.world, policy, self.collector, weights, coarse)
+            verify_weight_sync(self.engine, self.world, policy, self.collector, weights, coarse)
 
     def close(self) -> None:
         """End threads, engine and verifier processes."""

@@ -25,7 +25,7 @@ from rlvr.rollout.vllm.host import EngineHost
 from rlvr.rollout.vllm.model_folder import model_folder, scratch_folder
 from rlvr.rollout.vllm.requests import Answer
 from rlvr.rollout.vllm.settings import EngineSettings
-from rlvr.rollout.vllm.transfer import SHARED_MEMORY, SharedMemoryTransfer, Transfer, differing
+from rlvr.rollout.vllm.transfer import SHARED_MEMORY, SharedMemoryTransfer, Transfer, mismatched_weights
 from rlvr.rollout.weights import described, in_wire_dtype, weight_buckets
 
 
@@ -124,9 +124,9 @@ class VLLMEngine:
         if self._sleeps and not self._asleep:
             self._sleep()
 
-    def differing(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
+    def mismatched_weights(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
         """Names of tensors that the engine does not hold as they were sent, as far as it can tell."""
-        return differing(weights, lambda shapes: self._call("rlvr_weights", shapes=shapes), self.policy.dtype)
+        return mismatched_weights(weights, lambda shapes: self._call("rlvr_weights", shapes=shapes), self.policy.dtype)
 
     def close(self) -> None:
         """End the process and remove what was written for it."""

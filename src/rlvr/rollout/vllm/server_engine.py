@@ -37,7 +37,14 @@ from rlvr.rollout.vllm.model_folder import model_folder, scratch_folder
 from rlvr.rollout.vllm.requests import Answer
 from rlvr.rollout.vllm.settings import ServerSettings
 from rlvr.rollout.vllm.started import StartedServer
-from rlvr.rollout.vllm.transfer import SHARED_MEMORY, Call, FileTransfer, SharedMemoryTransfer, Transfer, differing
+from rlvr.rollout.vllm.transfer import (
+    SHARED_MEMORY,
+    Call,
+    FileTransfer,
+    SharedMemoryTransfer,
+    Transfer,
+    mismatched_weights,
+)
 from rlvr.rollout.weights import described, has_parts, in_wire_dtype, weight_buckets
 
 T = TypeVar("T")
@@ -147,14 +154,14 @@ class VLLMServerEngine:
             if self._adapter is not None:
                 self._adapter.release()
 
-    def differing(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
+    def mismatched_weights(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
         """Names of tensors that a server does not hold as they were sent, as far as they can tell."""
 
         def ask(shapes: dict[str, list[int]]) -> list[dict[str, Any]]:
             ready = [member.process for member in self._members.all if member.state == State.READY]
             return [worker for found in self._all(ready, "rlvr_weights", {"shapes": shapes}) for worker in found]
 
-        return differing(weights, ask, self.policy.dtype)
+        return mismatched_weights(weights, ask, self.policy.dtype)
 
     def close(self) -> None:
         """Give up what is under way, and end the servers that the run started and the thread."""

@@ -146,7 +146,7 @@ def _fill(memory: mmap.mmap, bucket: Bucket, offsets: list[int]) -> None:
         target.view(tensor.shape).copy_(tensor)
 
 
-def differing(
+def mismatched_weights(
     weights: Weights, ask: Callable[[dict[str, list[int]]], list[dict[str, Any]]], dtype: torch.dtype
 ) -> list[str]:
     """Names of what engines hold otherwise than `weights`: `ask(shapes)` gives what each worker's `rlvr_weights` says.

@@ -67,14 +67,14 @@ def open_engine(
     if world.size == 1:
         return options.open(policy, in_flight)
     if options.per_rank:
-        return Farm(options.open(policy, in_flight), world, collector)
+        return EngineRouter(options.open(policy, in_flight), world, collector)
     engine = options.open(policy, in_flight) if world.leads else None
     # All ranks must leave out the same tasks, those that are too long for the engine of rank 0.
     context = world.broadcast(None if engine is None else engine.context, "the context of the engine")
-    return Elsewhere(context or 0) if engine is None else engine
+    return NullEngine(context or 0) if engine is None else engine
 
 
-def prove(
+def verify_weight_sync(
     engine: Engine,
     world: World,
     policy: Policy,
@@ -86,7 +86,7 @@ def prove(
 
     `low_precision`: it computes in less than the policy's type.
     """
-    if isinstance(engine, Farm):
+    if isinstance(engine, EngineRouter):
         probe(engine.own, policy, collector, low_precision=low_precision)
     else:  # gathering the weights once more to compare them would need the other ranks
         known = weights if world.size == 1 else tuple
@@ -100,7 +100,7 @@ def prove(
         )
 
 
-class Farm:
+class EngineRouter:
     """The Engine that rank 0 samples with: its own engine and those of the other ranks.
 
     On the other ranks it answers rank 0's requests with the rank's engine; `generate` is for rank 0 only.
@@ -125,7 +125,9 @@ class Farm:
         here = LOOPBACK if len(set(machines)) == 1 else ""  # all addresses, for ranks on other machines
         with socket.create_server((here, 0), backlog=self.world.size) as server:
             server.settimeout(SETTLE)
-            threading.Thread(target=self._accept_all, args=[server, key], name="rlvr-farm-accept", daemon=True).start()
+            threading.Thread(
+                target=self._accept_all, args=[server, key], name="rlvr-router-accept", daemon=True
+            ).start()
             self.world.broadcast(server.getsockname()[1], "the port of the sampling ranks")
             self.world.meet("the sampling ranks", JOIN_SECONDS)
             with Wait("the sampling ranks to connect to rank 0", time.monotonic() + JOIN_SECONDS) as waiting:
@@ -172,7 +174,7 @@ class Farm:
         self._connection.send(self.world.rank)
         self.world.meet("the sampling ranks", JOIN_SECONDS)
         self._sending = threading.Lock()
-        threading.Thread(target=self._answer, name="rlvr-farm", daemon=True).start()
+        threading.Thread(target=self._answer, name="rlvr-router", daemon=True).start()
 
     # rank 0
 
@@ -217,9 +219,9 @@ class Farm:
         """See the protocol."""
         self.own.release()
 
-    def differing(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
+    def mismatched_weights(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
         """Of this rank's engine."""
-        return self.own.differing(weights)
+        return self.own.mismatched_weights(weights)
 
     def close(self) -> None:
         """End the connections and this rank's engine."""
@@ -278,7 +280,7 @@ class _Link:
         self._asked: Asked = []
         """What is to be sent, on the loop alone."""
         self._gone = False
-        threading.Thread(target=self._read, name=f"rlvr-farm-{rank}", daemon=True).start()
+        threading.Thread(target=self._read, name=f"rlvr-router-{rank}", daemon=True).start()
 
     async def ask(self, request: Request) -> Completion:
         """What the rank sampled."""
@@ -358,7 +360,7 @@ class _Link:
             loop.call_soon_threadsafe(settle)
 
 
-class Elsewhere:
+class NullEngine:
     """The engine of a rank that has none: rank 0's samples for all. It helps to gather the weights that rank 0 publishes."""
 
     version = 0
@@ -389,7 +391,7 @@ class Elsewhere:
         """From now on the weights may change."""
         self._released = True
 
-    def differing(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
+    def mismatched_weights(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:
         """Nothing is held."""
         return []
 

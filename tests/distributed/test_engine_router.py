@@ -10,8 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlvr.distributed import farm
-from rlvr.distributed.farm import Farm
+from rlvr.distributed.engine_router import EngineRouter
 from rlvr.distributed.world import World
 from rlvr.errors import LostRankError
 
@@ -84,7 +83,7 @@ def test_ranks_join_whatever_the_host_calls_itself_and_whoever_connects(monkeypa
     def join(rank):
         world = Pair(rank, said, barrier)
         world.before_joining = strangers
-        made[rank] = Farm(Nothing(), world, None)
+        made[rank] = EngineRouter(Nothing(), world, None)
 
     other = threading.Thread(target=join, args=[1], daemon=True)
     other.start()
@@ -119,7 +118,7 @@ def test_what_is_asked_together_is_sampled_together_on_another_rank():
     here, there = Pipe()
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
-    other = Farm.__new__(Farm)
+    other = EngineRouter.__new__(EngineRouter)
     other.own, other.collector = Passes(), SimpleNamespace(loop=loop)
     other.world = SimpleNamespace(rank=1)
     other._connection, other._sending = there, threading.Lock()
