@@ -66,7 +66,7 @@ def test_ranks_join_whatever_the_host_calls_itself_and_whoever_connects(monkeypa
     real = socket.gethostbyname
     monkeypatch.setattr(socket, "gethostbyname", lambda host: "127.0.1.1" if host == "localhost" else real(host))
     numbers = iter(range(100))
-    monkeypatch.setattr(farm, "machine", lambda: ("host", str(next(numbers) if machines == 2 else 0)))
+    monkeypatch.setattr(engine_router, "machine", lambda: ("host", str(next(numbers) if machines == 2 else 0)))
     said, barrier, made = {}, threading.Barrier(2), {}
 
     def strangers(what):
@@ -126,7 +126,7 @@ def test_what_is_asked_together_is_sampled_together_on_another_rank():
     answering.start()
 
     async def asked():
-        link = farm._Link(1, here)
+        link = engine_router._Link(1, here)
 
         async def later():
             await asyncio.sleep(0)
