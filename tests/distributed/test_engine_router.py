@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rlvr.distributed import engine_router
 from rlvr.distributed.engine_router import EngineRouter
 from rlvr.distributed.world import World
 from rlvr.errors import LostRankError
