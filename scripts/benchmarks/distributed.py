@@ -143,7 +143,7 @@ def main() -> None:
             }
             for name in BACKENDS
         }
-    if world.leads:
+    if world.is_main:
         if options.json:
             known = json.loads(options.json.read_text()) if options.json.exists() else {}
             merged = {**known, **result, "memory": {**known.get("memory", {}), **result.get("memory", {})}}

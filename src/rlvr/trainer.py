@@ -74,14 +74,14 @@ class GRPOTrainer(MovedTrainerAttributes):
         resume: str | None = None,
     ) -> None:
         config, model = written_config(config, model)
-        self.world = world = World.from_environment(config.distributed.silence)
+        self.world = world = World.from_environment(config.distributed.heartbeat_timeout)
         self.resolved = resolved = resolved_config(config, world, resume, model, eval_tasks)
         self.training = training = PolicyTraining(self.config, world, model, tokenizer)
-        self.stop = RunStop(world, replies=world.leads and self.config.logging.console != "off")
+        self.stop = RunStop(world, replies=world.is_main and self.config.logging.console != "off")
         self.rollouts = rollouts = RolloutRuntime(self.config, world, self.stop)
         self.meters = StepMeters(self.policy.home, world, rollouts.activity.idle)
         self.folder = folder = RunFolder(self.config)
-        self.reporting = reporting = Reporting(self.config, folder, world.leads, rollouts.activity.counts, trackers)
+        self.reporting = reporting = Reporting(self.config, folder, world.is_main, rollouts.activity.counts, trackers)
         self.tasks = RunTasks(tasks, eval_tasks, self.policy.tokenizer, world, reporting.console.message)
         self.state = state = TrainState()
         self.stages = StageList()
@@ -195,7 +195,7 @@ class GRPOTrainer(MovedTrainerAttributes):
         what = f"the rollouts of step {self.state.step + 1}"
         with self.meters.phases("rollout"):
             try:
-                if self.world.leads:
+                if self.world.is_main:
                     collected = stage.collect(self.state.stage_step)
                     with self.meters.phases("score"):
                         stage.call_functions(collected)

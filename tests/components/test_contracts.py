@@ -322,17 +322,20 @@ def test_a_helper_beside_the_member_that_it_is_like_is_no_slip():
         ({"name": "recorded", "path": "x"}, {"copy_weights": True}),
         ("vllm", {"max_model_len": 64, "merge_adapter": True}),
         ({"name": "vllm", "max_model_len": 32}, {"max_model_len": 32, "merge_adapter": True}),
-        ("vllm-server", {"max_model_len": 64, "merge_adapter": True, "silence": 5.0}),
-        ({"name": "vllm-server", "silence": 9.0}, {"max_model_len": 64, "merge_adapter": True, "silence": 9.0}),
+        ("vllm-server", {"max_model_len": 64, "merge_adapter": True, "stall_timeout": 5.0}),
+        (
+            {"name": "vllm-server", "stall_timeout": 9.0},
+            {"max_model_len": 64, "merge_adapter": True, "stall_timeout": 9.0},
+        ),
     ],
 )
 def test_an_engine_takes_from_the_run_what_its_options_leave_open(written, expected):
     options = registry.build("engine", written)
-    changed = dataclasses.asdict(options.for_run(longest=64, partitions=True, silence=5.0))
+    changed = dataclasses.asdict(options.for_run(longest=64, partitions=True, heartbeat_timeout=5.0))
     assert {name: changed[name] for name, value in dataclasses.asdict(options).items() if changed[name] != value} | {
         name: changed[name] for name in expected
     } == expected
-    alone = dataclasses.asdict(options.for_run(longest=None, partitions=False, silence=None))
+    alone = dataclasses.asdict(options.for_run(longest=None, partitions=False, heartbeat_timeout=None))
     assert alone == dataclasses.asdict(options)
 
 

@@ -21,21 +21,21 @@ class Pair(World):
 
     def __init__(self, rank, said, barrier):
         super().__init__(rank, 2)
-        self.said, self.barrier = said, barrier
+        self.said, self.threads = said, barrier
 
-    def meet(self, what, deadline=None):
-        self.barrier.wait(60)
+    def barrier(self, what, deadline=None):
+        self.threads.wait(60)
 
     def broadcast(self, value, what, deadline=None):
-        if self.leads:
+        if self.is_main:
             self.said[what] = value
             self.before_joining(what)
-        self.meet(what)
+        self.barrier(what)
         return self.said[what]
 
     def gather(self, value, what, deadline=None):
         self.said[what, self.rank] = value
-        self.meet(what)
+        self.barrier(what)
         return [self.said[what, rank] for rank in range(2)]
 
     before_joining = staticmethod(lambda what: None)

@@ -50,7 +50,7 @@ REWARDS = ((1.0, 0.0, 0.0, 0.5), (1.0, 1.0, 1.0), (0.25, 0.5, 1.0), (0.0, 1.0))
 """By group; the second has no advantage."""
 
 
-def make_policy(adapter=None, seed=0, model=None, shared_out=False, leads=True, path=None, **scratch):
+def make_policy(adapter=None, seed=0, model=None, shared_out=False, is_main=True, path=None, **scratch):
     small = {"hidden_size": 32, "layers": 2, "intermediate_size": 64, "context": 96, "init_std": 0.2, **scratch}
     lora = None if adapter is None else LoraConfig(**adapter)
     config = ModelConfig(
@@ -60,7 +60,7 @@ def make_policy(adapter=None, seed=0, model=None, shared_out=False, leads=True, 
         adapter=lora,
         device="cpu",
     )
-    return load_policy(config, seed, shared_out, leads)
+    return load_policy(config, seed, shared_out, is_main)
 
 
 def recorded(policy, seed=0, rewards=REWARDS):
@@ -125,7 +125,7 @@ def everything(policy):
 def start(setting, world, **options):
     """(policy, backend, config) of a setting."""
     backends = registry.build("backend", setting["backend"])
-    place = {"shared_out": backends.partitions, "leads": world.leads}
+    place = {"shared_out": backends.partitions, "is_main": world.is_main}
     policy = make_policy(**{**setting.get("policy", {}), **place, **options})
     config = OptimConfig(**{"optimizer": "sgd", "max_grad_norm": 1e9, **setting.get("optim", {})})
     return policy, backends.open(policy, config.optimizer, world), config
@@ -157,9 +157,9 @@ def steps(setting, world):
     found["ranks"] = world.size
     found["published"] = {name: t.clone() for bucket in backend.named_weights() for name, t in bucket}
     if "folder" in setting:
-        write(model_files(policy, world.leads, {}), Path(setting["folder"]), world)
-        write(merged_files(policy, world.leads), Path(setting["folder"]) / "merged", world)
-        world.meet("the files")
+        write(model_files(policy, world.is_main, {}), Path(setting["folder"]), world)
+        write(merged_files(policy, world.is_main), Path(setting["folder"]) / "merged", world)
+        world.barrier("the files")
     return found
 
 
@@ -215,7 +215,7 @@ def save(setting, world):
     tensors = {**backend.saved_tensors(), **saved_reference(learner.reference, world)}
     Path(setting["folder"]).mkdir(exist_ok=True)
     save_file({n: t.clone() for n, t in tensors.items()}, Path(setting["folder"]) / f"{world.rank}.safetensors")
-    world.meet("the files")
+    world.barrier("the files")
     found = updates(setting, world, policy, backend, config, learner, first=2)
     return {**found, "reference": whole(saved_reference(learner.reference, world), world)}
 
@@ -261,7 +261,7 @@ def released(setting, world):
         batch = recorded(policy, seed=step)
         found["metrics"].append(learner.update(batch, objective(), config, setting.get("lr", 0.01)))
     found["tensors"].append(whole(backend.saved_tensors(), world))
-    world.meet("the files")
+    world.barrier("the files")
     return found
 
 
@@ -328,7 +328,7 @@ def publishes(setting, world):
     def call(method, **arguments):
         """An engine that takes everything."""
 
-    servers = nccl_transfer(known, "127.0.0.1", 1, 60.0) if world.leads else NullEngine()
+    servers = nccl_transfer(known, "127.0.0.1", 1, 60.0) if world.is_main else NullEngine()
     beside = ipc_transfer(known)
     for version in (1, 2):
         for kind in ("servers", "beside"):
@@ -336,7 +336,7 @@ def publishes(setting, world):
             backend.engine.empty_partition_cache()
             if kind == "beside":
                 beside.send(weights, call)
-            elif world.leads:
+            elif world.is_main:
                 servers.send(weights, call)
             else:
                 servers.publish(version, weights)
@@ -356,7 +356,7 @@ def loading(setting, world):
     _join_alone()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = memory("VmRSS")
-    policy = make_policy(**setting["policy"], shared_out=True, leads=world.leads)
+    policy = make_policy(**setting["policy"], shared_out=True, is_main=world.is_main)
     size = sum(p.numel() * p.element_size() for p in policy.model.parameters())
     partition(policy, world, zero_config(3, "none", False, world.size, None, size // 4), torch.float32)
     return {"size": size, "peaks": world.gather(memory("VmHWM") - before, "the memory")}
@@ -370,14 +370,14 @@ def memory(name):
 
 def write(files, folder, world):
     """Rank 0 writes the files that every rank helped to gather."""
-    if world.leads:
+    if world.is_main:
         files(folder)
 
 
 def deepspeeds_own(setting, world):
     """A checkpoint in DeepSpeed's own format, and the model's files beside it."""
     policy, backend, config = start(setting, world)
-    write(model_files(policy, world.leads, {}), Path(setting["folder"]) / "base", world)
+    write(model_files(policy, world.is_main, {}), Path(setting["folder"]) / "base", world)
     updates(setting, world, policy, backend, config)
     backend.engine.save_checkpoint(str(Path(setting["folder"]) / "zero"))
     return {name: t.clone() for bucket in backend.named_weights() for name, t in bucket}
@@ -392,7 +392,7 @@ def main(settings, out):
         faulthandler.dump_traceback_later(DEADLINE, exit=True)
         found.append(globals()[setting.get("run", "steps")](setting, world))
     faulthandler.cancel_dump_traceback_later()
-    if world.leads:
+    if world.is_main:
         torch.save(found, out)
     world.close()
 

@@ -191,7 +191,7 @@ def test_ranks_with_devices_of_different_sizes_take_the_same(monkeypatch):
         size = 2
 
         def __init__(self, rank, box):
-            self.leads = rank == 0
+            self.is_main = rank == 0
             self.box = box
 
         def gather(self, value, what):
@@ -215,7 +215,7 @@ def test_the_other_ranks_are_told_that_the_plan_of_rank_0_failed(monkeypatch):
 
     class Rank:
         size = 2
-        leads = True
+        is_main = True
 
         def __init__(self):
             self.failures = []

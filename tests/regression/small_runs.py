@@ -83,7 +83,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "dapo": {
         "verifier": "{folder}/pieces.py:rarely",
         "algorithm": {"preset": "dapo"},
-        "rollout": {"refill": {}},
+        "rollout": {"dynamic_sampling": {}},
     },
     "dapo ahead": {
         "verifier": "{folder}/pieces.py:counted",

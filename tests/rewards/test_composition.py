@@ -216,9 +216,9 @@ def test_a_wrong_term_inside_another_is_found_when_the_config_is_read():
         load_config({"rewards": ["verdict", {"name": "gate", "by": "fromat"}]})
 
 
-def test_a_term_that_needs_the_policy_cannot_be_refilled_by():
-    config = Config.model_validate({"rollout": {"refill": {"attempts": 2}}})
-    with pytest.raises(ConfigError, match=r"'entropy' needs a forward pass.*rollout.refill to null"):
+def test_a_term_that_needs_the_policy_does_not_go_with_dynamic_sampling():
+    config = Config.model_validate({"rollout": {"dynamic_sampling": {"attempts": 2}}})
+    with pytest.raises(ConfigError, match=r"'entropy' needs a forward pass.*rollout.dynamic_sampling to null"):
         bind(build_terms([{"name": "gate", "by": "entropy"}]), Setting(config, []))
 
 

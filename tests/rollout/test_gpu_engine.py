@@ -345,9 +345,9 @@ def test_the_engine_is_as_long_as_the_longest_sequence(gpus):
 
 def test_servers_are_given_up_after_the_runs_silence(gpus, monkeypatch):
     seen = []
-    monkeypatch.setattr(VLLMServerOptions, "open", lambda self, *_: seen.append(self.silence))
-    for given in ({}, {"silence": 5.0}):
-        open_engine({"name": "vllm-server", **given}, on_gpu(small()), None, World(silence=12.0), None, False)
+    monkeypatch.setattr(VLLMServerOptions, "open", lambda self, *_: seen.append(self.stall_timeout))
+    for given in ({}, {"stall_timeout": 5.0}):
+        open_engine({"name": "vllm-server", **given}, on_gpu(small()), None, World(heartbeat_timeout=12.0), None, False)
     assert seen == [12.0, 5.0]
 
 

@@ -346,7 +346,7 @@ def publish_threads():
     return [thread for thread in threading.enumerate() if thread.name == "rlvr-publish"]
 
 
-@pytest.mark.parametrize("ends_by", ["silence", "an answer"])
+@pytest.mark.parametrize("ends_by", ["a stall", "an answer"])
 def test_a_group_whose_send_failed_is_aborted_and_its_thread_does_nothing_more(monkeypatch, no_cuda, ends_by):
     """By vLLM's own sender. On a GPU the kernel of the broadcast would stay, and each later send wait for it."""
     from vllm.distributed.weight_transfer import nccl_engine
@@ -372,14 +372,14 @@ def test_a_group_whose_send_failed_is_aborted_and_its_thread_does_nothing_more(m
 
     monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", opens)
     described = [Description(str(number), torch.float32, torch.Size([100])) for number in range(3)]
-    transfer = gpu_transfer.nccl_transfer(described, "127.0.0.1", 2, 60.0, 0.5 if ends_by == "silence" else math.inf)
+    transfer = gpu_transfer.nccl_transfer(described, "127.0.0.1", 2, 60.0, 0.5 if ends_by == "a stall" else math.inf)
     transfer.info.packed_buffer_size_bytes = 100  # a broadcast for each weight
     with pytest.raises((WaitTimeout, TrainingError), match=r"no weight was taken|servers were lost"):
         transfer.send(weights, call)
     until(lambda: not publish_threads(), PATIENCE, "the thread of the first send to end")
     assert (groups[0].aborts, groups[0].broadcasts, taken) == (1, 1, [0])
     assert [method for method, _ in calls] == ["init_weight_transfer_engine", "start_weight_update", "update_weights"]
-    transfer.silence = math.inf
+    transfer.stall_timeout = math.inf
     assert transfer.send(weights, call).bytes == 1200
     assert (groups[1].broadcasts, taken) == (3, [0, 0, 1, 2])
     transfer.close()
@@ -427,7 +427,7 @@ def test_a_broadcast_ends_with_the_silence_and_with_the_first_refusal(monkeypatc
     from rlvr.rollout.vllm import gpu_transfer
 
     _, released = waiting_sender(monkeypatch, ["in the broadcast", "refused", "slow"])
-    transfer = gpu_transfer.nccl_transfer(WEIGHTS, "127.0.0.1", 2, 60.0, silence=0.5)
+    transfer = gpu_transfer.nccl_transfer(WEIGHTS, "127.0.0.1", 2, 60.0, stall_timeout=0.5)
 
     def call(method, **_):
         if method == "update_weights":
@@ -438,7 +438,7 @@ def test_a_broadcast_ends_with_the_silence_and_with_the_first_refusal(monkeypatc
             transfer.send(lambda: [[("a", torch.zeros(3))]], call)
         with pytest.raises(TrainingError, match="1 of 2 vLLM servers were lost"):
             transfer.send(lambda: [[("a", torch.zeros(3))]], call)
-        # longer than the silence, with a weight taken every 0.2 s
+        # longer than the stall timeout, with a weight taken every 0.2 s
         assert transfer.send(lambda: [[("a", torch.zeros(3))]] * 6, call).seconds > 1
     finally:
         released.set()
@@ -462,7 +462,7 @@ def test_a_server_lost_in_the_handshake_is_named_and_a_slow_one_is_waited_for(mo
             raise TrainingError(f"no vLLM server took it: {lost.pop()}")
 
     monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", open_slowly)
-    transfer = gpu_transfer.nccl_transfer(WEIGHTS, "127.0.0.1", 1, 60.0, silence=0.5)
+    transfer = gpu_transfer.nccl_transfer(WEIGHTS, "127.0.0.1", 1, 60.0, stall_timeout=0.5)
     try:
         with pytest.raises(TrainingError, match="no vLLM server took it: cannot connect"):
             transfer.send(lambda: [[("a", torch.zeros(3))]], call)

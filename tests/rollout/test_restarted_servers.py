@@ -384,14 +384,14 @@ def test_servers_of_a_policy_on_a_gpu_are_placed_beside_it_and_sent_to_from_it(o
     gpus.setattr(torch.cuda, "device_count", lambda: 4)
     gpus.setattr(torch.cuda, "set_device", current.append)
     policy = on_gpu(small(dtype="bfloat16"), 1)
-    engine = opened(policy, "auto", silence=7.0)
+    engine = opened(policy, "auto", stall_timeout=7.0)
     members = engine._members.all
     placed = {member.name: member.started.environment[devices.VISIBLE] for member in members}
     assert placed == {"vLLM server 0": "0", "vLLM server 1": "2"}
     for member in members:
         assert member.started.arguments["weight_transfer_config"] == {"backend": "nccl"}
     engine.publish(0, PlainBackend(policy).named_weights)
-    assert engine._transfer.silence == 7.0
+    assert engine._transfer.stall_timeout == 7.0
     for member in members:
         engine._run(engine._members.lose(member, "it was killed"))
     assert sampled(engine) == 0

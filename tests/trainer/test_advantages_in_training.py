@@ -199,8 +199,8 @@ def _rollout(ids):
             "'whiten' needs one advantage per response, and 'spans'",
         ),
         (
-            by({"name": "group", "baseline": 0.5, "scale": 0.5}, rollout={"group_size": 1, "refill": {}}),
-            "rollout.refill replaces groups",
+            by({"name": "group", "baseline": 0.5, "scale": 0.5}, rollout={"group_size": 1, "dynamic_sampling": {}}),
+            "rollout.dynamic_sampling replaces groups",
         ),
     ],
     ids=range(9),

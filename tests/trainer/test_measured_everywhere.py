@@ -47,7 +47,7 @@ def test_where_all_groups_agree_both_are_measured(make_trainer, monkeypatch, for
 
 def test_the_entropy_counts_rollouts_that_were_dropped(make_trainer):
     """It is over all that was sampled, as reward and verdicts are; that of trained tokens has a name of its own."""
-    rollout = {"refill": {"attempts": 4}, "group_size": 2, "prompts_per_step": 4}
+    rollout = {"dynamic_sampling": {"attempts": 4}, "group_size": 2, "prompts_per_step": 4}
     over = {"rollout": rollout, "run": {"steps": 2}, "algorithm": {"entropy": 0.01}}
     collected = []
     with make_trainer(over) as trainer:

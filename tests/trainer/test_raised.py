@@ -131,11 +131,11 @@ def test_so_do_reward_terms_of_one_answer_and_of_the_batch(make_tree, faulty):
     users_lines(said, faulty)
 
 
-@pytest.mark.parametrize("refill", [None, {"attempts": 2}])
+@pytest.mark.parametrize("dynamic_sampling", [None, {"attempts": 2}])
 @pytest.mark.parametrize("name", ["leaves", "leaves_whole"])
-def test_a_reward_that_ends_python_ends_no_run_in_silence(make_tree, faulty, name, refill, caplog):
+def test_a_reward_that_ends_python_ends_no_run_in_silence(make_tree, faulty, name, dynamic_sampling, caplog):
     """SystemExit is the trouble of the user's code as any exception is; with weight 0 it is a warning."""
-    rollout = {"refill": refill}
+    rollout = {"dynamic_sampling": dynamic_sampling}
     said = ends(GRPOTrainer(config=make_tree({"rewards": ["verdict", f"{faulty}:{name}"], "rollout": rollout})))
     assert f'File "{faulty}", line ' in said
     assert "SystemExit: " in said

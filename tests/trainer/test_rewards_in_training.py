@@ -51,7 +51,7 @@ def test_looking_at_rewards_leaves_no_trace(make_trainer):
     over = {
         "verifier": {"name": "regex", "pattern": ".*[02468].*"},
         "rewards": ["verdict", "adaptive_length_target"],
-        "rollout": {"refill": {"attempts": 2}},
+        "rollout": {"dynamic_sampling": {"attempts": 2}},
     }
     trainer = make_trainer(over)
     trainer.train(1)
@@ -105,7 +105,7 @@ def test_demonstrations_weigh_what_their_source_does(make_trainer):
 @pytest.mark.parametrize(
     ("over", "message"),
     [
-        ({"rewards": ["entropy"], "rollout": {"refill": {"attempts": 2}}}, "'entropy' needs a forward pass"),
+        ({"rewards": ["entropy"], "rollout": {"dynamic_sampling": {"attempts": 2}}}, "'entropy' needs a forward pass"),
         (
             {
                 "rewards": ["majority_vote"],

@@ -127,7 +127,7 @@ def test_a_rank_without_an_engine_knows_the_context_of_the_one_that_samples(poli
     class Second:
         """Rank 1 of 2."""
 
-        size, leads, silence = 2, False, 30.0
+        size, is_main, heartbeat_timeout = 2, False, 30.0
 
         def broadcast(self, value, what):
             assert value is None

@@ -17,6 +17,7 @@ from rlvr import registry
 from rlvr.config.algorithm import AlgorithmConfig, KLConfig, KLScaleConfig, over_preset
 from rlvr.config.model import LoraConfig, ModelConfig, ScratchConfig
 from rlvr.config.pieces import AuxiliarySpec, OfKind, RewardSpec, Section
+from rlvr.config.renamed_keys import with_new_names
 from rlvr.config.running import (
     BestConfig,
     CheckpointConfig,
@@ -27,7 +28,7 @@ from rlvr.config.running import (
     TensorBoardConfig,
     WandbConfig,
 )
-from rlvr.config.sampling import DataConfig, RefillConfig, RolloutConfig, VerificationConfig
+from rlvr.config.sampling import DataConfig, DynamicSamplingConfig, RolloutConfig, VerificationConfig
 from rlvr.config.updating import DistributedConfig, OptimConfig
 from rlvr.core.specs import ComponentSpec
 from rlvr.monitor.health.watch import Mode, checked_modes
@@ -41,6 +42,7 @@ __all__ = [
     "Config",
     "DataConfig",
     "DistributedConfig",
+    "DynamicSamplingConfig",
     "EvaluationConfig",
     "KLConfig",
     "KLScaleConfig",
@@ -50,7 +52,6 @@ __all__ = [
     "ModelConfig",
     "OfKind",
     "OptimConfig",
-    "RefillConfig",
     "RewardSpec",
     "RolloutConfig",
     "RunConfig",
@@ -116,7 +117,7 @@ class Config(Section):
         together."""
         if not isinstance(values, dict):
             return values
-        values = dict(values)
+        values = with_new_names(values)
         imports = values.get("imports")
         if isinstance(imports, list) and all(isinstance(file, str) for file in imports):  # else refused as a field
             registry.import_pieces(imports)

@@ -34,7 +34,7 @@ class DataConfig(Section):
     """Leave out the tasks that are too long (in an sft stage with their demonstrations), and say how many."""
 
 
-class RefillConfig(Section):
+class DynamicSamplingConfig(Section):
     """Dynamic sampling (DAPO, Yu et al. 2025, section 3.2): groups whose rewards are all the same are replaced."""
 
     attempts: int = Field(default=3, ge=1)
@@ -76,7 +76,7 @@ class RolloutConfig(Section):
     in_flight: Literal["finish", "continue"] = "finish"
     """With `staleness`, what happens to responses under way when new weights come: they finish on the old ones first, or go
     on with the new ones (each token knows its version)."""
-    refill: RefillConfig | None = None
+    dynamic_sampling: DynamicSamplingConfig | None = None
     """Replace groups that teach nothing; null: train on what was drawn."""
     deadline: float = Field(default=1800.0, gt=0)
     """Seconds that one step's collection may take; past it the run stops and says what it waited for. The same for 4096

@@ -81,7 +81,7 @@ class DistributedConfig(Section):
     device then has their memory, and so have forward and backward passes; each step waits for the copies. The result is the same."""
     deepspeed: str | None = None
     """A JSON file with more of DeepSpeed's own configuration, such as bucket sizes."""
-    silence: float = Field(default=30.0, gt=0)
+    heartbeat_timeout: float = Field(default=30.0, gt=0)
     """Seconds without a sign of life after which the other ranks give a rank up, name it and end."""
 
     @property

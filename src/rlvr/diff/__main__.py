@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlvr.config.renamed_keys import with_new_names
 from rlvr.diff.metrics import compare_metrics
 from rlvr.diff.parting import Parting
 from rlvr.diff.rollouts import compare_rollouts
@@ -52,7 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not any(one.compared for one in found):
         why = "".join(f"\n  {note}" for note in dict.fromkeys(notes))
         raise DataError(f"{a} and {b} have no finished step in common: there is nothing to compare{why}")
-    return _say(Console(), list(differences(recorded_config(a), recorded_config(b))), found, notes)
+    return _say(
+        Console(),
+        list(differences(with_new_names(recorded_config(a)), with_new_names(recorded_config(b)))),
+        found,
+        notes,
+    )
 
 
 def _say(console: Console, keys: Sequence[str], found: Sequence[Parting], notes: Sequence[str]) -> int:

@@ -93,7 +93,7 @@ class Writer:
         counts as failed, and with `logs` that is logged."""
         self.wait()
         problem = None
-        if self.world.leads:
+        if self.world.is_main:
             try:
                 checkpoint.remove_partial(self._aside(step))
                 self.folder.mkdir(exist_ok=True)  # not its parents: a run folder that was removed is not made again
@@ -192,7 +192,7 @@ class Writer:
     def _write(self, contents: Contents) -> Path:
         aside, target = self._aside(contents.step), self.folder / f"step-{contents.step}"
         name = f"tensors-{self.world.rank}.safetensors"
-        if not self.world.leads:
+        if not self.world.is_main:
             self._write_share(aside, name, contents.tensors)
             return target
         for path in contents.logs:

@@ -178,7 +178,7 @@ class DeepSpeedBackend:
 
     def step(self, lr: float, max_norm: float) -> float:
         """Sum over ranks, clip and step; see the protocol."""
-        self.world.meet("the optimizer step")
+        self.world.barrier("the optimizer step")
         self.offload.move_back()  # not before, so that backward passes have its memory
         for group in self.optimizer.param_groups:
             group["lr"] = lr

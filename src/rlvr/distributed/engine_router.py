@@ -1,6 +1,6 @@
 """The engines of all ranks as one: rank 0 draws and asks, every rank samples with the engine beside its policy.
 
-Requests go to the other ranks over sockets, so that sampling needs no collective call and any plan, refill or staleness works as
+Requests go to the other ranks over sockets, so that sampling needs no collective call and any plan, dynamic sampling or staleness works as
 with one process. Invariants: requests with one prompt go to one rank while any of them is open, so that the prompt is
 computed once; what is sampled depends on the request's seed and not on the rank (N7); a rank that is gone fails the requests
 that it had, by name.
@@ -63,12 +63,12 @@ def open_engine(
     is the longest sequence, in tokens, that is sampled, where it is known.
     """
     factory: EngineFactory = registry.build("engine", spec)
-    options = factory.for_run(min(longest, policy.context) if longest else None, apart, world.silence)
+    options = factory.for_run(min(longest, policy.context) if longest else None, apart, world.heartbeat_timeout)
     if world.size == 1:
         return options.open(policy, in_flight)
     if options.per_rank:
         return EngineRouter(options.open(policy, in_flight), world, collector)
-    engine = options.open(policy, in_flight) if world.leads else None
+    engine = options.open(policy, in_flight) if world.is_main else None
     # All ranks must leave out the same tasks, those that are too long for the engine of rank 0.
     context = world.broadcast(None if engine is None else engine.context, "the context of the engine")
     return NullEngine(context or 0) if engine is None else engine
@@ -115,7 +115,7 @@ class EngineRouter:
         self._home: dict[tuple[int, ...], tuple[int, int]] = {}
         """Prompt -> (rank, open requests)."""
         key = world.broadcast(secrets.token_bytes(32), "the key of the sampling ranks")
-        if world.leads:
+        if world.is_main:
             self._accept(key)
         else:
             self._serve(key)
@@ -129,7 +129,7 @@ class EngineRouter:
                 target=self._accept_all, args=[server, key], name="rlvr-router-accept", daemon=True
             ).start()
             self.world.broadcast(server.getsockname()[1], "the port of the sampling ranks")
-            self.world.meet("the sampling ranks", JOIN_SECONDS)
+            self.world.barrier("the sampling ranks", JOIN_SECONDS)
             with Wait("the sampling ranks to connect to rank 0", time.monotonic() + JOIN_SECONDS) as waiting:
                 while not self._all_joined():
                     waiting.check()
@@ -172,7 +172,7 @@ class EngineRouter:
                 "rank 0's machine, and ranks have to reach its ports"
             ) from error
         self._connection.send(self.world.rank)
-        self.world.meet("the sampling ranks", JOIN_SECONDS)
+        self.world.barrier("the sampling ranks", JOIN_SECONDS)
         self._sending = threading.Lock()
         threading.Thread(target=self._answer, name="rlvr-router", daemon=True).start()
 
@@ -227,7 +227,7 @@ class EngineRouter:
         """End the connections and this rank's engine."""
         for link in self._links.values():
             link.close()
-        if not self.world.leads:
+        if not self.world.is_main:
             self._connection.close()
         self.own.close()
 

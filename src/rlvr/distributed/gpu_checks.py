@@ -49,7 +49,7 @@ def check_gpus(config: Config, world: World, engine_reason: str | None = None) -
             is_part = devices.is_part(name) or " MIG " in found.name
             gpu = RankGPU(name, str(found.uuid), is_part, machine())
         options = registry.build("engine", config.rollout.engine)
-        if isinstance(options, VLLMOptions | VLLMServerOptions) and (options.per_rank or world.leads):
+        if isinstance(options, VLLMOptions | VLLMServerOptions) and (options.per_rank or world.is_main):
             try:
                 options.check(home)
             except ConfigError as error:

@@ -30,26 +30,26 @@ _AVAILABLE = other.is_deepspeed_available
 """What accelerate asks whether DeepSpeed is installed; put back after `_unwrapped`, by whichever thread ends last."""
 
 
-def model_files(policy: Policy, leads: bool, copied: Mapping[int, torch.Tensor]) -> Files:
+def model_files(policy: Policy, is_main: bool, copied: Mapping[int, torch.Tensor]) -> Files:
     """The whole model, or the adapter where one is trained, with the tokenizer. `copied`: address of a weight in use -> a
     copy of it that is there already."""
     model = policy.model
     kept = policy.trainable() if is_adapter(model) else dict(model.named_parameters(remove_duplicate=False))
-    return _files(policy, model, [Source(name, [p], p.detach) for name, p in kept.items()], leads, copied)
+    return _files(policy, model, [Source(name, [p], p.detach) for name, p in kept.items()], is_main, copied)
 
 
-def merged_files(policy: Policy, leads: bool) -> Files:
+def merged_files(policy: Policy, is_main: bool) -> Files:
     """The plain model with the adapter merged into it."""
-    return _files(policy, policy.causal_lm, sources(policy), leads, {})
+    return _files(policy, policy.causal_lm, sources(policy), is_main, {})
 
 
-def write_base(policy: Policy, folder: Path, leads: bool) -> None:
+def write_base(policy: Policy, folder: Path, is_main: bool) -> None:
     """Write the plain model under an adapter to `folder` and let the adapter name it, for bases that are nowhere else.
 
-    Called on every rank; rank 0 (`leads`) writes. TrainingError where it cannot be written.
+    Called on every rank; rank 0 (`is_main`) writes. TrainingError where it cannot be written.
     """
-    write = _base_files(policy, leads)
-    if leads:
+    write = _base_files(policy, is_main)
+    if is_main:
         try:
             write(folder)
         except (OSError, SafetensorError) as error:
@@ -57,15 +57,15 @@ def write_base(policy: Policy, folder: Path, leads: bool) -> None:
     name_base(policy.model, folder)
 
 
-def _base_files(policy: Policy, leads: bool) -> Files:
+def _base_files(policy: Policy, is_main: bool) -> Files:
     base = policy.model.base_model.model
     parameters = base.named_parameters(remove_duplicate=False)
     plain = {name.replace(".base_layer.", "."): p for name, p in parameters if ".lora_" not in name}
-    return _files(policy, base, [Source(name, [p], partial(dense, p)) for name, p in plain.items()], leads, {})
+    return _files(policy, base, [Source(name, [p], partial(dense, p)) for name, p in plain.items()], is_main, {})
 
 
 def _files(
-    policy: Policy, model: Any, weights: Iterable[Source], leads: bool, copied: Mapping[int, torch.Tensor]
+    policy: Policy, model: Any, weights: Iterable[Source], is_main: bool, copied: Mapping[int, torch.Tensor]
 ) -> Files:
     found: dict[str, torch.Tensor] = {}
     missing = []
@@ -75,7 +75,7 @@ def _files(
             found[source.name] = copy
         else:
             missing.append(source)
-    found |= host_copies(missing, keep=leads)
+    found |= host_copies(missing, keep=is_main)
     buffers = dict(model.named_buffers())
     found |= {name: tensor.clone() for name, tensor in model.state_dict().items() if name in buffers}
 

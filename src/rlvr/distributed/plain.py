@@ -92,7 +92,7 @@ class PlainBackend:
         if self.world.size == 1:
             return
         what = "the sum of the gradients"
-        self.world.meet(what)
+        self.world.barrier(what)
         with self.world.naming(what):
             for part in _alike(p.grad for p in self.parameters.values() if p.grad is not None):
                 flat = torch.cat([gradient.flatten() for gradient in part])
@@ -157,7 +157,7 @@ def share_from_first(model: torch.nn.Module, world: World) -> None:
     if world.size == 1:
         return
     check_versions(world)
-    world.meet("rank 0's weights")
+    world.barrier("rank 0's weights")
     with torch.no_grad():
         for part in _alike(t.detach() for t in [*model.parameters(), *model.buffers()]):
             flat = torch.cat([tensor.flatten() for tensor in part])

@@ -20,7 +20,7 @@ def encoded_lengths(
     Only rank 0 encodes and keeps the prompts: it alone samples. Other ranks encode the few that a step asks them for.
     """
     lengths = shown = np.zeros(len(tasks), dtype=np.int32)
-    if world.leads:
+    if world.is_main:
         lengths = prompts.lengths(tasks)
         if demonstrations:
             shown = prompts.demonstration_lengths(tasks)

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 
 from rlvr.core.waits import Wait
-from rlvr.distributed.watchdog import BEAT, Watchdog, beat_key, failure_key
+from rlvr.distributed.heartbeat_monitor import HEARTBEAT_SECONDS, HeartbeatMonitor, failure_key, heartbeat_key
 from rlvr.errors import LostRankError, TrainingError, WaitTimeout
 
 T = TypeVar("T")
@@ -51,20 +51,20 @@ class World:
     _ends_badly: ClassVar[bool] = False
     """Whether a World of this process failed: then ranks do not leave torch's process group together."""
 
-    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, silence: float = 30.0) -> None:
+    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, heartbeat_timeout: float = 30.0) -> None:
         self.rank, self.size, self.local_rank = rank, size, local_rank
-        self.silence = silence
+        self.heartbeat_timeout = heartbeat_timeout
         """Seconds without a sign of life after which a rank is given up."""
         self._meetings = 0
         self._store: Any = None
         self._failed = False
         self._closed = False
-        self._watchdog: Watchdog | None = None
+        self._watchdog: HeartbeatMonitor | None = None
         self._at = "its start"
         """What this rank exchanged last, or is exchanging."""
 
     @classmethod
-    def from_environment(cls, silence: float = 30.0) -> World:
+    def from_environment(cls, heartbeat_timeout: float = 30.0) -> World:
         """The world that torchrun, accelerate or deepspeed launched this process in; of one rank where none did.
 
         Where the launcher does not say how many ranks this machine has, as deepspeed and srun do not, they are counted, and
@@ -72,15 +72,15 @@ class World:
         """
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
-            return cls(silence=silence)
-        world = cls(int(os.environ["RANK"]), size, int(os.environ.get("LOCAL_RANK", "0")), silence)
+            return cls(heartbeat_timeout=heartbeat_timeout)
+        world = cls(int(os.environ["RANK"]), size, int(os.environ.get("LOCAL_RANK", "0")), heartbeat_timeout)
         world._join()
         if RANKS_HERE not in os.environ:
             os.environ[RANKS_HERE] = str(world.gather(machine(), "the machines of the ranks").count(machine()))
         return world
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is rank 0, which alone draws, verifies, decides, logs and writes."""
         return self.rank == 0
 
@@ -89,8 +89,8 @@ class World:
             World._shared_store, _, _ = next(iter(dist.rendezvous("env://", self.rank, self.size)))
         store = World._shared_store
         self._store = dist.PrefixStore(f"rlvr/{next(World._worlds)}", store)
-        self._watchdog = Watchdog(self.rank, self.size, self._store, self.silence, lambda: self._at)
-        self.meet("the other ranks to start", 600.0)
+        self._watchdog = HeartbeatMonitor(self.rank, self.size, self._store, self.heartbeat_timeout, lambda: self._at)
+        self.barrier("the other ranks to start", 600.0)
         if dist.is_initialized():
             return
         cuda = torch.cuda.is_available()
@@ -112,7 +112,7 @@ class World:
         if self.size == 1:
             return value
         box = [value]
-        self.meet(what, deadline)
+        self.barrier(what, deadline)
         with self.naming(what):
             dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
@@ -122,7 +122,7 @@ class World:
         if self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size
-        self.meet(what, deadline)
+        self.barrier(what, deadline)
         with self.naming(what):
             dist.all_gather_object(found, value)
         return found
@@ -135,7 +135,7 @@ class World:
                 raise TrainingError(f"the ranks differ in {what}: rank 0 has {values[0]!r}, rank {rank} has {other!r}")
         return value
 
-    def meet(self, what: str, deadline: float | None = None) -> None:
+    def barrier(self, what: str, deadline: float | None = None) -> None:
         """Wait until every rank is here.
 
         WaitTimeout names the ranks that are not here by the deadline (seconds); LostRankError one that failed or shows no
@@ -148,7 +148,7 @@ class World:
         self._meetings += 1
         missing = {rank for rank in range(self.size) if rank != self.rank}
         if deadline is None:
-            deadline = GIVEN_UP if self.leads else math.inf
+            deadline = GIVEN_UP if self.is_main else math.inf
         with self.naming(what), Wait(_Awaited(what, missing), time.monotonic() + deadline) as waiting:
             self._store.set(self._place(self._meetings, self.rank), what)
             pause, watch = 0.0002, Watch(self, missing)
@@ -206,7 +206,7 @@ class World:
         together = False
         if not self._failed:
             with contextlib.suppress(TrainingError, WaitTimeout):  # whoever failed has said so
-                self.meet("the end of the run", self.silence if self.leads else None)
+                self.barrier("the end of the run", self.heartbeat_timeout if self.is_main else None)
                 together = True
         self._closed = True
         if self._watchdog is not None:
@@ -221,12 +221,12 @@ class World:
             return
         meetings = range(max(1, self._meetings - 1), self._meetings + 1)  # those before are deleted
         keys = [self._place(meeting, rank) for meeting in meetings for rank in range(self.size)]
-        for key in [*keys, *(beat_key(rank) for rank in range(self.size)), "left"]:
+        for key in [*keys, *(heartbeat_key(rank) for rank in range(self.size)), "left"]:
             self._store.delete_key(key)
 
     def heard(self, rank: int) -> bytes:
         """The newest sign of life of `rank`."""
-        return self._store.get(beat_key(rank)) if self._store.check([beat_key(rank)]) else b""
+        return self._store.get(heartbeat_key(rank)) if self._store.check([heartbeat_key(rank)]) else b""
 
     def raise_failure(self, rank: int, what: str) -> None:
         """LostRankError where `rank` said that it failed."""
@@ -262,7 +262,7 @@ class _Awaited:
 
 
 class Watch:
-    """Looks after the ranks of `world` in `missing`, which somebody waits for, once a beat.
+    """Looks after the ranks of `world` in `missing`, which somebody waits for, once a heartbeat.
 
     Silence is counted in looks, not by the clock: a process that was itself stopped blames nobody.
     """
@@ -271,22 +271,22 @@ class Watch:
         self.world, self.missing = world, missing
         self._last: dict[int, bytes] = {}
         self._silent = dict.fromkeys(missing, 0.0)
-        self._next = time.monotonic() + BEAT
+        self._next = time.monotonic() + HEARTBEAT_SECONDS
 
     def look(self, what: str, failures: bool = True) -> None:
         """LostRankError where a missing rank was silent for too long, or, with `failures`, said that it has failed."""
         now = time.monotonic()
         if now < self._next:
             return
-        self._next = now + BEAT
+        self._next = now + HEARTBEAT_SECONDS
         for rank in sorted(self.missing):
             if failures:
                 self.world.raise_failure(rank, what)
-            beat = self.world.heard(rank)
-            same = beat == self._last.get(rank) and beat != b""  # who has not begun is late, not silent
-            self._silent[rank] = self._silent[rank] + BEAT if same else 0.0
-            self._last[rank] = beat
-            if self._silent[rank] > self.world.silence:
+            heartbeat = self.world.heard(rank)
+            same = heartbeat == self._last.get(rank) and heartbeat != b""  # who has not begun is late, not silent
+            self._silent[rank] = self._silent[rank] + HEARTBEAT_SECONDS if same else 0.0
+            self._last[rank] = heartbeat
+            if self._silent[rank] > self.world.heartbeat_timeout:
                 raise LostRankError(
                     f"rank {rank} has shown no sign of life for {self._silent[rank]:.0f} s, while rank {self.world.rank} waited for "
                     f"{what}: its process was killed or stopped, or its machine is gone; go on with --resume auto"
@@ -316,7 +316,7 @@ class _Named:
         others = [rank for rank in range(world.size) if rank != world.rank]
         try:
             before = {rank: world.heard(rank) for rank in others}
-            time.sleep(3 * BEAT)
+            time.sleep(3 * HEARTBEAT_SECONDS)
             gone = [rank for rank in others if world.failure(rank) or world.heard(rank) == before[rank]]
         except Exception:
             gone = [0]  # without the store, which rank 0 or its launcher keeps

@@ -26,9 +26,9 @@ def partition(policy: Policy, world: World, config: dict[str, Any], dtype: torch
     """
     check_versions(world)
     world.same(_kinds(policy), "the model's parameters by name and shape")
-    tried = world.broadcast(_tried(policy) if world.leads else None, "what the model was found to compute")
+    tried = world.broadcast(_tried(policy) if world.is_main else None, "what the model was found to compute")
     policy.head_is_enough, policy.packing = tried  # type: ignore[misc]  # nothing can be tried on the parts
-    if policy.packing.shares and not world.leads:
+    if policy.packing.shares and not world.is_main:
         hook(policy.causal_lm)
     _share_buffers(policy, world)
     unrounded = _unrounded(policy, world, dtype)
@@ -74,7 +74,7 @@ def _share_buffers(policy: Policy, world: World) -> None:
 
 def _unrounded(policy: Policy, world: World, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     weights = policy.trainable()
-    names = world.broadcast(changed_by(dtype, weights) if world.leads else [], "the weights that are rounded")
+    names = world.broadcast(changed_by(dtype, weights) if world.is_main else [], "the weights that are rounded")
     return {name: _from_first(weights[name].detach(), policy, world).to("cpu", copy=True) for name in names}
 
 
@@ -94,6 +94,6 @@ def _from_first(tensor: torch.Tensor, policy: Policy, world: World) -> torch.Ten
 
 def _here(tensor: torch.Tensor, dtype: torch.dtype, policy: Policy, world: World) -> torch.Tensor:
     """On the device that is computed on: rank 0's `tensor`, and room for it elsewhere."""
-    if world.leads:
+    if world.is_main:
         return tensor.to(policy.home, dtype)
     return torch.empty(tensor.shape, dtype=dtype, device=policy.home)

@@ -100,7 +100,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.contamination is not None:  # what cannot be read is refused before the model is sampled
         load_tasks(options.contamination, split="train", fields=config.data.fields)
     tasks = load_tasks(spec, split="eval", fields=config.data.fields)[: config.evaluation.limit]
-    world = World.from_environment(config.distributed.silence)
+    world = World.from_environment(config.distributed.heartbeat_timeout)
     try:
         code = _evaluate(config, tasks, world, options, before)
     except BaseException as error:
@@ -117,7 +117,7 @@ def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse
 
     began = time.perf_counter()
     with sampler(config, tasks, world) as means:
-        if world.leads:
+        if world.is_main:
 
             def say(done: int, kind: str) -> None:
                 print(f"{done}/{len(tasks)} tasks, {kind}, {time.perf_counter() - began:.0f} s", file=sys.stderr)
@@ -125,7 +125,7 @@ def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse
             with suppress(Interrupted):  # told by its exit code
                 done = evaluate(tasks, config, means.collect, means.same, say, means.scorer, _refuse_all)
         code = world.broadcast(128 + int(means.stop.signal) if means.stop.signal else 0, "the evaluation")
-    if code or not world.leads:
+    if code or not world.is_main:
         return code
     result = describe(done, config) | {"seconds": time.perf_counter() - began, "ranks": world.size}
     if options.contamination is not None:
@@ -272,12 +272,12 @@ def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Ins
 
     config, engine_reason = engine_of_run(config, world)
     check_gpus(config, world, engine_reason)
-    stop = StopRequest("stopping; nothing will be written" if world.leads else "")
+    stop = StopRequest("stopping; nothing will be written" if world.is_main else "")
     rollouts = RolloutRuntime(config, world, stop)
     with closing(rollouts):
         rollouts.build_verifiers([config.verifier])
         (verification,) = rollouts.verifications
-        if world.leads:
+        if world.is_main:
             verification.check(tasks)
         policy = load_policy(config.model, config.run.seed)
         prompts = Prompts(policy.tokenizer, config.data.template, lambda text: print(text, file=sys.stderr))

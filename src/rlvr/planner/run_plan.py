@@ -51,7 +51,7 @@ def engine_of_run(config: Config, world: World, saved: Any = None) -> tuple[Conf
     if config.rollout.engine.name != "auto":
         return config, None
     found = None
-    if world.leads:
+    if world.is_main:
         try:
             on_gpu = device_of(config.model).type == "cuda"
         except ConfigError:  # every rank is asked for its GPU later, and named (rlvr.distributed.gpu_checks)
@@ -102,7 +102,7 @@ def plan_resumed(plan: RunPlan, world: World, saved: Mapping[str, Any]) -> RunPl
 def _decided(world: World, what: str, decide: Callable[[], RunPlan]) -> RunPlan:
     """Broadcast the plan that rank 0 makes. Where it fails, the others are told, which wait for it."""
     found = None
-    if world.leads:
+    if world.is_main:
         try:
             found = decide()
         except BaseException as error:

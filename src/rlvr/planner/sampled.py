@@ -37,7 +37,7 @@ def lengths(shape: Shape, config: Config) -> tuple[int, int]:
 def in_training(shape: Shape, config: Config) -> Sampled:
     """Prompts and responses of a step of a stage."""
     rollout = config.rollout
-    more = 1.0 if rollout.refill is None else rollout.refill.oversample
+    more = 1.0 if rollout.dynamic_sampling is None else rollout.dynamic_sampling.oversample
     prompts = math.ceil(rollout.prompts_per_step * more) * (1 + rollout.staleness)
     return Sampled(*lengths(shape, config), prompts, prompts * rollout.group_size)
 

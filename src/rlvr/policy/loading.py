@@ -31,14 +31,14 @@ from rlvr.policy.quantization import exact, has_quantized, quantizing
 from rlvr.policy.scratch import build_model, build_tokenizer
 
 
-def load_policy(config: ModelConfig, seed: int = 0, shared_out: bool = False, leads: bool = True) -> Policy:
+def load_policy(config: ModelConfig, seed: int = 0, shared_out: bool = False, is_main: bool = True) -> Policy:
     """The model that `config` describes, in evaluation mode on its device.
 
-    With `shared_out`, one whose weights ranks are going to share out among them: they wait in host memory, and where not `leads`
+    With `shared_out`, one whose weights ranks are going to share out among them: they wait in host memory, and where not `is_main`
     only their shapes are there, which take no memory. ConfigError names a path that does not exist, a folder without a model, or a section that says nothing.
     """
     make_current(device_of(config))
-    empty = shared_out and not leads
+    empty = shared_out and not is_main
     if shared_out and config.quantization is not None:
         raise ConfigError(
             "model.quantization does not go with distributed.zero_stage 3, which shares weights out: use 2"

@@ -17,7 +17,7 @@ def _preset(loss: dict[str, Any], advantage: dict[str, Any] = GROUP, **more: Any
 @register("preset", "dapo")
 def dapo() -> dict[str, Any]:
     """DAPO (Yu et al. 2025, eq. 8): a higher upper clip and the mean over all tokens. Its dynamic sampling is
-    `rollout.refill`, its soft punishment of long responses a reward term, both outside of this section."""
+    `rollout.dynamic_sampling`, its soft punishment of long responses a reward term, both outside of this section."""
     return _preset({"name": "clip", "clip_low": 0.2, "clip_high": 0.28, "average": "tokens"})
 
 

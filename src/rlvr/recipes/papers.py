@@ -83,7 +83,7 @@ class Paper(BaseModel):
 
 def _pieces(tree: Mapping[str, Any]) -> Iterator[str]:
     kind = [tree["kind"]] if "kind" in tree else []
-    rollout = {k: v for k, v in tree.get("rollout", {}).items() if k in ("plan", "refill", "staleness")}
+    rollout = {k: v for k, v in tree.get("rollout", {}).items() if k in ("plan", "dynamic_sampling", "staleness")}
     parts = {"rewards": tree.get("rewards"), **tree.get("algorithm", {}), **rollout, "verifier": tree.get("verifier")}
     own = {"loss": tree.get("loss"), "source_weights": tree.get("source_weights")}  # of an sft stage
     parts |= {name: value for name, value in own.items() if value is not None}

@@ -3,7 +3,7 @@ scores, the length, and controls that say nothing of the answer.
 
 A term is a function of the batch that returns float64 [B] (NaN where undecided), or a plain function of one completion or,
 in TRL's form, of a group's completions (rlvr.core.calling says what it may ask for). A plain function is called once per rollout.
-A function of the batch is called once per step with all rollouts of the step, and under dynamic sampling (`rollout.refill`)
+A function of the batch is called once per step with all rollouts of the step, and under dynamic sampling (`rollout.dynamic_sampling`)
 before that with those of each draw by itself, to see whether the draw's rewards differ. Every term becomes the column `reward/<name>`; the column `reward` is their
 weighted sum, undecided where a term is undecided whose weight is not 0 at the step.
 
@@ -197,10 +197,10 @@ def bind(terms: Sequence[Term], setting: Setting) -> list[Term]:
     _check_sources(terms, setting)
     _check_fields(terms, setting.tasks)
     needing = [t.name for t in walk(terms) if t.function.needs_policy]
-    if needing and setting.config.rollout.refill:
+    if needing and setting.config.rollout.dynamic_sampling:
         raise ConfigError(
-            f"rewards: {needing[0]!r} needs a forward pass of the policy over whole steps, and rollout.refill looks at "
-            "rewards while responses are still sampled: set rollout.refill to null or leave the term out"
+            f"rewards: {needing[0]!r} needs a forward pass of the policy over whole steps, and rollout.dynamic_sampling looks at "
+            "rewards while responses are still sampled: set rollout.dynamic_sampling to null or leave the term out"
         )
     return [term.each(bound) for term in terms]
 

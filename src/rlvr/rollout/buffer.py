@@ -5,7 +5,7 @@ The buffer is a first-in-first-out window: the groups of step s are drawn when s
 weights that sampled a token are at most `staleness` versions older than those that train on it, and nothing is thrown away for its
 age. Staleness 0 is the synchronous run.
 
-With `refill` a draw whose rewards are all the same is replaced by another draw, until the step has its number of groups or
+With `dynamic_sampling` a draw whose rewards are all the same is replaced by another draw, until the step has its number of groups or
 has drawn `attempts` times as many. With `oversample` 1 no more draws are open than groups are missing, so what a step
 trains on is the shortest run of draws that has enough useful groups, whatever finished first. Above 1 the groups that
 were not needed go to the next step: the age of a token is then at most 2 x staleness + 1.
@@ -292,9 +292,11 @@ class RolloutBuffer:
 
     async def _sample(self, batch: _Batch) -> tuple[list[Group], list[Group]]:
         """(groups that train, groups that were dropped) of one step."""
-        refill, context = self.config.refill, self.contexts(batch.step)
+        dynamic_sampling, context = self.config.dynamic_sampling, self.contexts(batch.step)
         wanted = self.config.prompts_per_step
-        most, oversample = (wanted * refill.attempts, refill.oversample) if refill else (wanted, 1.0)
+        most, oversample = (
+            (wanted * dynamic_sampling.attempts, dynamic_sampling.oversample) if dynamic_sampling else (wanted, 1.0)
+        )
         kept: list[Group] = []
         dropped: list[Group] = []
         running: dict[asyncio.Task[tuple[list[Rollout], bool]], Draw] = {}
@@ -331,7 +333,7 @@ class RolloutBuffer:
     async def _sample_draw(self, batch: _Batch, draw: Draw, context: RolloutContext) -> tuple[list[Rollout], bool]:
         """Sample one draw and, under dynamic sampling, find out whether it trains."""
         rollouts = in_order(await batch.watch.group(draw, self.plan, context))
-        if self.config.refill is None:
+        if self.config.dynamic_sampling is None:
             return rollouts, True
         # One draw at a time: reward functions need not be safe to call from two threads at once.
         batch.watch.scoring += 1

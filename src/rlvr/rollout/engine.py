@@ -94,12 +94,12 @@ class EngineFactory(Component):
         """True where every rank has an engine, beside its policy; False where rank 0 has one that samples for all."""
         return True
 
-    def for_run(self, longest: int | None, partitions: bool, silence: float | None) -> Self:
+    def for_run(self, longest: int | None, partitions: bool, heartbeat_timeout: float | None) -> Self:
         """Return the options with what they leave open set for a run.
 
         `longest`: the longest sequence in tokens that is sampled, None where it is not known. `partitions`: the weights lie in parts
-        on several ranks, so that an engine cannot compute with the trainer's own, and no rank can write an adapter alone. `silence`:
-        `distributed.silence`, in seconds.
+        on several ranks, so that an engine cannot compute with the trainer's own, and no rank can write an adapter alone. `heartbeat_timeout`:
+        `distributed.heartbeat_timeout`, in seconds.
         """
         return self
 

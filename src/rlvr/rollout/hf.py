@@ -53,7 +53,7 @@ class HFEngineOptions(EngineFactory):
     """Keep a copy of the weights and take new ones by `publish`, instead of sharing the trainer's. Always so where
     `rollout.staleness` has it sample while the trainer updates."""
 
-    def for_run(self, longest: int | None, partitions: bool, silence: float | None) -> Self:
+    def for_run(self, longest: int | None, partitions: bool, heartbeat_timeout: float | None) -> Self:
         """A copy of the weights where a rank does not have them all."""
         return dataclasses.replace(self, copy_weights=self.copy_weights or partitions)
 

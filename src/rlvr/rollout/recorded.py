@@ -38,7 +38,7 @@ class RecordedOptions(EngineFactory):
     """Whether evaluations sample with a copy of the weights; null: as the recorded run did. With a copy, `algorithm.correction:
     auto` weighs tokens by their ratio to the policy that sampled, as it does for any engine with weights of its own."""
 
-    def for_run(self, longest: int | None, partitions: bool, silence: float | None) -> Self:
+    def for_run(self, longest: int | None, partitions: bool, heartbeat_timeout: float | None) -> Self:
         """A copy of the weights where a rank does not have them all."""
         return dataclasses.replace(self, copy_weights=self.copy_weights or partitions or None)
 

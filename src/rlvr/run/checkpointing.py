@@ -132,7 +132,7 @@ class Checkpointer:
 
     def _is_best(self) -> bool:
         keeps = self.config.best
-        if keeps is None or not self.world.leads or not self.state.metrics:
+        if keeps is None or not self.world.is_main or not self.state.metrics:
             return False
         value = self.state.metrics[-1].get(keeps.metric)
         if value is None:
@@ -195,12 +195,12 @@ class Checkpointer:
         live = backend.saved_tensors()
         tensors = live if backend.saves_copies else self._copies(live)
         copied = {tensor.data_ptr(): tensors[name] for name, tensor in live.items()}
-        models = [("model", model_files(policy, self.world.leads, copied))]
+        models = [("model", model_files(policy, self.world.is_main, copied))]
         if self.config.merged and policy.has_adapter:
-            models.append(("merged", merged_files(policy, self.world.leads)))
+            models.append(("merged", merged_files(policy, self.world.is_main)))
         if (reference := self.training.learner.reference) is not None:
             tensors = {**tensors, **saved_reference(reference, self.world)}
-        if not self.world.leads:
+        if not self.world.is_main:
             return Contents(self.state.step, tensors)
         return Contents(
             self.state.step,

@@ -80,7 +80,7 @@ class DueEvaluations:
         try:
             return self.evaluate()
         except EvaluationError as error:
-            if self.world.leads:
+            if self.world.is_main:
                 later = (
                     "this one when the run is resumed here" if self.state.step else "the one at the start is left out"
                 )

@@ -71,7 +71,7 @@ class Evaluator:
         results: dict[str, Any] = {}
         tallies: list[Tally] = []
         failure = None
-        if self.world.leads:
+        if self.world.is_main:
             try:
                 results, tallies = self._sampled(chosen, prompts, plan)
                 results |= {"time/evaluate": time.perf_counter() - start}

@@ -236,7 +236,7 @@ def _is_plain(value: Any, kinds: tuple[type, ...] = (str, int, float, bool, list
 
 
 def _name(value: Any) -> str:
-    """`FILE.py:Name` or `module:Name`, which leads to the class or function `value`."""
+    """`FILE.py:Name` or `module:Name`, which is_main to the class or function `value`."""
     if value.__name__ == "<lambda>":
         raise _NotWritableError(f"a lambda ({_line(value)})")
     if "<locals>" in value.__qualname__:

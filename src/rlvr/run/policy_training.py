@@ -25,7 +25,7 @@ class PolicyTraining:
         self.world = world
         self.backends: BackendFactory = registry.build("backend", config.distributed.backend_spec)
         if model is None:
-            self.policy = load_policy(config.model, config.run.seed, self.backends.partitions, world.leads)
+            self.policy = load_policy(config.model, config.run.seed, self.backends.partitions, world.is_main)
         else:
             self.policy = given_policy(model, tokenizer, config.model, config.run.seed, self.backends.partitions)
 

@@ -84,7 +84,7 @@ def resolved_config(
     `model` is one that is loaded already, `eval_tasks` are tasks given in Python; both are None where the configuration names them.
     """
     saved = None
-    if resume is not None and world.leads:
+    if resume is not None and world.is_main:
         saved = RunFolder(config).saved_engine(resume)
     config, engine_reason = engine_of_run(config, world, saved)
     check_gpus(config, world, engine_reason)

@@ -77,7 +77,7 @@ class Resumer:
         self.folder.begun = True
         policy = self.training.policy
         if policy.has_adapter and self.resolved.config.model.scratch is not None:
-            write_base(policy, self.folder.path / "base", self.world.leads)
+            write_base(policy, self.folder.path / "base", self.world.is_main)
         return found
 
     def load(self, path: Path) -> None:
@@ -87,7 +87,7 @@ class Resumer:
     def _begin(self, resume: str | None) -> Path | None:
         folder = self.folder
         found = None
-        if self.world.leads:
+        if self.world.is_main:
             folder.refuse_foreign()
             if folder.path.exists():  # else a refusal leaves nothing behind
                 folder.lock()
@@ -96,9 +96,9 @@ class Resumer:
         found = self.world.broadcast(found, "the checkpoint to go on from")
         if found is not None:
             self._take(checkpoint.read(found), keep_cut=resume != "auto")
-        elif self.world.leads and (moved := folder.begin(resume == "auto")) is not None:
+        elif self.world.is_main and (moved := folder.begin(resume == "auto")) is not None:
             self._report_moved(moved)
-        if self.world.leads:
+        if self.world.is_main:
             folder.open_log(self.reporting.console)
             self._check_space()
         return found
@@ -130,7 +130,7 @@ class Resumer:
         self.state.load_state_dict(state)
         self.checkpointer.restore_tensors(saved.tensors)
         rows: tuple[list[Any], list[Any]] = ([], [])
-        if self.world.leads:
+        if self.world.is_main:
             rows = self._records(saved, keep_cut)
         self.state.metrics, self.state.evaluations, self.state.evaluation_pending = self.world.broadcast(
             (*rows, self.state.evaluation_pending), "the metrics so far"

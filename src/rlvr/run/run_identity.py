@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlvr.config.renamed_keys import with_new_names
 from rlvr.data.samplers import fingerprint_of
 from rlvr.distributed import World
 from rlvr.errors import CheckpointError
@@ -39,10 +40,10 @@ class RunIdentity:
 
         `report` is told, as (text, level), of values that do not fit here.
         """
-        config = state["config"]
+        config = with_new_names(state["config"])
         self.resolved.check_engine(config["rollout"]["engine"])
         self.resolved.take_saved_values(config, world, policy, report)
-        self.folder.check(config, state.get("recorded", config), self.resolved.automatic_keys)
+        self.folder.check(config, with_new_names(state.get("recorded", config)), self.resolved.automatic_keys)
         self._check_evaluation_tasks(state["evaluated_on"])
 
     def _check_evaluation_tasks(self, saved: list[str]) -> None:

@@ -56,7 +56,7 @@ def _open_stage(
 ) -> Stage:
     plan = resolved.plans[number]
     config = plan.config
-    leads = rollouts.world.leads
+    is_main = rollouts.world.is_main
     verification = rollouts.verifications[number]
     prompts = tasks.prompts.under(config.data.template)
     sampling = Sampling(config.rollout.max_new_tokens)  # the stage sets that of each step
@@ -70,19 +70,19 @@ def _open_stage(
         rollout_context=context,
         context=rollouts.context,
         shares_weights=rollouts.engine.shares_weights,
-        leads=leads,
+        is_main=is_main,
     )
     make = registry.find("stage", plan.kind)
     seed = seed_of(config.run.seed, number, "sampler")
     stage: Stage = make(plan, parts, tasks.training(config), seed, **plan.options)
     if stage.left_out:
         report(f"stage {plan.name}: {stage.left_out} tasks are left out, they are too long")
-    if stage.verifies and leads:
+    if stage.verifies and is_main:
         verification.check(stage.pool)
     held_out = tasks.evaluation(config)
     lengths = tasks.lengths(prompts, held_out)[0]
     check_held_out(config, held_out, lengths, rollouts.context, len(resolved.plans))
     chooser(config, training.policy, held_out, training.partitions)  # refuses tasks that it cannot score
-    if leads:
+    if is_main:
         verification.check(held_out)
     return stage

@@ -19,7 +19,7 @@ def mixed_groups(batch: Batch) -> np.ndarray:
     """Keep the groups whose decided rewards differ: the others give no advantage under a group baseline.
 
     Unlike skipping them in the backward pass, which changes nothing but time, this takes them out of the loss's
-    denominator (DAPO, Yu et al. 2025, section 3.2, without its refill).
+    denominator (DAPO, Yu et al. 2025, section 3.2, without its dynamic sampling).
     """
     rewards = batch.column("reward")
     keep = np.zeros(len(batch), dtype=bool)

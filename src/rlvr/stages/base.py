@@ -46,7 +46,7 @@ class Parts:
     """Longest sequence in tokens, prompt and response together, that can be sampled and trained."""
     shares_weights: bool
     """Whether the engine computes with the trainer's own weights."""
-    leads: bool = True
+    is_main: bool = True
     """Whether this is the rank that warns."""
 
     def means(self, sampling: Sampling) -> RolloutContext:

@@ -114,7 +114,7 @@ def _train(config: Config, resume: str | None) -> int:
         with GRPOTrainer(config=config, resume=resume) as trainer:
             trainer.train()
             phase = "closing"
-            if trainer.world.leads:
+            if trainer.world.is_main:
                 _report(trainer)
             if trainer.stop.signal is not None:
                 return 128 + int(trainer.stop.signal)

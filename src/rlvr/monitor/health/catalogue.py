@@ -23,7 +23,7 @@ _ALL: tuple[Monitor, ...] = (
         bad=lambda share, reward: share >= 0.9,
         steps=10,
         message="in {value:.0%} of the groups every answer is right, and such groups teach nothing",
-        advice="harder tasks, rollout.refill to replace such groups, or an end to the run; and audit the verifier if this "
+        advice="harder tasks, rollout.dynamic_sampling to replace such groups, or an end to the run; and audit the verifier if this "
         "comes as a surprise",
     ),
     Sustained(
@@ -32,7 +32,7 @@ _ALL: tuple[Monitor, ...] = (
         bad=lambda same, wrong, right: same >= 0.95 and wrong < 0.9 and right < 0.9,
         steps=10,
         message="in {value:.0%} of the groups all rewards are the same, so that there is hardly an advantage",
-        advice="a reward that tells answers apart, a higher rollout.temperature, a larger rollout.group_size, rollout.refill",
+        advice="a reward that tells answers apart, a higher rollout.temperature, a larger rollout.group_size, rollout.dynamic_sampling",
     ),
     # What the verifier says
     Sustained(

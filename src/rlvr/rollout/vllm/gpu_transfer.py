@@ -172,10 +172,10 @@ class GPUTransfer:
         info: IPCTrainerInitInfo | NCCLTrainerInitInfo,
         weights: Sequence[Description],
         deadline: float = math.inf,
-        silence: float = math.inf,
+        stall_timeout: float = math.inf,
     ) -> None:
         self.info = info
-        self.deadline, self.silence = deadline, silence
+        self.deadline, self.stall_timeout = deadline, stall_timeout
         """Seconds for one send, and seconds after its first weight in which no further one is taken: a collective of NCCL waits for an
         engine that is gone. Before the first weight there is the handshake, which takes as long as the servers' workers need."""
         self.source = Source(weights)
@@ -186,7 +186,7 @@ class GPUTransfer:
         """Held while `_engine` is set: a handshake that was given up may end at any time."""
 
     def send(self, weights: Weights, call: Call) -> Published:
-        """See the protocol. WaitTimeout where no weight follows another for `silence` seconds, or not all are taken by the deadline;
+        """See the protocol. WaitTimeout where no weight follows another for `stall_timeout` seconds, or not all are taken by the deadline;
         what an engine answers instead of doing its part is raised at once."""
         start = time.perf_counter()
         client = Control(call, Future())
@@ -206,13 +206,13 @@ class GPUTransfer:
         return Published(self.bytes, time.perf_counter() - start)
 
     def _wait(self, done: Future[None], failed: Future[None]) -> None:
-        """Until the weights are sent. Raises what the sender or an engine raises; WaitTimeout by the deadline and the silence."""
+        """Until the weights are sent. Raises what the sender or an engine raises; WaitTimeout by the deadline and the stall timeout."""
         what = "the weights to reach all vLLM servers"
         with Wait(what, time.monotonic() + self.deadline) as waiting:
             while not wait([done, failed], timeout=0.1, return_when=FIRST_COMPLETED).done:
                 waiting.check()
-                if time.monotonic() > self.source.progress + self.silence:
-                    raise WaitTimeout(f"no weight was taken for {self.silence:.0f} s while {what} was waited for")
+                if time.monotonic() > self.source.progress + self.stall_timeout:
+                    raise WaitTimeout(f"no weight was taken for {self.stall_timeout:.0f} s while {what} was waited for")
         (done if done.done() else failed).result()
 
     def _send(self, client: Control) -> None:
@@ -247,10 +247,10 @@ def ipc_transfer(weights: Sequence[Description]) -> GPUTransfer:
 
 
 def nccl_transfer(
-    weights: Sequence[Description], address: str, workers: int, deadline: float, silence: float = math.inf
+    weights: Sequence[Description], address: str, workers: int, deadline: float, stall_timeout: float = math.inf
 ) -> GPUTransfer:
     """For these weights, to `workers` processes of servers, which reach the trainer at `address`, within `deadline` seconds
-    each time; given up where no weight follows another for `silence` seconds."""
+    each time; given up where no weight follows another for `stall_timeout` seconds."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
@@ -262,7 +262,7 @@ def nccl_transfer(
         packed=True,
         packed_buffer_size_bytes=buffer_bytes(weights),
     )
-    return GPUTransfer(info, weights, deadline, silence)
+    return GPUTransfer(info, weights, deadline, stall_timeout)
 
 
 def _in_a_thread(work: Callable[[], None]) -> Future[None]:

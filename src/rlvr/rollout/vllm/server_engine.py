@@ -261,9 +261,9 @@ class VLLMServerEngine:
 
             sizes = self._all(processes, "get_world_size", {})
             self._offsets = {process: 1 + sum(sizes[:place]) for place, process in enumerate(processes)}
-            silence = self.options.silence or math.inf
+            stall_timeout = self.options.stall_timeout or math.inf
             weights = described(self.policy, merged=self._adapter is None)
-            return nccl_transfer(weights, self.options.address, sum(sizes), self.options.publish_timeout, silence)
+            return nccl_transfer(weights, self.options.address, sum(sizes), self.options.publish_timeout, stall_timeout)
         if name == "files":
             return FileTransfer(self._shared() / f"weights-{secrets.token_hex(4)}")
         return SharedMemoryTransfer()

@@ -63,7 +63,7 @@ class CommonSettings(EngineFactory):
     publish_timeout: float = 600.0
     """Seconds for each answer during a publish, and for responses to finish on the old weights."""
 
-    def for_run(self, longest: int | None, partitions: bool, silence: float | None) -> Self:
+    def for_run(self, longest: int | None, partitions: bool, heartbeat_timeout: float | None) -> Self:
         """The run's longest sequence as `max_model_len`; adapters merged into the weights where no rank can write one alone."""
         return dataclasses.replace(
             self,
@@ -115,9 +115,9 @@ class ServerSettings(CommonSettings):
     devices: tuple[str, ...] = ()
     """For each started server the CUDA_VISIBLE_DEVICES that it gets, such as `["4,5", "6,7"]`; empty: GPUs that no rank trains on.
     One that a rank trains on is refused."""
-    silence: float | None = None
+    stall_timeout: float | None = None
     """For `nccl`: seconds after the first weight of a publish in which servers may take no further one before it is given up; until
-    the first one `publish_timeout` holds. null: distributed.silence."""
+    the first one `publish_timeout` holds. null: distributed.heartbeat_timeout."""
     restarts: int = 3
     """How often a lost server is brought back before it is given up."""
     request_timeout: float = 1800.0
@@ -128,10 +128,12 @@ class ServerSettings(CommonSettings):
     """Seconds that the engine of a server may take to answer a health check, which it does between two steps. One that takes
     longer is started anew."""
 
-    def for_run(self, longest: int | None, partitions: bool, silence: float | None) -> Self:
-        """See CommonSettings; `silence` too."""
-        known = super().for_run(longest, partitions, silence)
-        return dataclasses.replace(known, silence=silence if self.silence is None else self.silence)
+    def for_run(self, longest: int | None, partitions: bool, heartbeat_timeout: float | None) -> Self:
+        """See CommonSettings; `heartbeat_timeout` is the `stall_timeout` of transfers."""
+        known = super().for_run(longest, partitions, heartbeat_timeout)
+        return dataclasses.replace(
+            known, stall_timeout=heartbeat_timeout if self.stall_timeout is None else self.stall_timeout
+        )
 
     def transfer_to(self, home: torch.device) -> str:
         """The transfer from a policy that is computed on `home`, as this library calls it."""

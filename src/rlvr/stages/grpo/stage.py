@@ -42,7 +42,7 @@ class GRPOStage(Stage):
         rollout = plan.config.rollout
         self.scoring = Scoring(plan.config)
         self._objective = build_objective(plan, parts.shares_weights)
-        if parts.leads:
+        if parts.is_main:
             warn_uncorrected(plan.config, self._objective)
         self.penalty = build_penalty(plan.config.algorithm)
         self._penalised: dict[str, Any] = {}
@@ -51,10 +51,10 @@ class GRPOStage(Stage):
         self._appended = token_after(self._objective, parts.policy)
         self.advantages = Advantages(plan.config, tasks)
         check_scale(plan.config, tasks)
-        if rollout.refill and rollout.group_size < 2:
+        if rollout.dynamic_sampling and rollout.group_size < 2:
             raise ConfigError(
-                "rollout.refill replaces groups whose rewards are all the same, and every group of one is: set "
-                "rollout.group_size to 2 or more, or rollout.refill to null"
+                "rollout.dynamic_sampling replaces groups whose rewards are all the same, and every group of one is: set "
+                "rollout.group_size to 2 or more, or rollout.dynamic_sampling to null"
             )
         for name in ("top_p", "top_k", "min_p"):
             neutral = type(rollout).model_fields[name].default
@@ -70,7 +70,7 @@ class GRPOStage(Stage):
         kept = list(self.pool)  # tasks that are left out are never scored
         self.scoring.bind(kept, Setting(plan.config, kept, parts.rollout_context.same_answer))
         terms = self.scoring.terms
-        self.raised = Raised(plain_functions(walk(terms)), plain_functions(paid(terms)), parts.leads)
+        self.raised = Raised(plain_functions(walk(terms)), plain_functions(paid(terms)), parts.is_main)
         asked: RolloutPlan = registry.build("plan", rollout.plan)
         parts.history.keep_answers(asked.answer_characters)
         asked.check(self.rollout_context_at(0), self.pool.at(0))

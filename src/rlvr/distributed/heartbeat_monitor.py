@@ -7,7 +7,7 @@ process is ended, with the reason on standard error and in the log. What is on d
 code in between may take the error for one of its own, so that the main thread has MARGIN again to reach `notice`.
 
 Silence is counted in the watchdog's own ticks: a process that was itself stopped, or short of processor time, blames nobody.
-Limit: both threads need Python's interpreter. A rank whose main thread holds it for longer than the permitted silence, in one call
+Limit: both threads need Python's interpreter. A rank whose main thread holds it for longer than the heartbeat timeout, in one call
 of an extension that does not release it, counts as silent, as at a meeting. torch, DeepSpeed, safetensors and hashing release it.
 """
 
@@ -25,7 +25,7 @@ from rlvr.errors import LostRankError, tell_launcher
 
 log = logging.getLogger(__name__)
 
-BEAT = 1.0
+HEARTBEAT_SECONDS = 1.0
 """Seconds between two heartbeats of a rank."""
 MARGIN = 10.0
 """Seconds that the main thread has to end by itself: gloo raises at once where a rank's process is gone, naming takes three beats."""
@@ -33,7 +33,7 @@ LOG_SECONDS = 5.0
 """Seconds for the last words in the launcher's file and the log, which may be on storage that went with the other rank."""
 
 
-def beat_key(rank: int) -> str:
+def heartbeat_key(rank: int) -> str:
     """Where a rank's heartbeat is in the store."""
     return f"beat/{rank}"
 
@@ -43,11 +43,11 @@ def failure_key(rank: int) -> str:
     return f"failed/{rank}"
 
 
-class Watchdog:
+class HeartbeatMonitor:
     """Watches the other ranks from the first heartbeat on, until `close`. `place()` says where the main thread is."""
 
-    def __init__(self, rank: int, size: int, store: Any, silence: float, place: Callable[[], str]) -> None:
-        self.rank, self.silence, self.place = rank, silence, place
+    def __init__(self, rank: int, size: int, store: Any, heartbeat_timeout: float, place: Callable[[], str]) -> None:
+        self.rank, self.heartbeat_timeout, self.place = rank, heartbeat_timeout, place
         self._others = [other for other in range(size) if other != rank]
         self._store = store
         self._heard: dict[int, bytes] = {}
@@ -76,7 +76,7 @@ class Watchdog:
         self._closed = True
         with contextlib.suppress(ValueError):
             Wait.alarms.remove(self._raise_once)
-        self._beating.join(3 * BEAT)
+        self._beating.join(3 * HEARTBEAT_SECONDS)
 
     _closed = False
 
@@ -96,17 +96,17 @@ class Watchdog:
             try:
                 self._beat(self._rounds)
                 for rank in self._others:
-                    if self._store.check([beat_key(rank)]):
-                        self._heard[rank] = self._store.get(beat_key(rank))
+                    if self._store.check([heartbeat_key(rank)]):
+                        self._heard[rank] = self._store.get(heartbeat_key(rank))
                     if self._store.check([failure_key(rank)]):
                         self._failures[rank] = self._store.get(failure_key(rank)).decode()
             except Exception:  # the store is gone with rank 0 or its launcher: no round is counted any more
                 return
             self._rounds += 1
-            pause.wait(BEAT)
+            pause.wait(HEARTBEAT_SECONDS)
 
     def _beat(self, number: int) -> None:
-        self._store.set(beat_key(self.rank), str(number))
+        self._store.set(heartbeat_key(self.rank), str(number))
 
     # the watching thread, which nothing holds up
 
@@ -114,11 +114,11 @@ class Watchdog:
         silent = dict.fromkeys(self._others, 0.0)
         last: dict[int, bytes] = {}
         rounds, stuck = 0, 0.0
-        while not self._noticed.wait(BEAT):
-            stuck = stuck + BEAT if self._rounds == rounds else 0.0
+        while not self._noticed.wait(HEARTBEAT_SECONDS):
+            stuck = stuck + HEARTBEAT_SECONDS if self._rounds == rounds else 0.0
             rounds = self._rounds
             for rank, beat in list(self._heard.items()):
-                silent[rank] = silent[rank] + BEAT if last.get(rank) == beat else 0.0
+                silent[rank] = silent[rank] + HEARTBEAT_SECONDS if last.get(rank) == beat else 0.0
                 last[rank] = beat
             self._trouble = self._lost(silent, stuck)
             if self._trouble is not None and self._ends_alone(silent, stuck):
@@ -129,11 +129,11 @@ class Watchdog:
         where = f"while rank {self.rank} was at {self.place()} or in what follows it"
         for rank, text in sorted(self._failures.items()):
             return LostRankError(f"rank {rank} failed {where}: {text}")
-        if stuck > self.silence:
+        if stuck > self.heartbeat_timeout:
             keeper = "the launcher" if self.rank == 0 else "rank 0 or the launcher"
             who, seconds = f"{keeper}, which keeps the ranks' store,", stuck
         else:
-            gone = [rank for rank in self._others if silent[rank] > self.silence]
+            gone = [rank for rank in self._others if silent[rank] > self.heartbeat_timeout]
             if not gone:
                 return None
             who, seconds = " and ".join(f"rank {rank}" for rank in gone), max(silent[rank] for rank in gone)
@@ -148,9 +148,9 @@ class Watchdog:
         before = dict(self._heard), self._rounds
         raised, left = self._raised, MARGIN
         while left > 0:
-            if self._noticed.wait(BEAT):
+            if self._noticed.wait(HEARTBEAT_SECONDS):
                 return True
-            left -= BEAT
+            left -= HEARTBEAT_SECONDS
             if self._raised:
                 if not raised:
                     raised, left = True, MARGIN
@@ -162,9 +162,11 @@ class Watchdog:
 
     def _came_back(self, silent: dict[int, float], stuck: float, heard: dict[int, bytes], rounds: int) -> bool:
         """Whether those who were silent have given a sign of life since."""
-        if stuck > self.silence:
+        if stuck > self.heartbeat_timeout:
             return self._rounds != rounds
-        return all(self._heard[rank] != heard[rank] for rank, seconds in silent.items() if seconds > self.silence)
+        return all(
+            self._heard[rank] != heard[rank] for rank, seconds in silent.items() if seconds > self.heartbeat_timeout
+        )
 
     def _end(self) -> None:
         """End this process, whose main thread cannot."""
