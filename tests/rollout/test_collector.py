@@ -108,7 +108,7 @@ def test_results_are_in_order_however_they_finish(collector):
 
 
 def test_a_verdict_has_time_while_anything_is_sampled_and_none_at_the_end(collector):
-    activity, patience, left = Activity(), [], [12]
+    activity, batch_delay, left = Activity(), [], [12]
 
     async def generate(request):
         await asyncio.sleep(0.001 * (request.seed % 7))
@@ -116,15 +116,15 @@ def test_a_verdict_has_time_while_anything_is_sampled_and_none_at_the_end(collec
         return await numbered(request)
 
     async def verify(rollout):
-        patience.append((activity.patience() > 0, left[0]))
+        batch_delay.append((activity.batch_delay() > 0, left[0]))
         return await marked(rollout)
 
-    assert activity.patience() == 0.0
+    assert activity.batch_delay() == 0.0
     collector.collect(draws_of(3), single_turn, context_with(generate, verify, activity=activity), DEADLINE)
-    (waits, others), last = patience[0], patience[-1]
+    (waits, others), last = batch_delay[0], batch_delay[-1]
     assert waits and others > 0
     assert last == (False, 0)
-    assert activity.patience() == 0.0
+    assert activity.batch_delay() == 0.0
 
 
 def test_a_context_counts_what_was_asked_for_and_what_failed(collector):

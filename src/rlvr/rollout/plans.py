@@ -104,7 +104,7 @@ class Activity:
         """`sampling` and `verifying` -> (done, asked for) since the run began."""
         return {name: (self.done[name], asked) for name, asked in self.asked.items()}
 
-    def patience(self) -> float:
+    def batch_delay(self) -> float:
         """Seconds that a verdict can wait for others; none where it is the last that is waited for."""
         return BATCH_DELAY if self.asked["sampling"] > self.done["sampling"] else 0.0
 

@@ -53,7 +53,7 @@ class RolloutRuntime:
         self.history = History()
         self.activity = Activity()
         self.pool = VerifierPool(
-            checks.workers, checks.time_limit, checks.memory_mb, checks.concurrent, self.activity.patience
+            checks.workers, checks.time_limit, checks.memory_mb, checks.concurrent, self.activity.batch_delay
         )
         self.collector = Collector(stop.__bool__)
         self._engines = contextlib.ExitStack()

@@ -27,12 +27,12 @@ from rlvr.records import BASELINE, Rollout, Task, Verdict, VerdictStatus
 from rlvr.verifiers.base import FunctionVerifier, Verifier, as_verdict, as_verifier, display_name, is_coroutine, timed
 from rlvr.verifiers.pool.cache import VerdictCache
 from rlvr.verifiers.pool.courier import Courier
-from rlvr.verifiers.pool.crews import Crew, Crews, LoadError
 from rlvr.verifiers.pool.deadline import Deadline
 from rlvr.verifiers.pool.sandbox import missing as missing_sandbox
 from rlvr.verifiers.pool.threads import LoopThread, Threads, cores
 from rlvr.verifiers.pool.together import Found, Together
 from rlvr.verifiers.pool.wire import Job
+from rlvr.verifiers.pool.worker_groups import LoadError, WorkerGroup, WorkerGroups
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class VerifierPool:
     verifier that `needs.process` and is not remote computes: as many processes run it as there are cores for this trainer,
     but no more than `workers`. Processes are forked when first needed, and may take `memory_mb` of address space each on
     top of what the loaded verifier takes. Asynchronous verifiers wait on one thread, `concurrent` at a time. `time_limit`
-    (seconds) replaces the verifiers' own. Where the verifier was quick lately, an answer waits `hold()` seconds for others:
+    (seconds) replaces the verifiers' own. Where the verifier was quick lately, an answer waits `batch_delay()` seconds for others:
     for callers that have many open, since waking a process costs more than such a verifier does.
 
     What happens past the time limit: a worker process is killed, and the answer scores 0, unless the verifier is remote or
@@ -63,20 +63,20 @@ class VerifierPool:
         time_limit: float | None = None,
         memory_mb: int = 2048,
         concurrent: int = 64,
-        hold: Callable[[], float] = lambda: 0.0,
+        batch_delay: Callable[[], float] = lambda: 0.0,
     ) -> None:
         if workers < 1 or concurrent < 1:
             raise ValueError(f"a pool needs at least 1 worker and 1 slot, not {workers} and {concurrent}")
         if time_limit is not None and time_limit <= 0:
             raise ValueError(f"the time limit must be above 0 seconds, not {time_limit}")
         self.time_limit = time_limit
-        self.hold = hold
+        self.batch_delay = batch_delay
         self._closed = False
         self._owner = os.getpid()
         self._cache = VerdictCache()
         self._warned: set[str] = set()
         self._threads = Threads()
-        self._crews = Crews(memory_mb, most=workers)
+        self._worker_groups = WorkerGroups(memory_mb, most=workers)
         self._waiting_slots = asyncio.Semaphore(workers)
         self._computing_slots = asyncio.Semaphore(min(workers, cores()))
         self._thread_slots = asyncio.Semaphore(workers)
@@ -135,7 +135,7 @@ class VerifierPool:
     @property
     def processes(self) -> int:
         """Worker processes there are."""
-        return self._crews.alive
+        return self._worker_groups.alive
 
     def verify_many(self, verifier: Verifier, pairs: Iterable[tuple[Task, str]]) -> list[Verdict]:
         """The verdicts on (task, completion) pairs, in order; for code without an event loop of its own."""
@@ -153,7 +153,7 @@ class VerifierPool:
             return
         self._closed = True
         atexit.unregister(self.close)
-        self._loop.submit(self._crews.close()).result()
+        self._loop.submit(self._worker_groups.close()).result()
         self._guests.stop()
         self._loop.stop()
 
@@ -168,8 +168,8 @@ class VerifierPool:
     async def _verify_slowly(self, verifier: Verifier, job: Job) -> Verdict:
         """The verdict on a job of one completion, with others in one worker process where the verifier was quick lately."""
         verdicts = None
-        if self._crews.quick(verifier):
-            verdicts = await self._together.verdicts(verifier, job, self.hold())
+        if self._worker_groups.quick(verifier):
+            verdicts = await self._together.verdicts(verifier, job, self.batch_delay())
         if verdicts is None:
             verdicts = await self._on_loop(self._run(verifier, job))
         return verdicts[0] if verdicts else Verdict.undecided(_CLOSED)
@@ -215,27 +215,27 @@ class VerifierPool:
 
     async def _in_processes(self, verifier: Verifier, jobs: Sequence[Job]) -> Sequence[Found]:
         """The verdicts of jobs of a quick verifier, several to a worker process; None for those to be done alone."""
-        crew = self._crews.of(verifier)
-        if not isinstance(crew, Crew):
+        worker_group = self._worker_groups.of(verifier)
+        if not isinstance(worker_group, WorkerGroup):
             return [None] * len(jobs)
-        return await crew.several(jobs, self._limit(verifier), self._slots(verifier))
+        return await worker_group.several(jobs, self._limit(verifier), self._slots(verifier))
 
     async def _in_process(self, verifier: Verifier, job: Job, limit: float) -> list[Verdict] | None:
         """The verdicts of a worker process; None when the verifier is to run on a thread."""
-        crew = self._crews.of(verifier)
-        if isinstance(crew, Crew):
+        worker_group = self._worker_groups.of(verifier)
+        if isinstance(worker_group, WorkerGroup):
             try:
                 async with self._slots(verifier):
-                    return await crew.run(job, limit)
+                    return await worker_group.run(job, limit)
             except LoadError as error:
                 name, needs = display_name(verifier), verifier.needs
                 if error.crashed or needs.sandbox or not isinstance(verifier, FunctionVerifier):
                     failed = Verdict.undecided(f"{name} cannot be loaded: {error}", traceback=error.traceback)
                     return [failed] * len(job.completions)
                 problem = f"cannot be loaded in a worker process ({error})"
-            self._crews.refuse(verifier, problem)
+            self._worker_groups.refuse(verifier, problem)
         else:
-            problem = crew
+            problem = worker_group
         if verifier.needs.sandbox:
             return [Verdict.undecided(f"{display_name(verifier)} {problem}")] * len(job.completions)
         self._warn_once(

@@ -41,7 +41,7 @@ class WorkerError(Exception):
     """Its exit code, negative for a signal, where known."""
 
 
-class Late(Exception):
+class DeadlineExceededError(Exception):
     """A job's time limit passed. `computing`: its process was running then, not waiting."""
 
     def __init__(self, seconds: float, computing: bool) -> None:
@@ -52,8 +52,8 @@ class Late(Exception):
 class Forker:
     """A process that forks: the server, or a template."""
 
-    def __init__(self, stream: Stream, patience: float = FORK_SECONDS) -> None:
-        self.stream, self.patience = stream, patience
+    def __init__(self, stream: Stream, timeout: float = FORK_SECONDS) -> None:
+        self.stream, self.timeout = stream, timeout
         self._turn = asyncio.Lock()
 
     async def fork(self) -> tuple[int, Stream]:
@@ -77,14 +77,14 @@ class Forker:
     async def _ask(self, what: bytes, pid: int = 0, fds: Sequence[int] = ()) -> int:
         async with self._turn:
             try:
-                async with Deadline(self.patience):
+                async with Deadline(self.timeout):
                     socket.send_fds(self.stream.sock, [REQUEST.pack(what, pid)], fds)
                     (answer,) = REPLY.unpack(await self.stream.read(REPLY.size))
-                    self.patience = FORK_SECONDS
+                    self.timeout = FORK_SECONDS
                     return answer
             except TimeoutError:
                 self.stream.close()  # a late answer would be taken for another's
-                raise WorkerError(f"it did not answer for {self.patience:g} s") from None
+                raise WorkerError(f"it did not answer for {self.timeout:g} s") from None
             except (OSError, EOFError) as error:
                 self.stream.close()
                 raise WorkerError(f"the process that forks has ended ({error})") from error
@@ -154,7 +154,7 @@ class Worker:
                 await self.stream.send(job)
                 body = await self.stream.receive()
         except TimeoutError:
-            raise Late(time.perf_counter() - start, _is_computing(self.pid)) from None
+            raise DeadlineExceededError(time.perf_counter() - start, _is_computing(self.pid)) from None
         except (OSError, EOFError) as error:
             raise WorkerError(str(error)) from error
         try:

@@ -35,7 +35,7 @@ Found: TypeAlias = "list[Verdict] | None"
 """The verdicts of a job; None where it has to be done alone."""
 
 
-class Pace:
+class LatencyAverage:
     """How quick a verifier was lately."""
 
     def __init__(self) -> None:
@@ -65,16 +65,16 @@ class Together:
         """By loop, whose thread alone touches its entries, and verifier."""
         self._under_way: set[asyncio.Task[None]] = set()
 
-    async def verdicts(self, verifier: Verifier, job: Job, hold: float) -> Found:
-        """The verdicts of a job that may wait `hold` seconds for others; None when it has to be done alone."""
+    async def verdicts(self, verifier: Verifier, job: Job, batch_delay: float) -> Found:
+        """The verdicts of a job that may wait `batch_delay` seconds for others; None when it has to be done alone."""
         loop = asyncio.get_running_loop()
         waiting = self._waiting.setdefault((loop, id(verifier)), [])
         future: asyncio.Future[Found] = loop.create_future()
         waiting.append((job, future))
-        if not hold or len(waiting) == ENOUGH:
+        if not batch_delay or len(waiting) == ENOUGH:
             loop.call_soon(self._go, loop, verifier)
         elif len(waiting) == 1:
-            loop.call_later(hold, self._go, loop, verifier)
+            loop.call_later(batch_delay, self._go, loop, verifier)
         return await future
 
     def _go(self, loop: asyncio.AbstractEventLoop, verifier: Verifier) -> None:

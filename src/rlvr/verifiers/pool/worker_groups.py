@@ -22,17 +22,17 @@ from rlvr.records import Verdict, VerdictStatus
 from rlvr.verifiers.base import FunctionVerifier, Verifier, display_name
 from rlvr.verifiers.pool import process
 from rlvr.verifiers.pool.deadline import Deadline
-from rlvr.verifiers.pool.process import Background, Forker, Late, Server, Worker, WorkerError
+from rlvr.verifiers.pool.process import Background, DeadlineExceededError, Forker, Server, Worker, WorkerError
 from rlvr.verifiers.pool.sandbox import readable, sandboxed
 from rlvr.verifiers.pool.sending import packed
-from rlvr.verifiers.pool.together import Found, Pace
+from rlvr.verifiers.pool.together import Found, LatencyAverage
 from rlvr.verifiers.pool.wire import ExhaustedError, Job, Load, Several
 
 log = logging.getLogger(__name__)
 
 MAX_SENT = 1024
 """Verifiers that are not pickled again when they are asked for again."""
-MAX_CREWS = 32
+MAX_GROUPS = 32
 """Verifiers that are kept loaded; the one longest unused gives way."""
 MAX_TRIES = 5
 """Attempts at a job when the server or the template that should give it a worker has died."""
@@ -54,7 +54,7 @@ class LoadError(Exception):
         self.traceback = traceback or reason
 
 
-class Crews:
+class WorkerGroups:
     """The crews of a pool, and the server that they come from. For one event loop."""
 
     def __init__(self, memory_mb: int, most: int) -> None:
@@ -63,9 +63,9 @@ class Crews:
         self.closed = False
         self._servers: dict[Any, Server] = {}
         self._sent: OrderedDict[int, tuple[Any, Load | str]] = OrderedDict()
-        self._crews: OrderedDict[Load, Crew] = OrderedDict()
+        self._worker_groups: OrderedDict[Load, WorkerGroup] = OrderedDict()
 
-    def of(self, verifier: Verifier) -> Crew | str:
+    def of(self, verifier: Verifier) -> WorkerGroup | str:
         """The crew of a verifier, or why it can have none. A verifier is sent as it is when first asked for; those that
         are the same when sent share a crew."""
         owner = _owner(verifier)
@@ -77,17 +77,17 @@ class Crews:
         load = self._sent[id(owner)][1]
         if isinstance(load, str):
             return load
-        if load not in self._crews:
-            self._crews[load] = Crew(self, verifier, load)
+        if load not in self._worker_groups:
+            self._worker_groups[load] = WorkerGroup(self, verifier, load)
             self._make_room()
-        self._crews.move_to_end(load)
-        return self._crews[load]
+        self._worker_groups.move_to_end(load)
+        return self._worker_groups[load]
 
     def quick(self, verifier: Verifier) -> bool:
         """Whether jobs of the verifier may go together. From any thread."""
         _, load = self._sent.get(id(_owner(verifier)), (None, None))
-        crew = self._crews.get(load) if isinstance(load, Load) else None
-        return crew is not None and crew.pace.quick
+        worker_group = self._worker_groups.get(load) if isinstance(load, Load) else None
+        return worker_group is not None and worker_group.latency.quick
 
     def refuse(self, verifier: Verifier, reason: str) -> None:
         """From now on the verifier can have no crew."""
@@ -107,14 +107,14 @@ class Crews:
     @property
     def alive(self) -> int:
         """Workers there are."""
-        return sum(crew.alive for crew in list(self._crews.values()))
+        return sum(worker_group.alive for worker_group in list(self._worker_groups.values()))
 
-    def trim(self, keep: Crew) -> None:
+    def trim(self, keep: WorkerGroup) -> None:
         """End idle workers of other crews until one more worker is within bounds."""
         over = self.alive + 1 - self.most
-        for crew in self._crews.values():
-            while over > 0 and crew is not keep and crew.idle:
-                crew.dismiss(crew.idle.pop(0))
+        for worker_group in self._worker_groups.values():
+            while over > 0 and worker_group is not keep and worker_group.idle:
+                worker_group.dismiss(worker_group.idle.pop(0))
                 over -= 1
 
     async def close(self) -> None:
@@ -122,13 +122,13 @@ class Crews:
         self.closed = True
         await asyncio.gather(*(server.close() for server in self._servers.values()))
         await self.background.done()  # servers that were given up because they did not answer: stopped, say
-        for crew in self._crews.values():
-            crew.forget()
+        for worker_group in self._worker_groups.values():
+            worker_group.forget()
 
     def _make_room(self) -> None:
-        for load, crew in list(self._crews.items())[:-1]:
-            if len(self._crews) > MAX_CREWS and not crew.busy:
-                self.background.start(self._crews.pop(load).disband())
+        for load, worker_group in list(self._worker_groups.items())[:-1]:
+            if len(self._worker_groups) > MAX_GROUPS and not worker_group.busy:
+                self.background.start(self._worker_groups.pop(load).disband())
 
 
 def _owner(verifier: Verifier) -> Any:
@@ -146,15 +146,15 @@ class Template:
     forks: bool
 
 
-class Crew:
+class WorkerGroup:
     """The workers of one verifier."""
 
-    def __init__(self, crews: Crews, verifier: Verifier, load: Load) -> None:
-        self.crews, self.verifier, self.load = crews, verifier, load
+    def __init__(self, groups: WorkerGroups, verifier: Verifier, load: Load) -> None:
+        self.groups, self.verifier, self.load = groups, verifier, load
         self.idle: list[Worker] = []
         self.alive = 0
         self.busy = 0
-        self.pace = Pace()
+        self.latency = LatencyAverage()
         self._template: asyncio.Task[Template] | None = None
         self._failure: LoadError | None = None
         self._failed_at = 0.0
@@ -170,16 +170,16 @@ class Crew:
         broken, deaths, tries = WorkerError("the pool is closed"), 0, 0
         self.busy += 1
         try:
-            while deaths < 2 and tries < MAX_TRIES and not self.crews.closed:
+            while deaths < 2 and tries < MAX_TRIES and not self.groups.closed:
                 tries += 1
                 try:
                     worker = await self._take(fresh=exhausted is not None)
                     deaths += 1
                     verdicts = await self._on(worker, body, limit, count)
-                    self.pace.note(max(verdict.seconds for verdict in verdicts))
+                    self.latency.note(max(verdict.seconds for verdict in verdicts))
                     return verdicts
-                except Late as late:
-                    return [self._too_late(late, limit, job.group)] * count
+                except DeadlineExceededError as error:
+                    return [self._too_late(error, limit, job.group)] * count
                 except ExhaustedError as error:
                     if exhausted is not None:
                         return [self._too_much(error, job.group)] * count
@@ -193,7 +193,7 @@ class Crew:
 
     async def several(self, jobs: Sequence[Job], limit: float, slots: asyncio.Semaphore) -> list[Found]:
         """The verdicts of quick jobs of one completion each, dealt to as many workers as they are worth."""
-        shares = self.pace.workers(len(jobs))
+        shares = self.latency.workers(len(jobs))
         parts = await asyncio.gather(*(self._at_once(jobs[number::shares], limit, slots) for number in range(shares)))
         found: list[Found] = [None] * len(jobs)
         for number, part in enumerate(parts):
@@ -210,10 +210,10 @@ class Crew:
                 start = time.perf_counter()
                 body = pickle.dumps(Several(jobs))
                 verdicts = await self._on(await self._take(), body, min(limit, PATIENCE), len(jobs))
-                self.pace.note((time.perf_counter() - start) / len(jobs))
+                self.latency.note((time.perf_counter() - start) / len(jobs))
                 return [[verdict] for verdict in verdicts]
         except Exception:  # late, broken off, not to be sent: whose fault it is shows when each is done alone
-            self.pace.note(PATIENCE)
+            self.latency.note(PATIENCE)
             return [None] * len(jobs)
         finally:
             self.busy -= 1
@@ -235,7 +235,7 @@ class Crew:
         """End a worker, without waiting for it."""
         self.alive -= 1
         worker.stream.close()
-        return self.crews.background.start(worker.end())
+        return self.groups.background.start(worker.end())
 
     async def disband(self) -> None:
         """End all processes of the crew."""
@@ -260,8 +260,8 @@ class Crew:
             if worker.stream.quiet:
                 return worker
             self.dismiss(worker)
-        self.crews.trim(self)
-        background = self.crews.background
+        self.groups.trim(self)
+        background = self.groups.background
         while True:
             if self._template is None:
                 self._check_failure()
@@ -295,7 +295,7 @@ class Crew:
     async def _start(self) -> Template:
         """A new template. LoadError when the verifier cannot be loaded, WorkerError when the server is gone."""
         sandbox = tuple(sorted(readable(self.verifier))) if self.verifier.needs.sandbox else None
-        server = self.crews.server(sandbox)
+        server = self.groups.server(sandbox)
         pid, stream = await server.fork()
         try:
             try:
@@ -329,7 +329,7 @@ class Crew:
                 "that is used up (said once)",
                 display_name(self.verifier),
                 error,
-                self.crews.memory_mb,
+                self.groups.memory_mb,
             )
 
     def _too_much(self, error: ExhaustedError, group: bool) -> Verdict:
@@ -339,25 +339,25 @@ class Crew:
             return Verdict(VerdictStatus.ERROR, 0.0, "the answer needs more memory than a worker has")
         reason = f"{display_name(self.verifier)} ran out of a resource in a fresh worker process: {error}"
         if error.memory:
-            reason += f"; verification.memory_mb={self.crews.memory_mb} may be too little for it"
+            reason += f"; verification.memory_mb={self.groups.memory_mb} may be too little for it"
         return Verdict.undecided(reason, traceback=f"{error.traceback}\n{reason}" if error.traceback else reason)
 
     def _check_failure(self) -> None:
         if self._failure is not None and time.monotonic() < self._failed_at + RETRY_SECONDS:
             raise self._failure
 
-    def _too_late(self, late: Late, limit: float, group: bool) -> Verdict:
+    def _too_late(self, error: DeadlineExceededError, limit: float, group: bool) -> Verdict:
         needs, reason = self.verifier.needs, f"no verdict after {limit:g} s: "
         if group:
             reason += "the group's, so that no one answer is to blame"
-        elif needs.remote or (isinstance(self.verifier, FunctionVerifier) and not late.computing):
+        elif needs.remote or (isinstance(self.verifier, FunctionVerifier) and not error.computing):
             reason += "the function was waiting, not computing, so the answer is not to blame"
         else:
-            return Verdict(VerdictStatus.TIMEOUT, 0.0, f"the answer took more than {limit:g} s", seconds=late.seconds)
-        return Verdict.undecided(reason, VerdictStatus.TIMEOUT, seconds=late.seconds)
+            return Verdict(VerdictStatus.TIMEOUT, 0.0, f"the answer took more than {limit:g} s", seconds=error.seconds)
+        return Verdict.undecided(reason, VerdictStatus.TIMEOUT, seconds=error.seconds)
 
     def _broken(self, error: WorkerError, group: bool) -> Verdict:
-        if self.crews.closed:
+        if self.groups.closed:
             return Verdict.undecided("the verifier pool is closed")
         if error.code is not None and -error.code in CRASHES and not group:
             name = signal.Signals(-error.code).name
