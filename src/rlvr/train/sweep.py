@@ -21,7 +21,7 @@ import numpy as np
 import yaml
 
 from rlvr.config import Config
-from rlvr.core import lifeline
+from rlvr.core import parent_death
 from rlvr.core.own_files import check_output, is_run_config, is_verbatim
 from rlvr.core.waits import StopRequest, reporting
 from rlvr.errors import ConfigError, DataError
@@ -93,9 +93,9 @@ def _train(config: Config, resume: str | None, stop: StopRequest) -> int:
     path = config.folder.parent / f"{config.run.name}.yaml"
     write_whole(path, yaml.safe_dump(config.dump(), sort_keys=False, allow_unicode=True))
     arguments = ["rlvr.train", "--config", str(path), *(["--resume", resume] if resume else [])]
-    environment = {**os.environ, lifeline.OWNER: str(os.getpid())}
+    environment = {**os.environ, parent_death.OWNER: str(os.getpid())}
     process = subprocess.Popen(
-        [sys.executable, "-c", lifeline.RUN, *arguments], env=environment, start_new_session=True
+        [sys.executable, "-c", parent_death.RUN, *arguments], env=environment, start_new_session=True
     )
     told = False
     try:
@@ -106,7 +106,7 @@ def _train(config: Config, resume: str | None, stop: StopRequest) -> int:
                 told = True
                 process.send_signal(stop.signal)
     finally:
-        lifeline.kill(process)
+        parent_death.kill(process)
 
 
 def _conclude(config: Config, seeds: Sequence[int], console: Console) -> None:

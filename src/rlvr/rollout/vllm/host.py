@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from rlvr.core import lifeline
+from rlvr.core import parent_death
 from rlvr.core.waits import finished
 from rlvr.errors import ConfigError, TrainingError
 from rlvr.rollout.vllm.requests import Answer
@@ -43,11 +43,11 @@ class EngineHost:
         self._ready: Future[dict[str, Any]] = Future()
         ours, theirs = socket.socketpair()
         with theirs:
-            self.process = lifeline.start(
+            self.process = parent_death.start(
                 MODULE, [str(theirs.fileno())], environment, folder, self.log, pass_fds=[theirs.fileno()]
             )
         self._pipe = Connection(ours.detach())
-        self._finalizer = weakref.finalize(self, lifeline.kill, self.process)
+        self._finalizer = weakref.finalize(self, parent_death.kill, self.process)
         self._pipe.send(("start", dict(arguments)))
         reader = threading.Thread(target=_read, args=(weakref.ref(self), self._pipe), name="rlvr-vllm", daemon=True)
         reader.start()
@@ -102,7 +102,7 @@ class EngineHost:
     def _death(self) -> Exception:
         code = self.process.poll()
         text = f"the vLLM engine's process is gone ({self._dead or f'exit code {code}'})"
-        return TrainingError(f"{text}; its log ends with:\n{lifeline.tail(self.log)}")
+        return TrainingError(f"{text}; its log ends with:\n{parent_death.tail(self.log)}")
 
     def _take(self, kind: str, *content: Any) -> None:
         """One message of the process; on the reading thread."""

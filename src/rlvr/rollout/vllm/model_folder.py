@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from rlvr.core import lifeline
+from rlvr.core import parent_death
 from rlvr.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ DIGEST_CHARACTERS = 16
 
 def scratch_folder() -> Path:
     """A fresh folder for what a started process needs; it goes when its owner closes, exits or dies."""
-    folder = Path(tempfile.mkdtemp(prefix=lifeline.PREFIX))
+    folder = Path(tempfile.mkdtemp(prefix=parent_death.PREFIX))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 

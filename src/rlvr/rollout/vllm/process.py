@@ -15,7 +15,7 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rlvr.core import lifeline
+from rlvr.core import parent_death
 from rlvr.rollout.vllm.requests import Answer
 
 WEIGHTS = (
@@ -43,7 +43,7 @@ def main() -> None:
     with contextlib.suppress(EOFError):  # the trainer closed the pipe
         server.serve()
     sys.stdout.flush()
-    lifeline.leave()  # vLLM's own ending waits for threads and warns; there is nothing left to save
+    parent_death.exit_now()  # vLLM's own ending waits for threads and warns; there is nothing left to save
 
 
 class Server:

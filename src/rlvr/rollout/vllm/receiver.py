@@ -21,7 +21,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from rlvr.core import lifeline
+from rlvr.core import parent_death
 from rlvr.rollout.vllm.transfer import SHARED_MEMORY, checksum
 
 
@@ -143,5 +143,5 @@ def _checksum(
 
 
 WeightTransferEngineFactory.register_engine(SHARED_MEMORY, SharedMemoryEngine)
-if os.environ.get(lifeline.OWNER):
-    lifeline.tie()
+if os.environ.get(parent_death.OWNER):
+    parent_death.die_with_parent()

@@ -1,7 +1,7 @@
 """A server that the run starts on this machine: its process, port and key.
 
 It listens on loopback, on a free port, with a random key. Invariant: it ends with the trainer, however that ends (see
-rlvr.core.lifeline).
+rlvr.core.parent_death).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlvr.core import lifeline
+from rlvr.core import parent_death
 from rlvr.core.waits import Wait
 from rlvr.errors import ConfigError, DataError, WaitTimeout
 from rlvr.rollout.vllm.client import Client, ServerTrouble
@@ -81,10 +81,10 @@ class StartedServer:
     def _run(self, port: int, key: str) -> None:
         self.log.write_bytes(b"")
         arguments = ["--host", HOST, "--port", str(port), "--served-model-name", self.model, *flags(self.arguments)]
-        self.process = lifeline.start(
+        self.process = parent_death.start(
             "rlvr.rollout.vllm.serve", arguments, {**self.environment, KEY: key}, self.folder, self.log
         )
-        self._finalizer = weakref.finalize(self, lifeline.kill, self.process)
+        self._finalizer = weakref.finalize(self, parent_death.kill, self.process)
 
     async def _up(self, client: Client, deadline: float) -> bool:
         """True when it is well, False when the port was taken."""
@@ -96,10 +96,10 @@ class StartedServer:
                 try:
                     waiting.check()
                 except WaitTimeout as error:
-                    tail = lifeline.tail(self.log)
+                    tail = parent_death.tail(self.log)
                     raise WaitTimeout(f"{self.name} did not start in time; its log ends with:\n{tail}") from error
                 await asyncio.sleep(SETTLE)
-        text = lifeline.tail(self.log, 40)
+        text = parent_death.tail(self.log, 40)
         if re.search("address already in use", text, re.IGNORECASE):
             return False
         raise ConfigError(f"rollout.engine vllm-server: {self.name} ended with code {self.process.poll()}:\n{text}")
@@ -111,7 +111,7 @@ class StartedServer:
             await client.generate([0], fields, None, max(1.0, deadline - time.monotonic()))
         except (ServerTrouble, DataError) as error:
             text = f"rollout.engine vllm-server: {self.name} cannot sample: {error}; its log ends with:"
-            raise ConfigError(f"{text}\n{lifeline.tail(self.log)}") from error
+            raise ConfigError(f"{text}\n{parent_death.tail(self.log)}") from error
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:

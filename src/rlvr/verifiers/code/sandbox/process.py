@@ -46,11 +46,13 @@ class Zygote:
         """A zygote that is ready. SandboxError, with what it said, when it is not."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         tmp = "" if tier.bubblewrap else tempfile.mkdtemp(prefix="rlvr-code-")
-        lifeline = os.pidfd_open(os.getpid())
+        trainer_pidfd = os.pidfd_open(os.getpid())
         leaf = Leaf()
         try:
             with tempfile.TemporaryFile() as said:
-                process = _start(command(tier, theirs.fileno(), lifeline, tmp), [theirs.fileno(), lifeline], leaf, said)
+                process = _start(
+                    command(tier, theirs.fileno(), trainer_pidfd, tmp), [theirs.fileno(), trainer_pidfd], leaf, said
+                )
                 zygote = cls(tier, process, ours, tmp, leaf)
                 theirs.close()
                 if not await zygote._ready():
@@ -66,7 +68,7 @@ class Zygote:
             raise SandboxError(f"the sandbox {tier.name!r} did not start: {error}") from error
         finally:
             theirs.close()
-            os.close(lifeline)
+            os.close(trainer_pidfd)
 
     async def _ready(self) -> bool:
         self._control.setblocking(False)

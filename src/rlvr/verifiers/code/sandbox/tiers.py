@@ -89,7 +89,7 @@ def missing(tier: Tier) -> str | None:
     return None
 
 
-def command(tier: Tier, control: int, lifeline: int, tmp: str) -> list[str]:
+def command(tier: Tier, control: int, trainer_pidfd: int, tmp: str) -> list[str]:
     """The command of a zygote; `tmp` is the writable folder of tiers without bubblewrap."""
     python, prefix = os.path.realpath(sys.executable), os.path.realpath(sys.base_prefix)
     hidden = packages(prefix)
@@ -103,7 +103,7 @@ def command(tier: Tier, control: int, lifeline: int, tmp: str) -> list[str]:
             packages=tier.packages,
             place=str(given[0].parent) if given else "",
         )
-        return _python(python, str(_CODE), control, lifeline, setting)
+        return _python(python, str(_CODE), control, trainer_pidfd, setting)
     root = os.geteuid() == 0
     beside = 1 if tier.namespaces else 64
     user = NOBODY if root else None
@@ -131,7 +131,7 @@ def command(tier: Tier, control: int, lifeline: int, tmp: str) -> list[str]:
         *(option for path in given for option in ("--ro-bind", str(path), f"{PLACE}/{path.name}")),
         *("--symlink", folder, "/dev/shm", "--ro-bind", str(_CODE / "values.py"), "/code/values.py"),
         *("--ro-bind", inside, "/code/sandbox/inside", "--remount-ro", "/", "--chdir", folder),
-        *_python(python, "/code", control, lifeline, setting),
+        *_python(python, "/code", control, trainer_pidfd, setting),
     ]
 
 
@@ -186,5 +186,5 @@ def _folders_to(path: str) -> list[str]:
     return [option for folder in above for option in ("--perms", "0755", "--dir", folder)]
 
 
-def _python(python: str, code: str, control: int, lifeline: int, setting: Setting) -> list[str]:
-    return [python, "-I", "-S", "-B", "-c", _START, code, str(control), str(lifeline), json.dumps(asdict(setting))]
+def _python(python: str, code: str, control: int, trainer_pidfd: int, setting: Setting) -> list[str]:
+    return [python, "-I", "-S", "-B", "-c", _START, code, str(control), str(trainer_pidfd), json.dumps(asdict(setting))]

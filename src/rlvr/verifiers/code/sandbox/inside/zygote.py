@@ -59,8 +59,8 @@ _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def main() -> None:
-    """`python -c ... CONTROL_FD LIFELINE_FD SETTING`: the setting as JSON, the lifeline a pidfd of the trainer."""
-    control_fd, lifeline = int(sys.argv[-3]), int(sys.argv[-2])
+    """`python -c ... CONTROL_FD TRAINER_PIDFD SETTING`: the setting as JSON, TRAINER_PIDFD a pidfd of the trainer."""
+    control_fd, trainer_pidfd = int(sys.argv[-3]), int(sys.argv[-2])
     setting = Setting(**json.loads(sys.argv[-1]))
     os.environ.pop(LINKED_AT_ONCE, None)
     if setting.user is not None:
@@ -90,7 +90,7 @@ def main() -> None:
     gc.disable()  # until a program runs: looking at objects is writing to them
     control = socket.socket(fileno=control_fd)
     control.send(READY)
-    _serve(control, lifeline, setting)
+    _serve(control, trainer_pidfd, setting)
 
 
 def _have_packages(names: Sequence[str]) -> None:
@@ -104,7 +104,7 @@ def _have_packages(names: Sequence[str]) -> None:
         values.make_array = arrays.made
 
 
-def _serve(control: socket.socket, lifeline: int, setting: Setting) -> None:
+def _serve(control: socket.socket, trainer_pidfd: int, setting: Setting) -> None:
     """Keep one supervisor waiting, until the trainer is gone."""
     while True:
         taken, ours = os.pipe2(os.O_CLOEXEC)
@@ -113,18 +113,18 @@ def _serve(control: socket.socket, lifeline: int, setting: Setting) -> None:
         except OSError:
             pid = -1
         if pid == 0:
-            os.close(lifeline)
+            os.close(trainer_pidfd)
             os.close(taken)
             supervise(control, ours, setting)
         if pid > 0:
             os.close(ours)  # so that the pipe ends where the supervisor takes a job, or ends
         poll = select.poll()
-        poll.register(lifeline, select.POLLIN)
+        poll.register(trainer_pidfd, select.POLLIN)
         poll.register(control, 0 if pid > 0 else select.POLLIN)
         poll.register(taken, 0)
         ready = dict(poll.poll())
         os.close(taken)
-        if lifeline in ready or ready.get(control.fileno(), 0) & select.POLLHUP:
+        if trainer_pidfd in ready or ready.get(control.fileno(), 0) & select.POLLHUP:
             return
         if pid < 0:
             os.close(ours)

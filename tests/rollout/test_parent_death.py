@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from vllm_helpers import alive, group_of, until
 
-from rlvr.core import lifeline
+from rlvr.core import parent_death
 
 HOLDS_SEMAPHORES = """
 import multiprocessing, sys, time
 from pathlib import Path
 
 def below(lock, name):
-    from rlvr.core import lifeline
-    lifeline.tie()  # as vLLM's workers
+    from rlvr.core import parent_death
+    parent_death.die_with_parent()  # as vLLM's workers
     Path(name).touch()
     time.sleep(600)
 
@@ -36,9 +36,9 @@ if __name__ == "__main__":
 def test_a_killed_process_leaves_no_semaphore(tmp_path, who):
     (tmp_path / "holds_semaphores.py").write_text(HOLDS_SEMAPHORES)
     name = tmp_path / "name"
-    scratch = tmp_path / f"{lifeline.PREFIX}scratch"
+    scratch = tmp_path / f"{parent_death.PREFIX}scratch"
     scratch.mkdir()
-    process = lifeline.start(
+    process = parent_death.start(
         "holds_semaphores",
         [str(name), str(tmp_path / "below")],
         {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])},
@@ -51,13 +51,13 @@ def test_a_killed_process_leaves_no_semaphore(tmp_path, who):
         group = group_of(process.pid)
         assert semaphore.exists() and len(group) == 3  # with multiprocessing's resource tracker
         if who == "the group":
-            lifeline.kill(process)
+            parent_death.kill(process)
         else:
             os.kill(process.pid, signal.SIGKILL)
         until(lambda: not any(map(alive, group)), 60, "the group to be gone")
         assert not semaphore.exists()
     finally:
-        lifeline.kill(process)
+        parent_death.kill(process)
 
 
 ENDS_WITH_ITS_CHILD = """
@@ -71,9 +71,9 @@ child.wait()  # as vLLM's server, which ends when its engine core does
 OWNER = """
 import sys, time
 from pathlib import Path
-from rlvr.core import lifeline
+from rlvr.core import parent_death
 path, ready, scratch = sys.argv[1:]
-lifeline.start("ends_with_its_child", [ready], {"PYTHONPATH": path}, Path(scratch), Path(scratch) / "log")
+parent_death.start("ends_with_its_child", [ready], {"PYTHONPATH": path}, Path(scratch), Path(scratch) / "log")
 time.sleep(600)
 """
 
@@ -81,7 +81,7 @@ time.sleep(600)
 def test_the_scratch_folder_goes_though_the_process_ends_by_itself_meanwhile(tmp_path):
     """The owner is killed. A process that is to remove the folder kills its child first, of which it ends in another thread."""
     (tmp_path / "ends_with_its_child.py").write_text(ENDS_WITH_ITS_CHILD)
-    scratch = tmp_path / f"{lifeline.PREFIX}scratch"
+    scratch = tmp_path / f"{parent_death.PREFIX}scratch"
     for number in range(100):
         (scratch / str(number)).mkdir(parents=True)
         for file in range(100):

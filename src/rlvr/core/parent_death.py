@@ -1,6 +1,6 @@
 """A process that ends when its owner does, however the owner ends.
 
-Invariant: once `tie` has returned, neither this process nor any process of its group outlives the owner by more than a
+Invariant: once `die_with_parent` has returned, neither this process nor any process of its group outlives the owner by more than a
 moment, and the owner's scratch folder goes with it. The kernel tells (pidfd), so nothing polls and no reused id misleads.
 Imports nothing that takes time: it comes first in a started process.
 """
@@ -35,8 +35,8 @@ LAUNCHED = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(WORLD_SIZE|RANK)$|ROLE_NAME$|MAST
 """Environment variables by which a launcher makes a process a rank of ours, which what it starts is not."""
 RUN = """
 import sys
-from rlvr.core import lifeline
-lifeline.tie()
+from rlvr.core import parent_death
+parent_death.die_with_parent()
 import runpy
 sys.argv = sys.argv[1:]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
@@ -82,7 +82,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def tie() -> None:
+def die_with_parent() -> None:
     """End this process's group when the owner or the parent ends; at once when they are gone. Nothing without an owner.
 
     The parent matters in processes that vLLM starts of its own: the engine core of a server that was killed has to go too.
@@ -95,18 +95,18 @@ def tie() -> None:
         try:
             poll.register(os.pidfd_open(process), select.POLLIN)
         except OSError:
-            leave()
+            exit_now()
     if os.getppid() != parent:
-        leave()
+        exit_now()
 
     def watch() -> None:
         poll.poll()
-        leave()
+        exit_now()
 
-    threading.Thread(target=watch, name="rlvr-lifeline", daemon=True).start()
+    threading.Thread(target=watch, name="rlvr-parent_death", daemon=True).start()
 
 
-def leave() -> None:
+def exit_now() -> None:
     """End the group; where the owner is gone, the leader removes its scratch folder once nobody can write to it any more."""
     _leaving.acquire()
     # The main thread may end when it sees that the others of the group are gone, and this thread with it, before the folder is.
