@@ -83,7 +83,7 @@ class Modifier(AdvantageComponent):
 
 
 @dataclass(frozen=True)
-class Setting:
+class RewardContext:
     """What a piece may take from the run."""
 
     config: Config
@@ -122,7 +122,7 @@ class RewardTerm(AdaptiveComponent):
         """True where `Rollout.char_ends` is read."""
         return False
 
-    def bind(self, setting: Setting) -> RewardTerm:
+    def bind(self, setting: RewardContext) -> RewardTerm:
         """Return the term with what it takes from the run. ConfigError where the run contradicts it."""
         return self
 
@@ -158,7 +158,7 @@ class Selector(AdaptiveComponent):
         """True where the column `advantage` is read, so that `algorithm.select_after` has to be set."""
         return False
 
-    def bind(self, setting: Setting) -> Selector:
+    def bind(self, setting: RewardContext) -> Selector:
         """Return the selector with what it takes from the run. ConfigError where the run contradicts it."""
         return self
 

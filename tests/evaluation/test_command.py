@@ -109,10 +109,10 @@ def test_the_trainer_keeps_each_evaluation_by_task(folder, tmp_path):
         rows = trainer.train()
     files = sorted((tmp_path / "mine" / "evaluations").iterdir())
     assert [file.name for file in files] == ["step-000000.json", "step-000001.json", "step-000002.json"]
-    tallies = read_result(files[2])
-    assert [t.id for t in tallies] == [task["id"] for task in TASKS]
-    assert sum(t.best[4] for t in tallies) / 6 == rows[-1]["eval/best@4"]
-    assert compare(read_result(files[0]), tallies, [1, 4])["tasks"] == 6
+    task_results = read_result(files[2])
+    assert [t.id for t in task_results] == [task["id"] for task in TASKS]
+    assert sum(t.best[4] for t in task_results) / 6 == rows[-1]["eval/best@4"]
+    assert compare(read_result(files[0]), task_results, [1, 4])["tasks"] == 6
 
 
 def test_two_ranks_find_what_one_process_finds(run, folder, tmp_path):
@@ -300,8 +300,8 @@ def test_answers_of_a_mixed_set_are_told_apart_by_each_tasks_own_verifier(folder
         options = ["verifier=" + json.dumps(verifier)] if verifier else []
         given = ["--model", str(folder / "model"), "--data", str(data), "--output", str(tmp_path / "out.json")]
         assert main([*given, "--samples", "6", "--k", "6", "--max-new-tokens", "6", "--no-greedy", *options]) == 0
-        for tallies in (read_result(file), read_result(tmp_path / "out.json")):
-            entropy = {tally.source: tally.answer_entropy for tally in tallies}
+        for task_results in (read_result(file), read_result(tmp_path / "out.json")):
+            entropy = {result.source: result.answer_entropy for result in task_results}
             assert entropy["l"] == 0.0 < entropy["s"], (number, entropy)
 
 

@@ -458,8 +458,8 @@ def test_the_best_step_is_saved_and_kept(tmp_path):
         trainer.train()
     names = sorted(path.name for path in trainer.folder.checkpoints.iterdir())
     assert names == ["step-4", "step-8"]
-    seal = json.loads((trainer.folder.checkpoints / "step-4" / "complete.json").read_text())
-    assert seal["metrics"]["eval/greedy"] == 0.9
+    manifest = json.loads((trainer.folder.checkpoints / "step-4" / "complete.json").read_text())
+    assert manifest["metrics"]["eval/greedy"] == 0.9
 
 
 def test_a_step_does_not_wait_for_a_checkpoint_to_tell_whether_it_is_the_best(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 from reward_helpers import make_batch
 
 from rlvr.config import Config
-from rlvr.rewards import Setting, bind, build_terms, score
+from rlvr.rewards import RewardContext, bind, build_terms, score
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def column():
     def reward(batch, *specs, config=None):
         terms = build_terms(list(specs))
         tasks = list({r.task.id: r.task for r in batch.rollouts}.values())
-        return score(batch, bind(terms, Setting(Config.model_validate(config or {}), tasks))).column("reward")
+        return score(batch, bind(terms, RewardContext(Config.model_validate(config or {}), tasks))).column("reward")
 
     return reward
 

@@ -14,7 +14,7 @@ from rlvr.data import History
 from rlvr.errors import ConfigError
 from rlvr.policy.continuations import continuation_logprobs, encoded
 from rlvr.records import Batch, Task
-from rlvr.rewards import AnswerLikelihood, SelfAligned, Setting, bind, build_terms
+from rlvr.rewards import AnswerLikelihood, RewardContext, SelfAligned, bind, build_terms
 from rlvr.stages.grpo.scoring import Scoring
 
 TASK = Task(id="t", prompt="?", answer="ab")
@@ -82,7 +82,7 @@ def test_a_task_without_an_answer():
     assert AnswerLikelihood(opening="[").asks(batch, encode) == []
     assert np.isnan(AnswerLikelihood(opening="[")(batch)).all()
     with pytest.raises(ConfigError, match="1 of 1 tasks have none, the first is task 'bare'"):
-        bind(build_terms(["answer_likelihood"]), Setting(Config(), [batch.rollouts[0].task]))
+        bind(build_terms(["answer_likelihood"]), RewardContext(Config(), [batch.rollouts[0].task]))
     with pytest.raises(ConfigError, match="debias is of probabilities"):
         build_terms([{"name": "answer_likelihood", "debias": True, "reduce": "reactive"}])
 

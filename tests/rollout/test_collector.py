@@ -30,7 +30,7 @@ from rlvr.rollout import (
     make_rollout,
     single_turn,
 )
-from rlvr.stages.base import Parts
+from rlvr.stages.base import StageContext
 
 DEADLINE = 60.0
 
@@ -171,7 +171,7 @@ def test_a_plan_that_was_written_for_the_version_before_works_with_a_notice(coll
 
 
 def test_a_stage_that_was_written_for_the_version_before_gets_its_context_with_a_notice():
-    parts = Parts(None, {}, None, None, None, context_with(), 64, True)
+    parts = StageContext(None, {}, None, None, None, context_with(), 64, True)
     with pytest.warns(FutureWarning, match=r"Parts\.means\(sampling\) is now Stage\.rollout_context_at\(step\)"):
         context = parts.means(Sampling(3))
     assert context.sampling == Sampling(3)

@@ -29,7 +29,7 @@ from rlvr.core.own_files import remove_files, set_aside
 from rlvr.errors import CheckpointError
 
 log = logging.getLogger(__name__)
-SEAL, STATE = "complete.json", "state.json"
+MANIFEST, STATE = "complete.json", "state.json"
 FORMAT = 2
 PARTIAL = (
     r"tensors-\d+\.safetensors(\.note|\.tmp|\.note\.tmp)?|state\.json|complete\.json|"
@@ -41,7 +41,7 @@ PARTIAL = (
 
 
 @dataclass
-class Seal:
+class Manifest:
     """What `complete.json` says."""
 
     step: int
@@ -74,7 +74,7 @@ class Saved:
     """A checkpoint that was read."""
 
     path: Path
-    seal: Seal
+    manifest: Manifest
     state: dict[str, Any]
     tensors: Tensors
 
@@ -115,7 +115,7 @@ def read(path: Path) -> Saved:
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
-    return Saved(path, _seal(path), state, Tensors(sorted(path.glob("tensors-*.safetensors"))))
+    return Saved(path, _manifest(path), state, Tensors(sorted(path.glob("tensors-*.safetensors"))))
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -159,10 +159,10 @@ def _older_usable(folder: Path, than: Path) -> Path | None:
 def why_unusable(path: Path) -> str | None:
     """What is wrong with a checkpoint in words, None when it is whole and of this format."""
     try:
-        seal = _seal(path)
+        manifest = _manifest(path)
     except CheckpointError as error:
         return str(error)
-    for name, checksum in seal.files.items():
+    for name, checksum in manifest.files.items():
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
@@ -171,14 +171,14 @@ def why_unusable(path: Path) -> str | None:
     return None
 
 
-def _seal(path: Path) -> Seal:
+def _manifest(path: Path) -> Manifest:
     """What `complete.json` says; CheckpointError in words that go on a sentence about the checkpoint."""
     try:
-        seal = json.loads((path / SEAL).read_text(encoding="utf-8"))
-        if isinstance(seal, dict) and seal.get("format") == FORMAT:
-            seal = Seal(**seal)
-            if seal.whole:
-                return seal
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        if isinstance(manifest, dict) and manifest.get("format") == FORMAT:
+            manifest = Manifest(**manifest)
+            if manifest.whole:
+                return manifest
     except (OSError, ValueError, TypeError, AttributeError):
         pass
     if (number := _of_another_format(path)) is not None:
@@ -186,24 +186,24 @@ def _seal(path: Path) -> Seal:
             f"it is in format {number}, and this version of rlvr reads format {FORMAT}: go on with the version that wrote it, "
             "or start a new run from its model/ (model.path)"
         )
-    raise CheckpointError(f"it was not finished ({SEAL} is missing or broken)")
+    raise CheckpointError(f"it was not finished ({MANIFEST} is missing or broken)")
 
 
 def _of_another_format(path: Path) -> int | None:
     """The number of the format, where the checkpoint is whole in another one."""
     with contextlib.suppress(OSError, ValueError):
-        seal = json.loads((path / SEAL).read_text(encoding="utf-8"))
-        if isinstance(seal, dict) and "tensors.pt" in seal and "format" not in seal:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        if isinstance(manifest, dict) and "tensors.pt" in manifest and "format" not in manifest:
             return 1
-        if isinstance(seal, dict) and isinstance(seal.get("format"), int) and seal["format"] != FORMAT:
-            return int(seal["format"])
+        if isinstance(manifest, dict) and isinstance(manifest.get("format"), int) and manifest["format"] != FORMAT:
+            return int(manifest["format"])
     return None
 
 
 def score_of(path: Path, metric: str) -> float | None:
     """The value of a metric at the step of a checkpoint; None where it was not computed or the checkpoint is none."""
     try:
-        value = _seal(path).metrics.get(metric)
+        value = _manifest(path).metrics.get(metric)
     except CheckpointError:
         return None
     return float(value) if isinstance(value, (int, float)) else None
@@ -220,7 +220,7 @@ def remove_old(folder: Path, newest: Path, keep: int, also: Path | None, every: 
     """Remove all but the newest `keep` checkpoints, `newest` being one of them, and `also`.
 
     With `every`, the `keep` are counted among those at its multiples; of others, `kept_between` stay, and only while they are
-    newer. What has no seal of ours is neither counted nor removed: a folder of the user's, or one that is torn.
+    newer. What has no manifest of ours is neither counted nor removed: a folder of the user's, or one that is torn.
     """
     sealed = [path for path in checkpoints(folder) if path != newest and is_sealed(path)]
     sealed.append(newest)  # a damaged one may have a higher number
@@ -239,11 +239,13 @@ def kept_between(keep: int) -> int:
 
 
 def remove(path: Path) -> None:
-    """Remove the files of a checkpoint that its seal names; others stay, and the folders that hold them.
+    """Remove the files of a checkpoint that its manifest names; others stay, and the folders that hold them.
 
-    CheckpointError where it has no seal.
+    CheckpointError where it has no manifest.
     """
-    remove_files(path, [*_seal(path).files, SEAL])  # the seal last: a kill in between leaves a folder known as ours
+    remove_files(
+        path, [*_manifest(path).files, MANIFEST]
+    )  # the manifest last: a kill in between leaves a folder known as ours
 
 
 def remove_partial(path: Path) -> None:
@@ -270,7 +272,7 @@ def replace(path: Path, new: Path) -> None:
 def is_sealed(path: Path) -> bool:
     """Tell whether `path` is a folder that a checkpoint was written to, be it damaged since."""
     with contextlib.suppress(CheckpointError):
-        return not path.is_symlink() and bool(_seal(path).files)
+        return not path.is_symlink() and bool(_manifest(path).files)
     return False
 
 

@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 from rlvr.config import CheckpointConfig
 from rlvr.core.waits import finished
 from rlvr.distributed import checkpoint
-from rlvr.distributed.checkpoint import SEAL, STATE, Seal, checksum_of
+from rlvr.distributed.checkpoint import MANIFEST, STATE, Manifest, checksum_of
 from rlvr.distributed.versions import installed
 from rlvr.distributed.world import Watch, World
 from rlvr.errors import CheckpointError
@@ -212,9 +212,9 @@ class Writer:
             if sums.get(f"tensors-{rank}.safetensors") != (aside / note).read_text():
                 raise CheckpointError(f"what rank {rank} wrote is not what is on disk")
             (aside / note).unlink()
-        seal = Seal(contents.step, self.world.size, contents.metrics, versions(), sums)
-        (aside / SEAL).write_text(seal.text(), encoding="utf-8")
-        for path in [aside / SEAL, *(path for path in aside.rglob("*") if path.is_dir()), aside]:
+        manifest = Manifest(contents.step, self.world.size, contents.metrics, versions(), sums)
+        (aside / MANIFEST).write_text(manifest.text(), encoding="utf-8")
+        for path in [aside / MANIFEST, *(path for path in aside.rglob("*") if path.is_dir()), aside]:
             _sync(path)
         checkpoint.replace(target, aside)
         _sync(self.folder)

@@ -132,7 +132,7 @@ def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse
         train = load_tasks(options.contamination, split="train", fields=config.data.fields)
         result["contamination"] = contamination(train, tasks)
     if before is not None:
-        result["comparison"] = compare(before, done.tallies, config.evaluation.k)
+        result["comparison"] = compare(before, done.task_results, config.evaluation.k)
     _write(result, options.output)
     for name, count in done.raised.raised.items():
         print(

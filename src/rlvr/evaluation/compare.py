@@ -9,21 +9,23 @@ import numpy as np
 
 from rlvr.errors import DataError
 from rlvr.evaluation.intervals import interval
-from rlvr.evaluation.tally import Tally, values_of
+from rlvr.evaluation.task_result import TaskResult, values_of
 
 LISTED = 100
 """Ids of gained and of lost tasks that are listed."""
 
 
-def compare(before: Sequence[Tally], after: Sequence[Tally], ks: Sequence[int], seed: int = 0) -> dict[str, Any]:
+def compare(
+    before: Sequence[TaskResult], after: Sequence[TaskResult], ks: Sequence[int], seed: int = 0
+) -> dict[str, Any]:
     """`after` against `before` on the tasks that both have.
 
     `differences`: result -> mean difference, its interval over tasks (the two results of a task stay together) and the tasks
     better and worse. `support` (Yue et al. 2025, "Does reinforcement learning really incentivize reasoning capacity ..."):
     tasks of which a sample or the greedy response is correct in both, in one, in neither. DataError where no task is common.
     """
-    by_id = {tally.id: tally for tally in before}
-    pairs = [(by_id[tally.id], tally) for tally in after if tally.id in by_id]
+    by_id = {task_result.id: task_result for task_result in before}
+    pairs = [(by_id[task_result.id], task_result) for task_result in after if task_result.id in by_id]
     if not pairs:
         raise DataError("the two results have no task in common: they can only be compared on the same tasks")
     first, second = values_of([a for a, _ in pairs], ks), values_of([b for _, b in pairs], ks)
@@ -52,12 +54,12 @@ def _difference(first: np.ndarray, second: np.ndarray, seed: int) -> dict[str, A
     }
 
 
-def solved(tally: Tally) -> bool:
+def solved(task_result: TaskResult) -> bool:
     """Whether any response to the task was correct."""
-    return tally.correct > 0 or tally.greedy == 1.0
+    return task_result.correct > 0 or task_result.greedy == 1.0
 
 
-def _support(pairs: Sequence[tuple[Tally, Tally]]) -> dict[str, Any]:
+def _support(pairs: Sequence[tuple[TaskResult, TaskResult]]) -> dict[str, Any]:
     gained = [b.id for a, b in pairs if solved(b) and not solved(a)]
     lost = [b.id for a, b in pairs if solved(a) and not solved(b)]
     return {

@@ -1,6 +1,6 @@
 """Held-out evaluation: greedy score, pass@k, maj@k and mean over tasks, from verified rollouts.
 
-Tasks are gone through in blocks, first with greedy responses and then with samples, and of each only its `Tally` is kept, so that memory does not grow with tasks x samples.
+Tasks are gone through in blocks, first with greedy responses and then with samples, and of each only its `TaskResult` is kept, so that memory does not grow with tasks x samples.
 
 Invariants: an undecided verdict (our own trouble) is left out of a task's samples and counted; a task with none decided is
 left out of the means; results do not depend on the blocks.
@@ -16,7 +16,7 @@ import numpy as np
 
 from rlvr.config import Config
 from rlvr.evaluation.levels import by_difficulty
-from rlvr.evaluation.tally import Tally, summary, tally_of
+from rlvr.evaluation.task_result import TaskResult, summary, tally_of
 from rlvr.records import Rollout, Task
 from rlvr.rollout import Draw, Sampling
 from rlvr.verifiers.raised_verdicts import RaisedVerdicts
@@ -24,7 +24,7 @@ from rlvr.verifiers.raised_verdicts import RaisedVerdicts
 Collect = Callable[[Sequence[Draw], Sampling, int], list[Rollout]]
 """(draws of tasks, sampling, samples per task) -> verified rollouts"""
 Scorer = Callable[[Sequence[Rollout]], np.ndarray]
-"""What is liked of each of a task's samples, without looking at its verdict; the more the better."""
+"""A number for each of a task's samples, [n], computed without its verdict; the largest is chosen."""
 
 SameAnswer = Callable[[Task, str, str], bool]
 """(task, first, second) -> whether two extracted answers to the task are the same, as its own verifier sees it"""
@@ -45,7 +45,7 @@ class Evaluation:
     """The results of one evaluation: metric name -> value, and what is known of each task."""
 
     results: dict[str, float | None]
-    tallies: list[Tally]
+    task_results: list[TaskResult]
     raised: RaisedVerdicts = field(default_factory=RaisedVerdicts)
 
 
@@ -75,14 +75,14 @@ def evaluate(
     budget, stop = asked.max_new_tokens or config.rollout.max_new_tokens, tuple(config.rollout.stop)
     greedy = Sampling(budget, temperature=0.0, stop=stop)
     sampling = Sampling(budget, asked.temperature, asked.top_p, asked.top_k, asked.min_p, stop)
-    tallies = [tally_of(task, asked.difficulty) for task in tasks]
+    task_results = [tally_of(task, asked.difficulty) for task in tasks]
     raised = RaisedVerdicts()
     if asked.greedy:
         for draws in _blocks(tasks, BLOCK):
             rollouts = collect(draws, greedy, 1)
             raised.add(rollouts)
             for number, responses in _by_draw(rollouts).items():
-                tallies[number].add_greedy(responses)
+                task_results[number].add_greedy(responses)
             said(draws[-1].number + 1, "greedy")
         judge(raised)
     if asked.samples:
@@ -94,14 +94,14 @@ def evaluate(
             rollouts = collect(draws, sampling, asked.samples)
             raised.add(rollouts)
             for number, samples in _by_draw(rollouts).items():
-                liked = None if scorer is None else scorer(samples)
+                ranking = None if scorer is None else scorer(samples)
                 of_task = functools.partial(same, tasks[number])
-                tallies[number].add_samples(samples, asked.k, of_task, liked)
+                task_results[number].add_samples(samples, asked.k, of_task, ranking)
             said(draws[-1].number + 1, "samples")
             if draws[-1].number + 1 == first:
                 judge(raised)
         judge(raised)
-    return Evaluation(_results(tallies, config), tallies, raised)
+    return Evaluation(_results(task_results, config), task_results, raised)
 
 
 def _blocks(tasks: Sequence[Task], size: int, first: int | None = None) -> Iterator[list[Draw]]:
@@ -124,19 +124,21 @@ def _by_draw(rollouts: Sequence[Rollout]) -> dict[int, list[Rollout]]:
     return found
 
 
-def _results(tallies: Sequence[Tally], config: Config) -> dict[str, float | None]:
+def _results(task_results: Sequence[TaskResult], config: Config) -> dict[str, float | None]:
     asked = config.evaluation
     how = (asked.k, asked.greedy, asked.samples > 0)
-    results = {f"eval/{name}": value for name, value in summary(tallies, *how).items()}
-    for part, members in parts(tallies).items():
+    results = {f"eval/{name}": value for name, value in summary(task_results, *how).items()}
+    for part, members in parts(task_results).items():
         for name, value in summary(members, *how).items():
             if name.startswith(("greedy", "mean", "pass@", "best@")):
                 results[f"eval/{part}/{name}"] = value
     return results
 
 
-def parts(tallies: Sequence[Tally]) -> dict[str, list[Tally]]:
+def parts(task_results: Sequence[TaskResult]) -> dict[str, list[TaskResult]]:
     """The tasks by source, and by level of difficulty (`difficulty/LEVEL`), where there are several."""
-    sources = {str(s): [t for t in tallies if t.source == s] for s in dict.fromkeys(t.source for t in tallies)}
-    levels = {f"difficulty/{level}": members for level, members in by_difficulty(tallies).items()}
+    sources = {
+        str(s): [t for t in task_results if t.source == s] for s in dict.fromkeys(t.source for t in task_results)
+    }
+    levels = {f"difficulty/{level}": members for level, members in by_difficulty(task_results).items()}
     return (sources if len(sources) > 1 else {}) | (levels if len(levels) > 1 else {})

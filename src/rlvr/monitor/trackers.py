@@ -2,7 +2,7 @@
 
 Invariants:
 - metrics.jsonl is the run's own record: one JSON object per step, in order, whole after each line, its loss an error.
-- A tracker is a guest (`rlvr.monitor.guests`): what it raises and how long it takes never reaches the run.
+- A tracker runs in the background (`rlvr.monitor.background_trackers`): what it raises and how long it takes never reaches the run.
 """
 
 from __future__ import annotations

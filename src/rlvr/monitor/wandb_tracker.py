@@ -3,7 +3,7 @@
 Invariants:
 - Without a network or a key it logs offline, and says so once.
 - Files go to the run folder's `wandb/`. wandb's own waits are bounded where this version of it can bound them.
-- It is called from a thread of its own (`rlvr.monitor.guests`), its import included.
+- It is called from a thread of its own (`rlvr.monitor.background_trackers`), its import included.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from rlvr.planner.devices import Devices
 from rlvr.planner.micro_batch import LOGITS_COPIES, layer_bytes
 from rlvr.planner.sampled import Sampled, in_training
 from rlvr.planner.shape import Shape
-from rlvr.planner.trainer_memory import Parts
+from rlvr.planner.trainer_memory import StageContext
 from rlvr.policy.loading import dtype_of
 from rlvr.rollout.hf import HFEngineOptions
 from rlvr.rollout.recorded import RecordedOptions
@@ -53,13 +53,13 @@ class EngineMemory:
     """Whether weights are sent to it."""
     sleeps: bool = False
     """Whether it gives `awake` back outside of publish and sampling."""
-    awake: Parts = field(default_factory=dict)
-    always: Parts = field(default_factory=dict)
-    demanded: Parts = field(default_factory=dict)
+    awake: StageContext = field(default_factory=dict)
+    always: StageContext = field(default_factory=dict)
+    demanded: StageContext = field(default_factory=dict)
     """At its start, when the trainer's weights are loaded."""
-    sampling: Parts = field(default_factory=dict)
-    evaluating: Parts = field(default_factory=dict)
-    inside: Parts = field(default_factory=dict)
+    sampling: StageContext = field(default_factory=dict)
+    evaluating: StageContext = field(default_factory=dict)
+    inside: StageContext = field(default_factory=dict)
     """What has to fit into vLLM's `share` of a GPU."""
     share: float = 0.0
 
@@ -136,7 +136,7 @@ def cached_bytes(shape: Shape, length: int, in_flight: int) -> float:
     return each * ((shape.layers - shape.windowed) * length + shape.windowed * kept)
 
 
-def _in_vllm(options: CommonSettings, shape: Shape, config: Config, devices: Devices, longest: int) -> Parts:
+def _in_vllm(options: CommonSettings, shape: Shape, config: Config, devices: Devices, longest: int) -> StageContext:
     """What one copy of the model has to have on each of its devices: weights, and the cache of one longest sequence."""
     split = options.tensor_parallel_size
     width = torch.finfo(dtype_of(config.model)).bits // 8
@@ -195,7 +195,7 @@ def rows_at_once(options: HFEngineOptions, ranks: int, sampled: Sampled) -> int:
     return min(math.ceil(sampled.responses / ranks), options.max_rows)
 
 
-def _embedded(options: HFEngineOptions, shape: Shape, config: Config, ranks: int, sampled: Sampled) -> Parts:
+def _embedded(options: HFEngineOptions, shape: Shape, config: Config, ranks: int, sampled: Sampled) -> StageContext:
     """Memory that the embedded engine takes while it samples."""
     rows = rows_at_once(options, ranks, sampled)
     # one prompt is read whole, however long

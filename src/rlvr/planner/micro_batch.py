@@ -27,7 +27,7 @@ size each, with the slice of the weights."""
 LOGITS_COPIES = 4
 """Temporaries of the size of the logits that sampling has."""
 
-Parts = dict[str, float]
+StageContext = dict[str, float]
 
 
 def micro_batch_bytes(
@@ -38,7 +38,7 @@ def micro_batch_bytes(
     length: int,
     prefix: int = 0,
     deepspeed: bool = False,
-) -> Parts:
+) -> StageContext:
     """Bytes by part of one micro-batch's forward and backward pass, at their peak.
 
     `tokens`: of the micro-batch; `trained`: those of them that the loss is computed on; `length`: of its longest rollout;
@@ -105,29 +105,29 @@ class _Work:
         """Of the LM head's weight: it is whole, in the weight's type, before it is added to that of the step."""
         return float(self.way.weights.itemsize * self.shape.head_trained)
 
-    def _layers(self, line: Line) -> Parts:
+    def _layers(self, line: Line) -> StageContext:
         # autocast's copies, or gradients of weights that are not yet added to those of the step
         fixed = "weights in bfloat16" if self.way.casts else "temporary gradients"
         return {fixed: line.fixed, "activations": line.per_token * self.tokens + self.beside}
 
-    def forward(self, copies: float) -> Parts:
+    def forward(self, copies: float) -> StageContext:
         """At the end of the forward pass through the layers."""
         return self._layers(replace(self.passes.forward, fixed=copies))
 
-    def head(self) -> Parts:
+    def head(self) -> StageContext:
         """In the backward pass of the LM head."""
         parts = self._layers(self.passes.kept)
         # the hidden states of trained tokens in the type computed in, their gradient in float32 and again in that type
         parts["activations"] += self.trained * self.shape.hidden * (4 + 2 * self.way.compute.itemsize)
         return parts | {"logits": logits_bytes(self.shape, self.trained), "gradient of the LM head": self.gradient}
 
-    def backward(self) -> Parts:
+    def backward(self) -> StageContext:
         """In the backward pass of the layers. The gradient of a weight that is the embedding's too waits for the embedding's."""
         return self._layers(self.passes.backward) | {
             "gradient of the LM head": self.gradient if self.shape.tied else 0.0
         }
 
-    def embedding(self) -> Parts:
+    def embedding(self) -> StageContext:
         """In the backward pass of the token embedding, whose gradient is as large as the LM head's."""
         both = 2 if self.shape.tied else 1
         return {

@@ -31,7 +31,7 @@ from rlvr.planner.trainer_memory import (
     START,
     STEP,
     UPDATE,
-    Parts,
+    StageContext,
     TrainerMemory,
     trainer_memory,
 )
@@ -51,7 +51,7 @@ class Phase:
     """What a phase takes of one device."""
 
     name: str
-    parts: Parts
+    parts: StageContext
     available: float
     """Bytes that there are for it: the device, or vLLM's share of it."""
 
@@ -181,7 +181,7 @@ def _phases(work: Passes, engine: EngineMemory) -> list[Phase]:
     program = {"programs": (CONTEXT if work.devices.on_gpu else PROGRAM) + engine.program}
     beside = engine.always if engine.sleeps else engine.awake | engine.always
     overlapping = engine.sampling if work.config.rollout.staleness else {}
-    found: dict[str, Parts] = {
+    found: dict[str, StageContext] = {
         START: program | trainer.at(START) | engine.demanded,
         UPDATE: program | trainer.at(UPDATE) | beside | _added(work.update(), overlapping),
         STEP: program | trainer.at(STEP) | beside | overlapping,
@@ -204,7 +204,7 @@ def _phases(work: Passes, engine: EngineMemory) -> list[Phase]:
     return phases
 
 
-def _added(one: Parts, other: Parts) -> Parts:
+def _added(one: StageContext, other: StageContext) -> StageContext:
     return {key: one.get(key, 0.0) + other.get(key, 0.0) for key in dict.fromkeys([*one, *other])}
 
 
@@ -219,7 +219,7 @@ class Passes:
     sampled: bool
     trainer: TrainerMemory
 
-    def update(self) -> Parts:
+    def update(self) -> StageContext:
         """Of one micro-batch with gradients, laid out as takes most of what `optim.packing` and `optim.share_prefix` leave open."""
         optim = self.config.optim
         layouts = [] if optim.share_prefix is True else [self.apart()]
@@ -229,7 +229,7 @@ class Passes:
         parts = max(tried, key=lambda parts: sum(parts.values()))
         return parts if self.trainer.casts else parts | self.trainer.pass_weights(UPDATE)
 
-    def _micro_batch(self, tokens: float, trained: float, prefix: int) -> Parts:
+    def _micro_batch(self, tokens: float, trained: float, prefix: int) -> StageContext:
         _, length = lengths(self.shape, self.config)
         return micro_batch_bytes(
             self.shape,
@@ -259,7 +259,7 @@ class Passes:
             rows = min(rows, max(1, whole * group + max(0, left - prompt) // own))
         return math.ceil(rows / group) * prompt + rows * own, rows * own, prompt
 
-    def scoring(self) -> Parts:
+    def scoring(self) -> StageContext:
         """Of one micro-batch without gradients."""
         tokens = micro_batch_tokens(self.shape, self.config, self.ranks, self.sampled)
         return {"activations": layer_bytes(self.shape, self.config.model, tokens)} | self.trainer.pass_weights(SCORING)

@@ -33,7 +33,7 @@ PHASES = ("start", "publish", "evaluation", "sampling", "scoring", "update", "op
 """In the order in which a step goes through them."""
 START, PUBLISH, EVALUATION, SAMPLING, SCORING, UPDATE, STEP = PHASES
 GRADIENTS_LIVE = (UPDATE, STEP)
-Parts = dict[str, float]
+StageContext = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class TrainerMemory:
         config = zero_config(self.stage, self.offload, self.bfloat16, self.ranks, self.deepspeed, self.shape.trained)
         return config["zero_optimization"]
 
-    def at(self, phase: str) -> Parts:
+    def at(self, phase: str) -> StageContext:
         """Bytes by part in a phase."""
         if phase == START:
             return {
@@ -181,7 +181,7 @@ class TrainerMemory:
         second = bucket if self.stage < 3 and zero.get("overlap_comm", False) and not in_bf16_optimizer else 0
         return always + self.width * (max(bucket, largest) + second)
 
-    def pass_weights(self, phase: str) -> Parts:
+    def pass_weights(self, phase: str) -> StageContext:
         """Weights that a pass makes for itself: copies in bfloat16, or those that ZeRO 3 puts together."""
         if self.casts:
             return {"weights in bfloat16": 2 * self.shape.trained}
@@ -194,7 +194,7 @@ class TrainerMemory:
         head = self.shape.vocabulary * self.shape.hidden if phase == UPDATE else 0
         return {"gathered weights": self.width * min(whole + head, self.shape.parameters)}
 
-    def published(self) -> Parts:
+    def published(self) -> StageContext:
         """What is made of the weights to send them, in the type computed in: a bucket, or the largest."""
         width = 2 if self.bfloat16 else 4
         return {"weights on their way": max(BUCKET_BYTES, width * self.shape.largest)}

@@ -24,7 +24,7 @@ from rlvr.errors import ConfigError, DataError
 from rlvr.monitor.recording import Recorded, columns_of, ranges, read_recorded, recorded_config, recorded_steps
 from rlvr.records import BASELINE, Batch, Task
 from rlvr.replay.changes import Change, change
-from rlvr.rewards import Setting, Term, at_step, bind, build_terms, score, walk
+from rlvr.rewards import RewardContext, Term, at_step, bind, build_terms, score, walk
 from rlvr.verifiers import VerifierPool
 from rlvr.verifiers.pool import Verification, verify_again
 
@@ -128,7 +128,7 @@ class Replay:
                 raise DataError(f"no task of the first step can be verified so: {bad[0][0]}: {bad[0][1]}")
         if any(term.sources is not None for term in self.terms):
             tasks = [task for path in self.files.values() for task in _tasks(read_recorded(path, []))]
-        self.terms = bind(self.terms, Setting(self.config, tasks, verification.same_answer))
+        self.terms = bind(self.terms, RewardContext(self.config, tasks, verification.same_answer))
 
     async def _rescored(self, step: int, rows: list[Recorded], verification: Verification) -> Rescored:
         fresh = [dataclasses.replace(row.rollout, verdicts=dict(row.rollout.verdicts)) for row in rows]

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rlvr.components import RewardTerm, Setting
+from rlvr.components import RewardContext, RewardTerm
 from rlvr.core.schedules import Scalar
 from rlvr.errors import ConfigError
 from rlvr.records import Batch
@@ -32,7 +32,7 @@ class SoftOverlong(RewardTerm):
     cache: int | None = None
     """Tokens over which the penalty grows, 1 to max_length; null: a fifth of max_length, as in the paper (4,096 of 20,480)."""
 
-    def bind(self, setting: Setting) -> SoftOverlong:
+    def bind(self, setting: RewardContext) -> SoftOverlong:
         """With the run's longest response."""
         most = self.max_length or setting.config.rollout.max_new_tokens
         cache = max(1, most // 5) if self.cache is None else self.cache
@@ -68,7 +68,7 @@ class CosineLength(RewardTerm):
     """What says right (at least 1) or wrong."""
     inner: ClassVar = ("of",)
 
-    def bind(self, setting: Setting) -> CosineLength:
+    def bind(self, setting: RewardContext) -> CosineLength:
         """With the run's longest response."""
         return dataclasses.replace(self, max_length=self.max_length or setting.config.rollout.max_new_tokens)
 

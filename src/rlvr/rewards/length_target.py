@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from rlvr.components import RewardTerm, Setting
+from rlvr.components import RewardContext, RewardTerm
 from rlvr.core.schedules import Scalar
 from rlvr.errors import ConfigError
 from rlvr.records import Batch
@@ -47,7 +47,7 @@ class LengthTarget(RewardTerm):
     """What says right (at least 1) or wrong."""
     inner: ClassVar = ("of",)
 
-    def bind(self, setting: Setting) -> LengthTarget:
+    def bind(self, setting: RewardContext) -> LengthTarget:
         """Checks that the tasks have the field."""
         if isinstance(self.target, str):
             for task in setting.tasks:
@@ -122,7 +122,7 @@ class AdaptiveLengthTarget(RewardTerm):
             raise ValueError("buckets and window must be at least 1")
         self._seen = [deque(maxlen=self.window) for _ in range(self.buckets)]
 
-    def bind(self, setting: Setting) -> AdaptiveLengthTarget:
+    def bind(self, setting: RewardContext) -> AdaptiveLengthTarget:
         """With the run's longest response."""
         bound = dataclasses.replace(self)
         bound._longest = float(setting.config.rollout.max_new_tokens)

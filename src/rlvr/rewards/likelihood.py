@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from rlvr.components import Continuation, Encode, RewardTerm, Setting
+from rlvr.components import Continuation, Encode, RewardContext, RewardTerm
 from rlvr.errors import ConfigError
 from rlvr.records import Batch, Rollout
 from rlvr.registry import register
@@ -49,7 +49,7 @@ class AnswerLikelihood(RewardTerm):
         if self.debias and self.reduce == "reactive":
             raise ValueError("debias is of probabilities, and reduce reactive is a log-prob")
 
-    def bind(self, setting: Setting) -> AnswerLikelihood:
+    def bind(self, setting: RewardContext) -> AnswerLikelihood:
         """Checks that the tasks have answers."""
         bare = [task.named for task in setting.tasks if task.answer is None or not str(task.answer)]
         if bare:

@@ -30,7 +30,7 @@ import numpy as np
 from pydantic import AfterValidator
 
 from rlvr import registry
-from rlvr.components import RewardTerm, Setting
+from rlvr.components import RewardContext, RewardTerm
 from rlvr.config import RewardSpec
 from rlvr.core.calling import name_of
 from rlvr.core.component import adapted, called_as
@@ -185,7 +185,7 @@ def _of_batch(function: Callable[..., Any], name: str) -> RewardTerm:
     return term
 
 
-def bind(terms: Sequence[Term], setting: Setting) -> list[Term]:
+def bind(terms: Sequence[Term], setting: RewardContext) -> list[Term]:
     """The terms with what they take from the run; ConfigError names what contradicts it."""
 
     def bound(term: Term) -> Term:
@@ -205,7 +205,7 @@ def bind(terms: Sequence[Term], setting: Setting) -> list[Term]:
     return [term.each(bound) for term in terms]
 
 
-def _check_sources(terms: Sequence[Term], setting: Setting) -> None:
+def _check_sources(terms: Sequence[Term], setting: RewardContext) -> None:
     known = {task.source for task in setting.tasks}
     for term in terms:
         for source in term.sources or ():

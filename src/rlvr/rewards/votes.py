@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from rlvr.components import RewardTerm, Setting
+from rlvr.components import RewardContext, RewardTerm
 from rlvr.errors import ConfigError
 from rlvr.records import Batch, Rollout, Task
 from rlvr.registry import register
@@ -46,7 +46,7 @@ class MajorityVote(RewardTerm):
         if not 0 <= self.at_least <= 1:
             raise ValueError(f"at_least is {self.at_least}: it is a share, 0 to 1")
 
-    def bind(self, setting: Setting) -> MajorityVote:
+    def bind(self, setting: RewardContext) -> MajorityVote:
         """With the verifier's `same_answer`."""
         if setting.config.rollout.group_size < 2:
             raise ConfigError(

@@ -11,7 +11,7 @@ from rlvr.config.stage_plan import StagePlan
 from rlvr.data import Prompts, load_tasks
 from rlvr.data.prompts import refuse_long
 from rlvr.errors import DataError, EvaluationError, LostRankError, UserCodeError
-from rlvr.evaluation import Tally, evaluate
+from rlvr.evaluation import TaskResult, evaluate
 from rlvr.records import Task
 from rlvr.rollout import Interrupted
 from rlvr.run.policy_training import PolicyTraining
@@ -69,11 +69,11 @@ class Evaluator:
             prompts = self.tasks.prompts.under(plan.config.data.template)
         self.rollouts.publish(self.state.version, self.training)
         results: dict[str, Any] = {}
-        tallies: list[Tally] = []
+        task_results: list[TaskResult] = []
         failure = None
         if self.world.is_main:
             try:
-                results, tallies = self._sampled(chosen, prompts, plan)
+                results, task_results = self._sampled(chosen, prompts, plan)
                 results |= {"time/evaluate": time.perf_counter() - start}
             except Interrupted:
                 pass
@@ -89,7 +89,7 @@ class Evaluator:
             return {}
         row = {"step": self.state.step, "stage": plan.name, **results}
         self.state.evaluations.append(row)
-        self.reporting.evaluation(row, results, tallies)
+        self.reporting.evaluation(row, results, task_results)
         return results
 
     def _check_lengths(self, prompts: Prompts, tasks: Sequence[Task], config: Config) -> None:
@@ -106,13 +106,15 @@ class Evaluator:
                 "warning",
             )
 
-    def _sampled(self, tasks: Sequence[Task], prompts: Prompts, plan: StagePlan) -> tuple[dict[str, Any], list[Tally]]:
+    def _sampled(
+        self, tasks: Sequence[Task], prompts: Prompts, plan: StagePlan
+    ) -> tuple[dict[str, Any], list[TaskResult]]:
         """Sample and verify, on rank 0; the results, and those of each task. Raises Interrupted when the run is to stop."""
         verification = self.rollouts.verifications[self.state.stage_number]
         collect = self.rollouts.evaluation_samples(plan.config, verification, prompts)
         scorer = chooser(plan.config, self.training.policy, tasks, self.training.partitions)
         done = evaluate(tasks, plan.config, collect, verification.same_answer, scorer=scorer, judge=self._judge)
-        return dict(done.results), done.tallies
+        return dict(done.results), done.task_results
 
     def _judge(self, verdicts: RaisedVerdicts) -> None:
         """UserCodeError where the verifier raised on every answer of the evaluation at the start.

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlvr.config import Config
-from rlvr.evaluation import Tally
+from rlvr.evaluation import TaskResult
+from rlvr.monitor.background_trackers import background_trackers
 from rlvr.monitor.batch import sample_rows
 from rlvr.monitor.console import Console
-from rlvr.monitor.guests import guests
 from rlvr.monitor.health import Health
 from rlvr.monitor.live import Counts
 from rlvr.monitor.profile import StepProfiler
@@ -35,7 +35,7 @@ class Reporting:
         self.folder = folder
         self.is_main = is_main
         self.console = Console(how.console if is_main else "off", how.samples_every, counts=counts)
-        self.trackers = guests(how, config.run.name, trackers) if is_main else []
+        self.trackers = background_trackers(how, config.run.name, trackers) if is_main else []
         self.health = Health(config.health, self.console, folder.health if is_main else None)
         limit = math.inf if how.rollouts_gb is None else how.rollouts_gb * 1e9
         self.rollout_log = RolloutLog(folder.path, how.rollouts if is_main else 0, limit)
@@ -80,10 +80,12 @@ class Reporting:
         for tracker in self.trackers:
             tracker.log(row["step"], row)  # whole: a kill may have kept the step from them too
 
-    def evaluation(self, row: Mapping[str, Any], results: Mapping[str, Any], tallies: Sequence[Tally]) -> None:
+    def evaluation(
+        self, row: Mapping[str, Any], results: Mapping[str, Any], task_results: Sequence[TaskResult]
+    ) -> None:
         """Show the results of an evaluation and, once the run has its folder, write its `row`."""
         if self.folder.begun and self.is_main:
-            self.folder.keep_evaluation(dict(row), tallies)
+            self.folder.keep_evaluation(dict(row), task_results)
         self.console.evaluation(row["step"], results)
 
     def finish(self) -> None:

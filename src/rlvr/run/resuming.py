@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.distributed import World, checkpoint
-from rlvr.distributed.checkpoint import Saved, Seal
+from rlvr.distributed.checkpoint import Manifest, Saved
 from rlvr.distributed.checkpoint_writer import versions
 from rlvr.distributed.models import write_base
 from rlvr.errors import ConfigError
@@ -121,7 +121,7 @@ class Resumer:
         """Restore a checkpoint, and cut the run folder to it; `keep_cut`: what is cut is kept, in a folder of its own."""
         state = saved.state
         self.identity.check(state, self.world, self.training.policy, self.reporting.console.message)
-        for line in version_differences(saved.seal, self.world.size):
+        for line in version_differences(saved.manifest, self.world.size):
             log.warning("%s: %s", saved.path, line)
         self.rollouts.engine.release()  # the weights change, and their version with them
         self.checkpointer.restore_objects(state)
@@ -146,7 +146,7 @@ class Resumer:
         if cut is not None:
             self.reporting.console.message(f"what came after step {state['step']} is now in {cut}")
         if here:
-            self._complete_lines(saved.seal.metrics, made[-1] if made else {})
+            self._complete_lines(saved.manifest.metrics, made[-1] if made else {})
             self._keep_rollouts(state)
         steps, evaluations = list(folder.metrics.rows()), list(folder.evaluations.rows())
         if here and len(steps) < state["logged"]:
@@ -185,13 +185,13 @@ class Resumer:
             )
 
 
-def version_differences(seal: Seal, ranks: int) -> Iterator[str]:
+def version_differences(manifest: Manifest, ranks: int) -> Iterator[str]:
     """Differences between where a checkpoint was made and here, that may change the bits of what follows."""
-    if seal.ranks != ranks:
+    if manifest.ranks != ranks:
         yield (
-            f"it was made by {seal.ranks} ranks and goes on with {ranks}: the same data and the same steps, but sums over "
+            f"it was made by {manifest.ranks} ranks and goes on with {ranks}: the same data and the same steps, but sums over "
             "ranks round differently"
         )
     for name, now in versions().items():
-        if (before := seal.versions.get(name, now)) != now:
+        if (before := manifest.versions.get(name, now)) != now:
             yield f"it was made with {name} {before} and goes on with {now}: results may differ in their last bits"

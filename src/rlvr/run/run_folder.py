@@ -25,7 +25,7 @@ from rlvr.core.own_files import free_path, is_run_config, is_verbatim, numbered,
 from rlvr.core.tree import read_mapping
 from rlvr.distributed import checkpoint
 from rlvr.errors import CheckpointError, ConfigError
-from rlvr.evaluation import Tally, write_tallies
+from rlvr.evaluation import TaskResult, write_task_results
 from rlvr.monitor.console import Console
 from rlvr.monitor.log_screen import ConsoleHandler
 from rlvr.monitor.trackers import MetricsFile
@@ -108,11 +108,13 @@ class RunFolder:
         """Where checkpoints are."""
         return self.path / "checkpoints"
 
-    def keep_evaluation(self, row: dict[str, Any], tallies: Sequence[Tally]) -> None:
+    def keep_evaluation(self, row: dict[str, Any], task_results: Sequence[TaskResult]) -> None:
         """Write what was found of each task, which a full disk costs, and then the results: they say that it was made."""
         self.check_held()
         try:
-            write_tallies(self.path / "evaluations" / f"step-{row['step']:06d}.json", tallies, step=row["step"])
+            write_task_results(
+                self.path / "evaluations" / f"step-{row['step']:06d}.json", task_results, step=row["step"]
+            )
         except OSError as error:
             log.warning("the tasks of the evaluation at step %d could not be written: %s", row["step"], error)
         self.evaluations.append(row)
@@ -272,7 +274,7 @@ class RunFolder:
         path = Path(resume)
         if not path.is_dir():
             raise CheckpointError(f"--resume: there is no run or checkpoint {path}")
-        if (path / checkpoint.SEAL).exists() or path.name.startswith("step-"):
+        if (path / checkpoint.MANIFEST).exists() or path.name.startswith("step-"):
             found: Path | None = path
             if (problem := checkpoint.why_unusable(path)) is not None:
                 raise CheckpointError(f"--resume: {path} cannot be used: {problem}")
@@ -292,7 +294,7 @@ class RunFolder:
         path = Path(resume)
         if resume == "auto":
             found = checkpoint.checkpoints(self.checkpoints)
-        elif (path / checkpoint.SEAL).exists():
+        elif (path / checkpoint.MANIFEST).exists():
             found = [path]
         else:
             found = checkpoint.checkpoints(path / "checkpoints")

@@ -14,7 +14,7 @@ from rlvr.run.policy_training import PolicyTraining
 from rlvr.run.resolved_config import ResolvedConfig
 from rlvr.run.rollout_runtime import RolloutRuntime
 from rlvr.run.run_tasks import RunTasks
-from rlvr.stages import Parts, Stage
+from rlvr.stages import Stage, StageContext
 from rlvr.stages.choosing import chooser
 
 
@@ -60,21 +60,23 @@ def _open_stage(
     verification = rollouts.verifications[number]
     prompts = tasks.prompts.under(config.data.template)
     sampling = Sampling(config.rollout.max_new_tokens)  # the stage sets that of each step
-    context = rollouts.rollout_context(verification, prompts, sampling, config.rollout.group_size, "rollout", number)
-    parts = Parts(
+    rollout_context = rollouts.rollout_context(
+        verification, prompts, sampling, config.rollout.group_size, "rollout", number
+    )
+    context = StageContext(
         policy=training.policy,
         history=rollouts.history,
         prompt=prompts,
         lengths=partial(tasks.lengths, prompts),
         collector=rollouts.collector,
-        rollout_context=context,
-        context=rollouts.context,
+        rollout_context=rollout_context,
+        longest_sequence=rollouts.context,
         shares_weights=rollouts.engine.shares_weights,
         is_main=is_main,
     )
     make = registry.find("stage", plan.kind)
     seed = seed_of(config.run.seed, number, "sampler")
-    stage: Stage = make(plan, parts, tasks.training(config), seed, **plan.options)
+    stage: Stage = make(plan, context, tasks.training(config), seed, **plan.options)
     if stage.left_out:
         report(f"stage {plan.name}: {stage.left_out} tasks are left out, they are too long")
     if stage.verifies and is_main:

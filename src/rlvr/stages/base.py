@@ -1,7 +1,7 @@
 """What a stage of training is: where its rollouts come from, how they are scored, and what is optimised.
 
 The trainer runs every kind of stage through the same loop. A stage owns its tasks and sampler; everything that lives longer
-than a stage (policy, engine, history) is handed in as `Parts`.
+than a stage (policy, engine, history) is handed in as `StageContext`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rlvr.rollout import Collected, Collector, RolloutContext, Sampling
 
 
 @dataclass
-class Parts:
+class StageContext:
     """What a stage is given."""
 
     policy: Policy
@@ -42,7 +42,7 @@ class Parts:
     collector: Collector
     rollout_context: RolloutContext
     """What a plan works with; `Stage.rollout_context_at` gives it the sampling of a step."""
-    context: int
+    longest_sequence: int
     """Longest sequence in tokens, prompt and response together, that can be sampled and trained."""
     shares_weights: bool
     """Whether the engine computes with the trainer's own weights."""
@@ -59,8 +59,11 @@ class Parts:
 class Stage(Component):
     """One stage, opened for a run."""
 
-    injected = ("plan", "parts", "tasks", "seed")
-    """Parameters of the constructor that the trainer gives; the others are the kind's options."""
+    injected = ("plan", "context", "parts", "tasks", "seed")
+    """Parameters of the constructor that the trainer gives, in the order of `__init__`; the others are the kind's options.
+
+    `parts` is the name of `context` in the version before.
+    """
     reference: Snapshot | None = None
     """The policy at the start of the stage, set by the trainer where `keeps_reference` asks for it."""
     samples = True
@@ -72,13 +75,13 @@ class Stage(Component):
     _said_fewer_updates = False
     """Whether the run has said that a step had fewer groups than optimizer steps."""
 
-    def __init__(self, plan: StagePlan, parts: Parts, tasks: Sequence[Task], seed: int) -> None:
+    def __init__(self, plan: StagePlan, context: StageContext, tasks: Sequence[Task], seed: int) -> None:
         self.plan = plan
         self.config = plan.config
-        self.parts = parts
-        check_packing(parts.policy, self.config.optim)
+        self.context = context
+        check_packing(context.policy, self.config.optim)
         self._check_updates()
-        lengths, shown = parts.lengths(tasks, demonstrations=self._shows_demonstrations)
+        lengths, shown = context.lengths(tasks, demonstrations=self._shows_demonstrations)
         sizes = zip(tasks, lengths.tolist(), shown.tolist(), strict=True)
         problems = {
             task.id: f"{task.named}: {problem}"
@@ -97,11 +100,11 @@ class Stage(Component):
             raise DataError(
                 f"stage {plan.name!r}: all {len(tasks)} tasks are too long: {next(iter(problems.values()))}"
             )
-        self.longest_response = parts.context - int(lengths[fits].min())
+        self.longest_response = context.longest_sequence - int(lengths[fits].min())
         """Tokens that the context leaves for a response to the shortest prompt."""
         self.pool = TaskPool(kept, self.config.checkpoint.accept_changed_data)
         self.sampler: Sampler = registry.build("sampler", self.config.data.sampler).bind(
-            self.pool, seed=seed, history=parts.history
+            self.pool, seed=seed, history=context.history
         )
         self.check_tasks()
 
@@ -116,7 +119,7 @@ class Stage(Component):
 
     def rollout_context_at(self, step: int) -> RolloutContext:
         """What a plan works with in a step of the stage, counted from 0."""
-        return dataclasses.replace(self.parts.rollout_context, sampling=sampling_of(self, step))
+        return dataclasses.replace(self.context.rollout_context, sampling=sampling_of(self, step))
 
     @abstractmethod
     def collect(self, step: int) -> Collected:
@@ -152,15 +155,15 @@ class Stage(Component):
 
         The prompt must be there and leave room for a response, and the demonstration must fit after it.
         """
-        context = self.parts.context if self.samples else self.parts.policy.context
+        context = self.context.longest_sequence if self.samples else self.context.policy.context
         limit = min(self.config.data.max_prompt_tokens or context, context - 1)
         if not 0 < length <= limit:
             problem = f"its prompt has {length} tokens, and 1 to {limit} are possible"
             if limit == context - 1:
                 problem += f", in a context of {context} (the smaller one of the model's and the engine's)"
             return problem
-        if length + shown > self.parts.policy.context:
-            room = self.parts.policy.context
+        if length + shown > self.context.policy.context:
+            room = self.context.policy.context
             return f"its prompt and demonstration have {length + shown} tokens, the model's context is {room}"
         return None
 

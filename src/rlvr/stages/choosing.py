@@ -11,7 +11,7 @@ from rlvr.data import History
 from rlvr.errors import ConfigError
 from rlvr.policy import Policy
 from rlvr.records import Rollout, Task
-from rlvr.rewards import Setting, walk
+from rlvr.rewards import RewardContext, walk
 from rlvr.stages.grpo.scoring import Scoring
 
 
@@ -28,7 +28,7 @@ class Chooser:
         update = {"rewards": [scorer], "algorithm": AlgorithmConfig()}
         alone = config.model_copy(update=update)
         self._policy, self._scoring = policy, Scoring(alone)
-        self._scoring.bind(tasks, Setting(alone, tasks))
+        self._scoring.bind(tasks, RewardContext(alone, tasks))
         terms = [term.function for term in walk(self._scoring.terms)]
         if apart and any(term.needs_policy for term in terms):
             raise ConfigError(

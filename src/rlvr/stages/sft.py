@@ -17,7 +17,7 @@ from rlvr.monitor.batch import batch_metrics
 from rlvr.records import Batch, Origin, Task
 from rlvr.registry import register
 from rlvr.rollout import Collected
-from rlvr.stages.base import Parts, Stage, token_weights
+from rlvr.stages.base import Stage, StageContext, token_weights
 from rlvr.stages.grpo.demonstrations import demonstration
 
 LIKELIHOOD = ComponentSpec("likelihood")
@@ -34,7 +34,7 @@ class SFTStage(Stage):
     def __init__(
         self,
         plan: StagePlan,
-        parts: Parts,
+        context: StageContext,
         tasks: Sequence[Task],
         seed: int,
         *,
@@ -60,7 +60,7 @@ class SFTStage(Stage):
                 )
         self._objective = Objective((_component(plan, ComponentSpec.parse(loss), average),))
         self._reads_labels = isinstance(self._objective.components[0].loss, SequenceLoss)
-        super().__init__(plan, parts, tasks, seed)
+        super().__init__(plan, context, tasks, seed)
 
     def check_tasks(self) -> None:
         """DataError when a task has no demonstration, or no label where labels are read."""
@@ -77,7 +77,7 @@ class SFTStage(Stage):
         """The demonstrations of the next tasks, as rollouts that nobody sampled."""
         self._before = self.sampler.state_dict()
         draws = self.sampler.next(self.config.rollout.prompts_per_step)
-        return Collected([demonstration(draw.task, self.parts, str(draw.number)) for draw in draws])
+        return Collected([demonstration(draw.task, self.context, str(draw.number)) for draw in draws])
 
     def give_back(self) -> None:
         """Draw the same tasks again."""

@@ -135,8 +135,8 @@ def _results(config: Config, folders: Sequence[Path]) -> Iterator[tuple[str, dic
         with contextlib.suppress(
             DataError
         ):  # runs that evaluated on different tasks, or were written by another version
-            tallies = [read_result(files[-1]) for files in last]
-            for name, found in over_runs(tallies, config.evaluation.k).items():
+            task_results = [read_result(files[-1]) for files in last]
+            for name, found in over_runs(task_results, config.evaluation.k).items():
                 yield f"eval/{name}", found
     ends = [list(MetricsFile(folder / "metrics.jsonl").rows())[-1:] for folder in folders]
     for name in ENDS:

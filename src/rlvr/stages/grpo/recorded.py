@@ -21,7 +21,7 @@ from rlvr.monitor.recording import recorded_config
 from rlvr.records import Rollout
 from rlvr.rollout import Collected, RolloutContext
 from rlvr.rollout.recorded import RecordedOptions, Recording
-from rlvr.stages.base import Parts
+from rlvr.stages.base import StageContext
 from rlvr.verifiers.pool import verify_again
 
 
@@ -31,16 +31,16 @@ def recording_of(plan: StagePlan) -> RecordedOptions | None:
     return options if isinstance(options, RecordedOptions) else None
 
 
-class RecordedSupply:
+class RecordedBuffer:
     """Gives the recorded rollouts of one step after the other. ConfigError, DataError for what cannot be trained on."""
 
     def __init__(
         self,
         options: RecordedOptions,
         plan: StagePlan,
-        parts: Parts,
+        context: StageContext,
         sampler: Sampler,
-        context: RolloutContext,
+        rollout_context: RolloutContext,
         objective: Objective,
     ) -> None:
         if plan.config.folder.resolve() == Path(options.path).resolve():
@@ -50,9 +50,12 @@ class RecordedSupply:
         if not options.rescore:
             _refuse_other_rewards(options.path, plan)
         first, last = plan.before + 1, plan.before + plan.allowed
-        self.recording = Recording(options.path, parts.policy, first, last, _needs_logprobs(objective, plan))
-        self.options, self.plan, self.sampler, self.context = options, plan, sampler, context
-        self.collector = parts.collector
+        self.recording = Recording(options.path, context.policy, first, last, _needs_logprobs(objective, plan))
+        self.options = options
+        self.plan = plan
+        self.sampler = sampler
+        self.context = rollout_context
+        self.collector = context.collector
         self._before = sampler.state_dict()
 
     def next(self, step: int) -> Collected:

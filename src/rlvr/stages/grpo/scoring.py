@@ -29,7 +29,7 @@ from rlvr.policy import Policy
 from rlvr.policy.columns import add_statistics
 from rlvr.policy.continuations import continuation_logprobs, encoded
 from rlvr.records import Batch, Rollout, Task
-from rlvr.rewards import Setting, Term, at_step, bind, build_terms, call_plain, components_of, score, walk
+from rlvr.rewards import RewardContext, Term, at_step, bind, build_terms, call_plain, components_of, score, walk
 from rlvr.rollout.characters import char_ends
 from rlvr.selection.members import check_order
 from rlvr.stages.grpo.build_objective import build_penalty
@@ -70,7 +70,7 @@ class Scoring:
                     f"group: set rollout.group_size to {smallest} or more, or leave the selector out"
                 )
 
-    def bind(self, tasks: Sequence[Task], setting: Setting) -> None:
+    def bind(self, tasks: Sequence[Task], setting: RewardContext) -> None:
         """Let the pieces take what they need from the run."""
         setting = dataclasses.replace(setting, tasks=tasks)
         self.terms = bind(self.terms, setting)

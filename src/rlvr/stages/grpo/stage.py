@@ -19,16 +19,16 @@ from rlvr.losses import Objective
 from rlvr.monitor.batch import advantage_metrics, batch_metrics
 from rlvr.records import BASELINE, Batch, Origin, Rollout, Task
 from rlvr.registry import register
-from rlvr.rewards import Setting, paid, plain_functions, walk
+from rlvr.rewards import RewardContext, paid, plain_functions, walk
 from rlvr.rollout import Collected, RolloutBuffer
 from rlvr.rollout.plans import RolloutPlan
 from rlvr.selection import mixed_groups
-from rlvr.stages.base import Parts, Stage, token_weights
+from rlvr.stages.base import Stage, StageContext, token_weights
 from rlvr.stages.grpo.appended import token_after, with_token
 from rlvr.stages.grpo.build_objective import build_objective, build_penalty, warn_uncorrected
 from rlvr.stages.grpo.demonstrations import with_demonstrations
 from rlvr.stages.grpo.kl_scale import check_scale, kl_factors
-from rlvr.stages.grpo.recorded import RecordedSupply, recording_of
+from rlvr.stages.grpo.recorded import RecordedBuffer, recording_of
 from rlvr.stages.grpo.scoring import Advantages, Scoring
 from rlvr.verifiers.pool.threads import Threads
 from rlvr.verifiers.raised_verdicts import Raised
@@ -38,17 +38,17 @@ from rlvr.verifiers.raised_verdicts import Raised
 class GRPOStage(Stage):
     """Reinforcement from verified groups."""
 
-    def __init__(self, plan: StagePlan, parts: Parts, tasks: Sequence[Task], seed: int) -> None:
+    def __init__(self, plan: StagePlan, context: StageContext, tasks: Sequence[Task], seed: int) -> None:
         rollout = plan.config.rollout
         self.scoring = Scoring(plan.config)
-        self._objective = build_objective(plan, parts.shares_weights)
-        if parts.is_main:
+        self._objective = build_objective(plan, context.shares_weights)
+        if context.is_main:
             warn_uncorrected(plan.config, self._objective)
         self.penalty = build_penalty(plan.config.algorithm)
         self._penalised: dict[str, Any] = {}
         self._shows_demonstrations = any(c.loss.shows_demonstrations for c in self._objective.components)
         self._choosing = [c for c in self._objective.components if c.loss.has_weights]
-        self._appended = token_after(self._objective, parts.policy)
+        self._appended = token_after(self._objective, context.policy)
         self.advantages = Advantages(plan.config, tasks)
         check_scale(plan.config, tasks)
         if rollout.dynamic_sampling and rollout.group_size < 2:
@@ -65,22 +65,22 @@ class GRPOStage(Stage):
                 )
         if rollout.temperature == 0:
             raise ConfigError("rollout.temperature 0 gives a group of equal responses: set it above 0")
-        super().__init__(plan, parts, tasks, seed)
+        super().__init__(plan, context, tasks, seed)
         self._step = 0
         kept = list(self.pool)  # tasks that are left out are never scored
-        self.scoring.bind(kept, Setting(plan.config, kept, parts.rollout_context.same_answer))
+        self.scoring.bind(kept, RewardContext(plan.config, kept, context.rollout_context.same_answer))
         terms = self.scoring.terms
-        self.raised = Raised(plain_functions(walk(terms)), plain_functions(paid(terms)), parts.is_main)
+        self.raised = Raised(plain_functions(walk(terms)), plain_functions(paid(terms)), context.is_main)
         asked: RolloutPlan = registry.build("plan", rollout.plan)
-        parts.history.keep_answers(asked.answer_characters)
+        context.history.keep_answers(asked.answer_characters)
         asked.check(self.rollout_context_at(0), self.pool.at(0))
 
         recorded = recording_of(plan)
-        self.supply: RolloutBuffer | RecordedSupply
+        self.supply: RolloutBuffer | RecordedBuffer
         if recorded is None:
             self.supply = RolloutBuffer(
                 self.sampler,
-                parts.collector,
+                context.collector,
                 asked,
                 self.rollout_context_at,
                 rollout,
@@ -89,8 +89,8 @@ class GRPOStage(Stage):
             )
         else:
             self.samples, self.verifies = False, recorded.rescore
-            self.supply = RecordedSupply(
-                recorded, plan, parts, self.sampler, self.rollout_context_at(0), self._objective
+            self.supply = RecordedBuffer(
+                recorded, plan, context, self.sampler, self.rollout_context_at(0), self._objective
             )
 
     def collect(self, step: int) -> Collected:
@@ -146,9 +146,9 @@ class GRPOStage(Stage):
         self._trained = batch.with_own_columns()
         metrics |= self._penalised
         if self._shows_demonstrations:
-            batch = with_demonstrations(batch, self.parts)
+            batch = with_demonstrations(batch, self.context)
         if self._appended is not None:
-            batch = with_token(batch, self._appended, self.parts.policy.context)
+            batch = with_token(batch, self._appended, self.context.policy.context)
         if any(c.by_token for c in self._objective.components):
             batch.token_columns["factor/kl"] = self._kl_factors(batch) or []
         for component in self._choosing:
@@ -186,7 +186,7 @@ class GRPOStage(Stage):
 
     def _scored(self, rollouts: list[Rollout], peek: bool = False, known: dict[str, np.ndarray] | None = None) -> Batch:
         when = (self._step, self.steps)
-        return self.scoring.score(rollouts, self.parts.policy, self.parts.history, when, peek, known)
+        return self.scoring.score(rollouts, self.context.policy, self.context.history, when, peek, known)
 
     def _add_baseline(self, batch: Batch, compared: Batch) -> None:
         """The column `baseline`, the reward of the draw's baseline rollout, where there are such; NaN where there is none."""
@@ -200,12 +200,12 @@ class GRPOStage(Stage):
             assert self.reference is not None, "the trainer keeps the reference that a stage asks for"
             when, optim = (self._step, self.steps), self.config.optim
             factors = self._kl_factors(batch)
-            self._penalised = self.penalty.add(batch, self.parts.policy, self.reference, when, optim, factors)
-        self.advantages.add(batch, self.parts.policy, self._step, self.steps)
+            self._penalised = self.penalty.add(batch, self.context.policy, self.reference, when, optim, factors)
+        self.advantages.add(batch, self.context.policy, self._step, self.steps)
 
     def _kl_factors(self, batch: Batch) -> list[np.ndarray] | None:
         kl = self.config.algorithm.kl
-        return None if kl is None or kl.scale is None else kl_factors(batch, kl.scale, self.parts.policy.tokenizer)
+        return None if kl is None or kl.scale is None else kl_factors(batch, kl.scale, self.context.policy.tokenizer)
 
     def controllers(self) -> Iterator[Controller]:
         """Those of the objective, of the advantage and its modifiers, then of rewards and selection."""

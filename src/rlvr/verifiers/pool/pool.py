@@ -84,7 +84,9 @@ class VerifierPool:
         self._loop = LoopThread("verifier-pool")
         self._courier = Courier(self._loop.loop)
         self._together = Together(self._several)
-        self._guests = LoopThread("verifier-async")  # apart, so that a guest that blocks its loop stops no deadline
+        self._coroutines = LoopThread(
+            "verifier-async"
+        )  # apart, so that a coroutine that blocks its loop stops no deadline
         atexit.register(self.close)
 
     async def verify(
@@ -154,7 +156,7 @@ class VerifierPool:
         self._closed = True
         atexit.unregister(self.close)
         self._loop.submit(self._worker_groups.close()).result()
-        self._guests.stop()
+        self._coroutines.stop()
         self._loop.stop()
 
     def __enter__(self) -> VerifierPool:
@@ -204,8 +206,8 @@ class VerifierPool:
                     return verdicts
             if _is_async(verifier, job.group):
                 async with self._async_slots:
-                    guest = self._guests.submit(job.verdicts(verifier))
-                    return await self._within(asyncio.wrap_future(guest), limit, len(job.completions))
+                    call = self._coroutines.submit(job.verdicts(verifier))
+                    return await self._within(asyncio.wrap_future(call), limit, len(job.completions))
             async with self._thread_slots:
                 if self._threads.lost >= MAX_LOST:
                     raise RuntimeError(f"{self._threads.lost} earlier calls of verifiers never returned")
@@ -263,7 +265,7 @@ class VerifierPool:
             return self.verify(part, job.task, completion, token_ids=token_ids)
 
         start = time.perf_counter()
-        result = await asyncio.wrap_future(self._guests.submit(compose(job.task, completion, verify)))
+        result = await asyncio.wrap_future(self._coroutines.submit(compose(job.task, completion, verify)))
         return timed(as_verdict(result, display_name(verifier)), start)
 
     async def _within(self, work: Any, limit: float, count: int) -> list[Verdict]:

@@ -1,4 +1,4 @@
-"""Trackers as guests of a run: each in a thread of its own, behind a bounded queue.
+"""Trackers in the background of a run: each in a thread of its own, behind a bounded queue.
 
 Invariants:
 - The run only ever puts into a queue: a tracker can neither stop nor delay it, whatever it raises and however long it hangs.
@@ -30,7 +30,7 @@ TRACKERS: dict[str, Callable[..., Tracker]] = {
 """By their key in the section `logging`."""
 
 
-class Guest:
+class BackgroundTracker:
     """A tracker that is called from a thread of its own. It is a Tracker itself, whose methods return at once.
 
     `queue_size` counts steps and tables that may wait; `finish_timeout` is in seconds.
@@ -108,12 +108,12 @@ class Guest:
             logger.warning("%s failed and is switched off for this run: %s: %s", self.name, type(error).__name__, error)
 
 
-def guests(section: Any, run: str, given: Sequence[Tracker] = ()) -> list[Guest]:
-    """The trackers that the section `logging` asks for, and those `given`, as guests; `run` is the run's name.
+def background_trackers(section: Any, run: str, given: Sequence[Tracker] = ()) -> list[BackgroundTracker]:
+    """The trackers that the section `logging` asks for, and those `given`, in the background; `run` is the run's name.
 
     ConfigError where the package of one is not installed.
     """
     asked = {key: getattr(section, key) for key in TRACKERS}
     options = {key: {} if value is True else value.model_dump() for key, value in asked.items() if value is not False}
-    named = [Guest(TRACKERS[key](name=run, **chosen), key) for key, chosen in options.items()]
-    return [Guest(tracker) for tracker in given] + named
+    named = [BackgroundTracker(TRACKERS[key](name=run, **chosen), key) for key, chosen in options.items()]
+    return [BackgroundTracker(tracker) for tracker in given] + named

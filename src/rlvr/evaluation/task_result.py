@@ -1,7 +1,7 @@
 """What is kept of a task once its responses are judged, and what a set of such tasks amounts to.
 
 Invariants:
-- A `Tally` is small and does not grow with the number of samples: rollouts are let go as soon as they are tallied.
+- A `TaskResult` is small and does not grow with the number of samples: rollouts are let go as soon as they are tallied.
 - An undecided verdict (our own trouble) is no sample; it is counted. A task with none decided is left out of the means.
 """
 
@@ -23,7 +23,7 @@ Same = Callable[[str, str], bool]
 
 
 @dataclass
-class Tally:
+class TaskResult:
     """The results of one task."""
 
     id: str
@@ -62,9 +62,9 @@ class Tally:
         rollouts: Sequence[Rollout],
         ks: Sequence[int],
         same: Same = str.__eq__,
-        liked: np.ndarray | None = None,
+        ranking: np.ndarray | None = None,
     ) -> None:
-        """Take in all samples of the task; `liked` is what a scorer says of each."""
+        """Take in all samples of the task; `ranking` is a scorer's number for each, NaN where it has none."""
         self._count(rollouts)
         decided = [i for i, r in enumerate(rollouts) if r.verdict is not None and r.verdict.decided]
         verdicts = [v for i in decided if (v := rollouts[i].verdict) is not None]
@@ -74,9 +74,9 @@ class Tally:
         self.samples, self.correct = len(verdicts), sum(right)
         self.score = float(np.mean([v.score for v in verdicts]))
         self.majority = {k: majority_at_k(answers, right, k, same) for k in ks if 1 < k <= len(verdicts)}
-        if liked is not None:
+        if ranking is not None:
             scores = [float(v.score or 0.0) for v in verdicts]
-            self.best = {k: best_of_k(liked[decided], scores, k) for k in ks if 1 < k <= len(scores)}
+            self.best = {k: best_of_k(ranking[decided], scores, k) for k in ks if 1 < k <= len(scores)}
         counts = Counter(label for label in clusters(answers, same) if label is not None)
         shares = [count / counts.total() for count in counts.values()]
         self.answer_entropy = -sum(p * math.log(p) for p in shares) + 0.0 if shares else None
@@ -96,50 +96,52 @@ class Tally:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Tally:
+    def from_json(cls, row: Mapping[str, Any]) -> TaskResult:
         by_k = {name: {int(k): v for k, v in row.get(name, {}).items()} for name in ("majority", "best")}
         return cls(**{**row, **by_k})
 
 
-def tally_of(task: Task, difficulty: str = "difficulty") -> Tally:
-    """The empty tally of a task; `difficulty` is the field of its `info` that says how difficult it is."""
+def tally_of(task: Task, difficulty: str = "difficulty") -> TaskResult:
+    """The empty result of a task; `difficulty` is the field of its `info` that says how difficult it is."""
     said = task.info.get(difficulty)
-    return Tally(task.id, task.source, said if isinstance(said, (str, int, float)) else None)
+    return TaskResult(task.id, task.source, said if isinstance(said, (str, int, float)) else None)
 
 
-def values_of(tallies: Sequence[Tally], ks: Sequence[int]) -> dict[str, np.ndarray]:
+def values_of(task_results: Sequence[TaskResult], ks: Sequence[int]) -> dict[str, np.ndarray]:
     """Result -> its value for each task, NaN where it has none: greedy, mean, pass@k, maj@k, and best@k where there is one."""
 
     def column(values: Sequence[float | None]) -> np.ndarray:
         return np.asarray([math.nan if v is None else v for v in values], dtype=np.float64)
 
-    found = {"greedy": column([t.greedy for t in tallies]), "mean": column([t.score for t in tallies])}
+    found = {"greedy": column([t.greedy for t in task_results]), "mean": column([t.score for t in task_results])}
     for k in ks:
-        found[f"pass@{k}"] = column([t.pass_at(k) for t in tallies])
+        found[f"pass@{k}"] = column([t.pass_at(k) for t in task_results])
         if k > 1:  # a majority of one is a single sample
-            found[f"maj@{k}"] = column([t.majority.get(k) for t in tallies])
-            if any(t.best for t in tallies):
-                found[f"best@{k}"] = column([t.best.get(k) for t in tallies])
+            found[f"maj@{k}"] = column([t.majority.get(k) for t in task_results])
+            if any(t.best for t in task_results):
+                found[f"best@{k}"] = column([t.best.get(k) for t in task_results])
     return found
 
 
-def summary(tallies: Sequence[Tally], ks: Sequence[int], greedy: bool, samples: bool) -> dict[str, float | None]:
+def summary(
+    task_results: Sequence[TaskResult], ks: Sequence[int], greedy: bool, samples: bool
+) -> dict[str, float | None]:
     """Means over tasks, shares of responses and mean length; None where nothing is decided."""
-    means = {name: mean(values) for name, values in values_of(tallies, ks).items()}
+    means = {name: mean(values) for name, values in values_of(task_results, ks).items()}
     asked = {name: value for name, value in means.items() if (greedy if name == "greedy" else samples)}
-    responses = sum(t.responses for t in tallies)
+    responses = sum(t.responses for t in task_results)
 
     def share(count: int) -> float | None:
         return count / responses if responses else None
 
     return {
-        "tasks": len(tallies),
+        "tasks": len(task_results),
         **asked,
-        "truncated": share(sum(t.truncated for t in tallies)),
-        "unparsable": share(sum(t.unparsable for t in tallies)),
-        "undecided": share(sum(t.undecided for t in tallies)),
-        "length_mean": share(sum(t.tokens for t in tallies)),
-        **({"answer_entropy": _known_mean([t.answer_entropy for t in tallies])} if samples else {}),
+        "truncated": share(sum(t.truncated for t in task_results)),
+        "unparsable": share(sum(t.unparsable for t in task_results)),
+        "undecided": share(sum(t.undecided for t in task_results)),
+        "length_mean": share(sum(t.tokens for t in task_results)),
+        **({"answer_entropy": _known_mean([t.answer_entropy for t in task_results])} if samples else {}),
     }
 
 
