@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvr.distributed.checkpoint import Seal
+from rlvr.distributed.checkpoint import Manifest
 from rlvr.evaluate import _run_folder, main
 
 TASKS = [{"prompt": f"{k}+{k}=", "answer": str(k % 4), "id": f"t{k}", "level": 1 + k % 2} for k in range(6)]
@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
         policy.model.save_pretrained(path / name)
         policy.tokenizer.save_pretrained(path / name)
     for step in (3, 12):
-        (path / f"run/checkpoints/step-{step}/complete.json").write_text(Seal(step, 1, {}, {}, {}).text())
+        (path / f"run/checkpoints/step-{step}/complete.json").write_text(Manifest(step, 1, {}, {}, {}).text())
     (path / "run/checkpoints/step-20/model").mkdir(parents=True)  # torn
     (path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in TASKS))
     (path / "even.py").write_text(VERIFIER)
