@@ -25,7 +25,7 @@ from rlvr.errors import UserCodeError
 from rlvr.monitor.trackers import Tracker
 from rlvr.policy import Policy
 from rlvr.records import Batch
-from rlvr.rollout import Collected, Interrupted
+from rlvr.rollout import Interrupted, StepRollouts
 from rlvr.run.checkpointing import Checkpointer, Stateful
 from rlvr.run.due_evaluations import DueEvaluations
 from rlvr.run.evaluator import Evaluator
@@ -174,7 +174,7 @@ class GRPOTrainer(MovedTrainerAttributes):
             yield
         except BaseException as error:
             if self.state.version == version:
-                stage.give_back()
+                stage.roll_back()
             if isinstance(error, Interrupted):
                 return
             if self.state.version == version and not isinstance(error, KeyboardInterrupt):
@@ -189,7 +189,7 @@ class GRPOTrainer(MovedTrainerAttributes):
             self.enter(self.state.stage_number + 1)
         return self.stages[self.state.stage_number]
 
-    def _collect(self, stage: Stage) -> Collected:
+    def _collect(self, stage: Stage) -> StepRollouts:
         """The step's rollouts, which rank 0 draws and values by the user's functions. Raises Interrupted when the run is to stop."""
         collected = None
         what = f"the rollouts of step {self.state.step + 1}"
@@ -207,7 +207,7 @@ class GRPOTrainer(MovedTrainerAttributes):
             raise Interrupted
         return collected
 
-    def _score(self, stage: Stage, collected: Collected) -> tuple[Batch, dict[str, Any]]:
+    def _score(self, stage: Stage, collected: StepRollouts) -> tuple[Batch, dict[str, Any]]:
         with self.meters.phases("score"):
             self.rollouts.engine.release()  # the log-probs of a reference need memory, and are computed with its weights in place
             batch, metrics = stage.score(collected)
@@ -230,7 +230,7 @@ class GRPOTrainer(MovedTrainerAttributes):
             if stage.samples:
                 self.rollouts.publish(self.state.version, self.training)
 
-    def _record(self, stage: Stage, collected: Collected, batch: Batch, metrics: dict[str, Any]) -> None:
+    def _record(self, stage: Stage, collected: StepRollouts, batch: Batch, metrics: dict[str, Any]) -> None:
         """Count the step and record what was measured."""
         self.batch = batch
         self.recorder.record(stage, collected, batch, metrics)

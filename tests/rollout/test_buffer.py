@@ -117,7 +117,7 @@ def test_what_is_given_back_is_drawn_again_with_the_same_seeds(collector, stalen
     supply = make_supply(collector, engine.generate, staleness=staleness)
     first = supply.next(0)
     second = supply.next(1)
-    supply.give_back()
+    supply.roll_back()
     again = supply.next(1)
     assert [r.id for r in again.rollouts] == [r.id for r in second.rollouts]
     assert [r.token_ids.tolist() for r in again.rollouts] == [r.token_ids.tolist() for r in second.rollouts]
@@ -136,7 +136,7 @@ def test_a_failed_or_late_step_can_be_tried_again(collector):
     supply = make_supply(collector, generate, staleness=1, deadline=0.4)
     with pytest.raises(WaitTimeout, match=r"rollouts \(3 of 3 groups open\)"):
         supply.next(0)
-    supply.give_back()
+    supply.roll_back()
     patient.set()
     assert draws(supply.next(0).rollouts) == [0, 1, 2]
 
@@ -236,7 +236,7 @@ def test_over_sampling_loses_nothing_and_its_age_is_bounded(collector, seed, sta
         engine.version = step + 1
     owed = [number for number, _ in supply.state_dict()["owed"]]
     assert sorted(seen + owed) == list(range(len(seen) + len(owed)))
-    supply.give_back()
+    supply.roll_back()
 
 
 def test_a_group_that_was_left_over_too_long_is_sampled_again(collector):

@@ -57,7 +57,7 @@ def test_looking_at_rewards_leaves_no_trace(make_trainer):
     trainer.train(1)
     stage = trainer.stages[0]
     before = stage.scoring.components.state_dict()
-    stage.teaches(trainer.batch.rollouts)
+    stage.has_signal(trainer.batch.rollouts)
     stage.observe({})
     assert stage.scoring.components.state_dict() == before
 

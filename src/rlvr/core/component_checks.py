@@ -26,7 +26,7 @@ BASE_CLASS_NEEDED = frozenset({"sampler", "stage"})
 WITHOUT_MEMORY = frozenset({"loss", "auxiliary", "token_selector", "correction"})
 """Kinds that the metrics of a step are not shown to."""
 
-RENAMED = {"shares": "sequence_losses"}
+RENAMED = {"give_back": "roll_back", "shares": "sequence_losses"}
 """Members of components that have another name now."""
 
 SIMILAR = 0.84

@@ -25,7 +25,7 @@ from rlvr.distributed.plain import PlainBackend
 from rlvr.errors import TrainingError
 from rlvr.learner import Learner
 from rlvr.recipes.papers import Paper, Smoke
-from rlvr.rollout import Collected
+from rlvr.rollout import StepRollouts
 from rlvr.stages import Stage
 from rlvr.trainer import GRPOTrainer
 
@@ -174,7 +174,7 @@ def against_grpo(paper: Paper) -> dict[str, Difference]:
             other.policy.model.load_state_dict(own.policy.model.state_dict())
             other.enter(number)
             both = [_gradients(stage, collected, own.policy), _gradients(grpo, collected, other.policy)]
-            stage.give_back()
+            stage.roll_back()
     return {name: _difference(*(g[name] for g in both)) for name in ("on-policy", "moved")}
 
 
@@ -189,7 +189,7 @@ def _plain_stage(stage: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in stage.items() if key in sizes}
 
 
-def _gradients(stage: Stage, collected: Collected, policy: Any) -> dict[str, np.ndarray]:
+def _gradients(stage: Stage, collected: StepRollouts, policy: Any) -> dict[str, np.ndarray]:
     batch, _ = stage.score(copy.deepcopy(collected))
     optim = stage.config.optim.model_copy(update={"updates_per_batch": 1, "epochs_per_batch": 2, "max_grad_norm": 1e9})
     objective, found = stage.objective().at(0, stage.steps), {}

@@ -1,7 +1,7 @@
 """Rollouts: engines that sample, plans that say what a group is made of, and the collector that runs them."""
 
 from rlvr.core.moved import renamed
-from rlvr.rollout.buffer import Collected, Collector, Interrupted, RolloutBuffer
+from rlvr.rollout.buffer import Collector, Interrupted, RolloutBuffer, StepRollouts
 from rlvr.rollout.engine import Bucket, Completion, Engine, Published, Request, Sampling
 from rlvr.rollout.hf import HFEngine, HFEngineOptions
 from rlvr.rollout.plans import (
@@ -23,7 +23,6 @@ from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions
 __all__ = [
     "Activity",
     "Bucket",
-    "Collected",
     "Collector",
     "Completion",
     "Draw",
@@ -39,6 +38,7 @@ __all__ = [
     "RolloutContext",
     "RolloutPlan",
     "Sampling",
+    "StepRollouts",
     "Turns",
     "VLLMOptions",
     "VLLMServerOptions",
@@ -50,4 +50,4 @@ __all__ = [
 ]
 
 
-__getattr__ = renamed(__name__, {"Means": "RolloutContext", "Supply": "RolloutBuffer"})
+__getattr__ = renamed(__name__, {"Collected": "StepRollouts", "Means": "RolloutContext", "Supply": "RolloutBuffer"})

@@ -171,7 +171,7 @@ Group = tuple[Draw, list[Rollout]]
 
 
 @dataclass
-class Collected:
+class StepRollouts:
     """What a step got."""
 
     rollouts: list[Rollout]
@@ -233,10 +233,10 @@ class RolloutBuffer:
         self._prefetched: deque[_Batch] = deque()
         self._taken: list[Draw] = []
 
-    def next(self, step: int) -> Collected:
+    def next(self, step: int) -> StepRollouts:
         """The groups of `step`, after those of the steps behind it were started.
 
-        Raises WaitTimeout, Interrupted, and what a plan raised; `give_back` then makes the draws available again.
+        Raises WaitTimeout, Interrupted, and what a plan raised; `roll_back` then makes the draws available again.
         """
         self._taken = []  # those of the step before were trained
         begun = self._prefetched[-1].step + 1 if self._prefetched else step
@@ -251,9 +251,9 @@ class RolloutBuffer:
             ready = sum(b.watch.groups - b.watch.open for b in self._prefetched) + len(self._surplus)
         waited = time.perf_counter() - start
         verifying = min(waited, max(0.0, batch.finished_at - batch.sampled_at))
-        return Collected(_rollouts(kept), _rollouts(dropped), verifying, ready)
+        return StepRollouts(_rollouts(kept), _rollouts(dropped), verifying, ready)
 
-    def give_back(self) -> None:
+    def roll_back(self) -> None:
         """End what is under way; its draws, and those of the step last taken, are the next to be drawn."""
         for batch in self._prefetched:
             assert batch.work is not None

@@ -19,7 +19,7 @@ from rlvr.monitor.recording import columns_of, ranges, read_recorded, recorded_c
 from rlvr.policy import Policy
 from rlvr.records import Rollout
 from rlvr.registry import register
-from rlvr.rollout.buffer import Collected
+from rlvr.rollout.buffer import StepRollouts
 from rlvr.rollout.engine import EngineFactory, InFlight
 from rlvr.rollout.hf import HFEngine, HFEngineOptions
 
@@ -78,7 +78,7 @@ class Recording:
         if first <= last:
             self._check_tokenizer(self._files[first])
 
-    def read(self, step: int) -> Collected:
+    def read(self, step: int) -> StepRollouts:
         """What was collected for a step. DataError, with file and line, for what cannot be trained on."""
         path = self._files[step]
         rows = [row for row in read_recorded(path) if row.use != "added"]
@@ -90,7 +90,7 @@ class Recording:
         if not kept:
             raise DataError(f"{path} holds no rollout that trained: leave this step and those after it out (run.steps)")
         columns = columns_of([row.scored for row in [*kept, *dropped]])
-        return Collected([r.rollout for r in kept], [r.rollout for r in dropped], ready=0, columns=columns)
+        return StepRollouts([r.rollout for r in kept], [r.rollout for r in dropped], ready=0, columns=columns)
 
     def _problem(self, rollout: Rollout) -> str | None:
         """Why the policy cannot train on a rollout; None where it can."""

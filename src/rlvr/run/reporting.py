@@ -18,7 +18,7 @@ from rlvr.monitor.profile import StepProfiler
 from rlvr.monitor.rollout_log import RolloutLog
 from rlvr.monitor.trackers import Tracker
 from rlvr.records import Batch
-from rlvr.rollout import Collected
+from rlvr.rollout import StepRollouts
 from rlvr.run.run_folder import RunFolder
 
 
@@ -55,7 +55,7 @@ class Reporting:
         finally:
             self.console.finish()
 
-    def rollouts(self, step: int, batch: Batch, collected: Collected) -> None:
+    def rollouts(self, step: int, batch: Batch, collected: StepRollouts) -> None:
         """Begin to record the rollouts of a step that was counted. TrainingError where the run folder is no longer the run's."""
         if self.is_main:
             self.folder.check_held()  # before anything is written

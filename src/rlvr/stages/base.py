@@ -26,7 +26,7 @@ from rlvr.errors import ConfigError, DataError
 from rlvr.losses import Objective
 from rlvr.policy import Policy, Snapshot, check_packing
 from rlvr.records import Batch, Rollout, Task
-from rlvr.rollout import Collected, Collector, RolloutContext, Sampling
+from rlvr.rollout import Collector, RolloutContext, Sampling, StepRollouts
 
 
 @dataclass
@@ -122,19 +122,19 @@ class Stage(Component):
         return dataclasses.replace(self.context.rollout_context, sampling=sampling_of(self, step))
 
     @abstractmethod
-    def collect(self, step: int) -> Collected:
+    def collect(self, step: int) -> StepRollouts:
         """The rollouts of `step` of the stage. Raises Interrupted when the run is to stop."""
 
     @abstractmethod
-    def give_back(self) -> None:
+    def roll_back(self) -> None:
         """Take the draws of the step last collected for not trained, and end what is being collected."""
 
-    def call_functions(self, collected: Collected) -> None:
+    def call_functions(self, collected: StepRollouts) -> None:
         """Call the user's functions of one rollout or group for what was collected. On rank 0 alone, since they may be random or
         paid for; the other ranks get the values with the rollouts."""
 
     @abstractmethod
-    def score(self, collected: Collected) -> tuple[Batch, dict[str, Any]]:
+    def score(self, collected: StepRollouts) -> tuple[Batch, dict[str, Any]]:
         """The batch that trains, with its columns, and metrics that scoring gave."""
 
     def metrics_of_scoring(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from rlvr.losses.tokens import Average
 from rlvr.monitor.batch import batch_metrics
 from rlvr.records import Batch, Origin, Task
 from rlvr.registry import register
-from rlvr.rollout import Collected
+from rlvr.rollout import StepRollouts
 from rlvr.stages.base import Stage, StageContext, token_weights
 from rlvr.stages.grpo.demonstrations import demonstration
 
@@ -73,17 +73,17 @@ class SFTStage(Stage):
                     "demonstration: give it a number"
                 )
 
-    def collect(self, step: int) -> Collected:
+    def collect(self, step: int) -> StepRollouts:
         """The demonstrations of the next tasks, as rollouts that nobody sampled."""
         self._before = self.sampler.state_dict()
         draws = self.sampler.next(self.config.rollout.prompts_per_step)
-        return Collected([demonstration(draw.task, self.context, str(draw.number)) for draw in draws])
+        return StepRollouts([demonstration(draw.task, self.context, str(draw.number)) for draw in draws])
 
-    def give_back(self) -> None:
+    def roll_back(self) -> None:
         """Draw the same tasks again."""
         self.sampler.load_state_dict(self._before)
 
-    def score(self, collected: Collected) -> tuple[Batch, dict[str, Any]]:
+    def score(self, collected: StepRollouts) -> tuple[Batch, dict[str, Any]]:
         """Weight 1, or that of its source, on every token of a demonstration."""
         batch = Batch(collected.rollouts)
         everyone = np.ones(len(batch), dtype=bool)

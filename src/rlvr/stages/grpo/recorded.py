@@ -19,7 +19,7 @@ from rlvr.errors import ConfigError
 from rlvr.losses import Objective
 from rlvr.monitor.recording import recorded_config
 from rlvr.records import Rollout
-from rlvr.rollout import Collected, RolloutContext
+from rlvr.rollout import RolloutContext, StepRollouts
 from rlvr.rollout.recorded import RecordedOptions, Recording
 from rlvr.stages.base import StageContext
 from rlvr.verifiers.pool import verify_again
@@ -58,7 +58,7 @@ class RecordedBuffer:
         self.collector = context.collector
         self._before = sampler.state_dict()
 
-    def next(self, step: int) -> Collected:
+    def next(self, step: int) -> StepRollouts:
         """What was recorded at `step` of the stage. DataError, with file and line, for what cannot be trained on."""
         self._before = self.sampler.state_dict()
         collected = self.recording.read(self.plan.before + step + 1)
@@ -71,7 +71,7 @@ class RecordedBuffer:
             collected.columns = None
         return collected
 
-    def give_back(self) -> None:
+    def roll_back(self) -> None:
         """The step last read is the next to be read."""
         self.sampler.load_state_dict(self._before)
 

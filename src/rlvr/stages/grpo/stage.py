@@ -20,7 +20,7 @@ from rlvr.monitor.batch import advantage_metrics, batch_metrics
 from rlvr.records import BASELINE, Batch, Origin, Rollout, Task
 from rlvr.registry import register
 from rlvr.rewards import RewardContext, paid, plain_functions, walk
-from rlvr.rollout import Collected, RolloutBuffer
+from rlvr.rollout import RolloutBuffer, StepRollouts
 from rlvr.rollout.plans import RolloutPlan
 from rlvr.selection import mixed_groups
 from rlvr.stages.base import Stage, StageContext, token_weights
@@ -93,19 +93,19 @@ class GRPOStage(Stage):
                 recorded, plan, context, self.sampler, self.rollout_context_at(0), self._objective
             )
 
-    def collect(self, step: int) -> Collected:
+    def collect(self, step: int) -> StepRollouts:
         """Groups of verified responses."""
         self._step = step
         return self.supply.next(step)
 
-    def call_functions(self, collected: Collected) -> None:
+    def call_functions(self, collected: StepRollouts) -> None:
         """Value what was collected by the plain functions among the rewards, unless its rewards were recorded."""
         if collected.columns is None:
             self._call_plain([*collected.rollouts, *collected.dropped])
 
-    def give_back(self) -> None:
+    def roll_back(self) -> None:
         """The draws of the step last collected, and of those being collected, are the next to be drawn."""
-        self.supply.give_back()
+        self.supply.roll_back()
 
     def draws_state(self) -> dict[str, Any]:
         """The sampler, and what was drawn ahead of training."""
@@ -115,7 +115,7 @@ class GRPOStage(Stage):
         """Go on drawing where the state was taken."""
         self.supply.load_state_dict(state)
 
-    def teaches(self, rollouts: list[Rollout]) -> bool:
+    def has_signal(self, rollouts: list[Rollout]) -> bool:
         """Whether the rewards of any group among the rollouts of one draw differ. Values its baseline too, so that the thread
         that trains has no function left to call."""
         self._call_plain(rollouts)
@@ -123,10 +123,10 @@ class GRPOStage(Stage):
         return len(mixed_groups(self._scored(trained, peek=True))) > 0
 
     async def _teaches_aside(self, rollouts: list[Rollout]) -> bool:
-        """Call `teaches` on a thread of its own, because a slow reward function would hold up the loop that samples."""
-        return await Threads("rlvr-rewards").call(lambda: self.teaches(rollouts))
+        """Call `has_signal` on a thread of its own, because a slow reward function would hold up the loop that samples."""
+        return await Threads("rlvr-rewards").call(lambda: self.has_signal(rollouts))
 
-    def score(self, collected: Collected) -> tuple[Batch, dict[str, Any]]:
+    def score(self, collected: StepRollouts) -> tuple[Batch, dict[str, Any]]:
         """Rewards, selection, advantages and weights."""
         everything, compared = self._scored_all(collected)
         self._sampled = everything.with_own_columns()
@@ -159,7 +159,7 @@ class GRPOStage(Stage):
         """Metrics of all that was sampled, and of the advantages of what trains."""
         return batch_metrics(self._sampled) | advantage_metrics(self._trained)
 
-    def _scored_all(self, collected: Collected) -> tuple[Batch, Batch]:
+    def _scored_all(self, collected: StepRollouts) -> tuple[Batch, Batch]:
         """(all that was sampled, what it is compared with) with their reward columns, which `collected` keeps."""
         everyone, known = [*collected.rollouts, *collected.dropped], collected.columns
         sampled = np.asarray([r.role != BASELINE for r in everyone], dtype=bool)
