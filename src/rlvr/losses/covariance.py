@@ -122,9 +122,9 @@ class KLCovLoss(Loss):
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
         assert tokens.chosen is not None
-        gap = log_ratio(tokens)
-        penalty = float(self.coef) * tokens.chosen * gap.abs()
-        value = unclipped(gap, tokens.advantage).value - penalty
-        ratio = gap.detach().exp()
+        log_ratios = log_ratio(tokens)
+        penalty = float(self.coef) * tokens.chosen * log_ratios.abs()
+        value = unclipped(log_ratios, tokens.advantage).value - penalty
+        ratio = log_ratios.detach().exp()
         metrics = {"ratio/mean": ratio, "ratio/max": ratio, "tokens/chosen": tokens.chosen}
         return LossTerm(-tokens.average(value, self.average, over), metrics)

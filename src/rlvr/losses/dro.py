@@ -30,7 +30,7 @@ class QuadraticPenaltyLoss(Loss):
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", PROXIMAL)})
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
-        gap = tokens.logprobs - tokens.proximal_logprobs
-        value = tokens.advantage * tokens.logprobs - 0.5 * float(self.beta) * gap.square()
-        ratio = gap.detach().exp()
+        log_ratio = tokens.logprobs - tokens.proximal_logprobs
+        value = tokens.advantage * tokens.logprobs - 0.5 * float(self.beta) * log_ratio.square()
+        ratio = log_ratio.detach().exp()
         return LossTerm(-tokens.average(value, self.average, over), {"ratio/mean": ratio, "ratio/max": ratio})

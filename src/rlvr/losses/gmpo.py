@@ -40,12 +40,12 @@ class GeometricMeanLoss(Loss):
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
         low, high = float(self.clip_low), float(self.clip_high)
-        gap, advantage = tokens.logprobs - tokens.proximal_logprobs, tokens.advantage
+        log_ratio, advantage = tokens.logprobs - tokens.proximal_logprobs, tokens.advantage
         sign = advantage.sign()
-        clipped = sign * torch.minimum(sign * gap, sign * gap.clamp(-low, high))
+        clipped = sign * torch.minimum(sign * log_ratio, sign * log_ratio.clamp(-low, high))
         ratio = tokens.mean_by_sequence(clipped)[tokens.sequence].exp()
         value = tokens.mean_by_sequence(advantage)[tokens.sequence] * ratio
-        plain = gap.detach()
+        plain = log_ratio.detach()
         metrics = {
             "ratio/mean": ratio.detach(),
             "ratio/max": ratio.detach(),

@@ -44,8 +44,8 @@ class SecondMomentLoss(Loss):
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
         assert tokens.chosen is not None
         out = tokens.chosen > 0
-        gap = log_ratio(tokens)
-        value = gap.masked_fill(out, 0.0).exp() * tokens.advantage.masked_fill(out, 0.0)
-        ratio = gap.detach().exp()
+        log_ratios = log_ratio(tokens)
+        value = log_ratios.masked_fill(out, 0.0).exp() * tokens.advantage.masked_fill(out, 0.0)
+        ratio = log_ratios.detach().exp()
         metrics = {"ratio/mean": ratio, "ratio/max": ratio, "tokens/chosen": tokens.chosen}
         return LossTerm(-tokens.average(value, self.average, over), metrics)

@@ -25,7 +25,7 @@ Pairs = Literal["all", "extremes"]
 
 @dataclass(frozen=True)
 class PairLoss(SequenceLoss):
-    """A mean over pairs (better, worse) of a function of the gap between their log-ratios, half of it each one's share."""
+    """A mean over pairs (better, worse) of a function of the margin between their log-ratios, half of it each one's share."""
 
     beta: Scalar = 0.1
     """Weight of staying near the reference, above 0."""
@@ -37,33 +37,33 @@ class PairLoss(SequenceLoss):
     needs = frozenset({Need("logprobs", grad=True), Need("logprobs", REFERENCE)})
 
     @abstractmethod
-    def of_gap(self, gap: torch.Tensor) -> torch.Tensor:
+    def of_margin(self, margin: torch.Tensor) -> torch.Tensor:
         """The loss of each pair [N] from log pi / pi_reference of the better minus that of the worse."""
 
     def sequence_losses(self, sequences: SequenceBatch) -> torch.Tensor:
         """See SequenceLoss."""
         better, worse = sequences.pairs() if self.pairs == "all" else extremes(sequences)
         ratio = sequences.logprobs - sequences.reference
-        loss = self.of_gap(ratio[better] - ratio[worse]) / max(1, len(better)) / 2
+        loss = self.of_margin(ratio[better] - ratio[worse]) / max(1, len(better)) / 2
         return torch.zeros_like(ratio).index_add(0, better, loss).index_add(0, worse, loss)
 
 
 @register("auxiliary", "dpo")
 @dataclass(frozen=True)
 class DPO(PairLoss):
-    """-log sigmoid(beta gap): direct preference optimisation (Rafailov et al. 2023, eq. 7) on the group's own pairs."""
+    """-log sigmoid(beta margin): direct preference optimisation (Rafailov et al. 2023, eq. 7) on the group's own pairs."""
 
-    def of_gap(self, gap: torch.Tensor) -> torch.Tensor:
-        return -logsigmoid(float(self.beta) * gap)
+    def of_margin(self, margin: torch.Tensor) -> torch.Tensor:
+        return -logsigmoid(float(self.beta) * margin)
 
 
 @register("auxiliary", "ipo")
 @dataclass(frozen=True)
 class IPO(PairLoss):
-    """(gap - 1 / (2 beta))^2: identity preference optimisation (Azar et al. 2023, eq. 17) on the group's own pairs."""
+    """(margin - 1 / (2 beta))^2: identity preference optimisation (Azar et al. 2023, eq. 17) on the group's own pairs."""
 
-    def of_gap(self, gap: torch.Tensor) -> torch.Tensor:
-        return (gap - 1 / (2 * float(self.beta))).square()
+    def of_margin(self, margin: torch.Tensor) -> torch.Tensor:
+        return (margin - 1 / (2 * float(self.beta))).square()
 
 
 @register("auxiliary", "kto")

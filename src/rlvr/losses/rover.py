@@ -45,10 +45,10 @@ class RandomPolicyValueLoss(Loss):
         )
         following = scale * next_of_sequence((now - before).detach(), tokens.sequence)
         target = tokens.advantage + float(self.beta) * following
-        gap = tokens.logprobs - tokens.proximal_logprobs
-        ratio = gap.detach().exp()
+        log_ratio = tokens.logprobs - tokens.proximal_logprobs
+        ratio = log_ratio.detach().exp()
         metrics = {"ratio/mean": ratio, "ratio/max": ratio}
-        return LossTerm(tokens.average((scale * gap - target).square(), self.average, over), metrics)
+        return LossTerm(tokens.average((scale * log_ratio - target).square(), self.average, over), metrics)
 
 
 def next_of_sequence(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:

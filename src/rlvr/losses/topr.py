@@ -41,8 +41,8 @@ class TaperedLoss(Loss):
     zero_without_advantage = True
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
-        gap = tokens.logprobs.detach() - tokens.behaviour_logprobs
-        ratio = tokens.sum_by_sequence(gap)[tokens.sequence].clamp_max(30.0).exp()
+        log_ratio = tokens.logprobs.detach() - tokens.behaviour_logprobs
+        ratio = tokens.sum_by_sequence(log_ratio)[tokens.sequence].clamp_max(30.0).exp()
         bounds = [float(v) for v in (self.positive_low, self.positive_high, self.negative_low, self.negative_high)]
         weight = torch.where(tokens.advantage >= 0, ratio.clamp(*bounds[:2]), ratio.clamp(*bounds[2:]))
         metrics = {"ratio/mean": ratio, "ratio/max": ratio}

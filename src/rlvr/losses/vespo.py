@@ -45,10 +45,10 @@ class GammaWeightedLoss(Loss):
     zero_without_advantage = True
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
-        gap = log_ratio(tokens, bound=20.0).detach()
+        log_ratios = log_ratio(tokens, bound=20.0).detach()
         if tokens.importance is not None:
-            gap = gap + tokens.importance.log().clamp(LEAST, MOST)
-        log_w = tokens.sum_by_sequence(gap)[tokens.sequence].clamp(LEAST, MOST)
+            log_ratios = log_ratios + tokens.importance.log().clamp(LEAST, MOST)
+        log_w = tokens.sum_by_sequence(log_ratios)[tokens.sequence].clamp(LEAST, MOST)
         w, up = log_w.exp(), tokens.advantage >= 0
         k = torch.full_like(w, float(self.power_negative)).masked_fill(up, float(self.power_positive))
         decay = torch.full_like(w, float(self.decay_negative)).masked_fill(up, float(self.decay_positive))

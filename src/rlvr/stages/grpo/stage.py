@@ -85,7 +85,7 @@ class GRPOStage(Stage):
                 self.rollout_context_at,
                 rollout,
                 plan.allowed,
-                self._teaches_aside,
+                self._has_signal_aside,
             )
         else:
             self.samples, self.verifies = False, recorded.rescore
@@ -122,7 +122,7 @@ class GRPOStage(Stage):
         trained = [r.as_trained() for r in rollouts if r.role != BASELINE]
         return len(mixed_groups(self._scored(trained, peek=True))) > 0
 
-    async def _teaches_aside(self, rollouts: list[Rollout]) -> bool:
+    async def _has_signal_aside(self, rollouts: list[Rollout]) -> bool:
         """Call `has_signal` on a thread of its own, because a slow reward function would hold up the loop that samples."""
         return await Threads("rlvr-rewards").call(lambda: self.has_signal(rollouts))
 
