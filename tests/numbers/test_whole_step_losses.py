@@ -10,7 +10,7 @@ import loss_oracles as oracle
 import numpy as np
 import pytest
 import torch
-from number_oracles import double, finite_differences, gradient_of, margin, token_statistics
+from number_oracles import double, finite_differences, gap, gradient_of, token_statistics
 
 from rlvr.config import OptimConfig
 from rlvr.errors import TrainingError
@@ -314,7 +314,7 @@ def test_the_gradient_does_not_depend_on_the_cut(steps, name):
     for options in ({"micro_batch_size": 1}, {"micro_batch_tokens": 30, "packing": True}):
         cut, again = steps.gradients(objective, **epochs, **options)
         for left, right in zip(cut, whole, strict=True):
-            assert margin(left, right) < 1e-5, options
+            assert gap(left, right) < 1e-5, options
         for key in (k for k in metrics if k.startswith("loss/")):
             assert again[key] == pytest.approx(metrics[key], rel=1e-4, abs=1e-6), key
 
@@ -350,7 +350,7 @@ def test_the_gradient_of_a_loss_of_responses_is_that_of_the_float64_model(steps,
     weights = Objective((ObjectiveTerm("policy", loss, "policy"),))
     for options in CUTS:
         (gradient,), metrics = steps.gradients(weights, **options)
-        assert margin(gradient, want) < 1e-5, options
+        assert gap(gradient, want) < 1e-5, options
         assert metrics["loss/policy"] == pytest.approx(wanted(values, s), rel=1e-5)
 
 
@@ -376,14 +376,14 @@ def test_inverse_soft_q_is_that_of_the_float64_model(steps, penalty, discount):
     objective = Objective((ObjectiveTerm("td", InverseSoftQ(penalty, discount), "policy"),))
     for options in CUTS:
         (gradient,), metrics = steps.gradients(objective, **options)
-        assert margin(gradient, want) < 1e-5, options
+        assert gap(gradient, want) < 1e-5, options
         assert metrics["loss/td"] == pytest.approx(float(value.detach()), rel=1e-5)
 
 
 def test_inverse_soft_q_without_a_penalty_is_the_likelihood(steps):
     plain = steps.gradients(Objective((ObjectiveTerm("td", LikelihoodLoss(), "policy"),)))[0][0]
     own = steps.gradients(Objective((ObjectiveTerm("td", InverseSoftQ(0.0), "policy"),)))[0][0]
-    assert margin(own, plain) < 1e-6
+    assert gap(own, plain) < 1e-6
 
 
 def test_factors_of_tokens_multiply_a_coefficient(steps):
@@ -400,12 +400,12 @@ def test_factors_of_tokens_multiply_a_coefficient(steps):
     kl = ObjectiveTerm("kl", KLPenalty(k3, "tokens"), "policy", by_token=True)
     for options in CUTS:
         (gradient,), metrics = steps.gradients(Objective((kl,)), **options)
-        assert margin(gradient, want) < 1e-5
+        assert gap(gradient, want) < 1e-5
         assert metrics["loss/kl"] == pytest.approx(float(value.detach()), rel=1e-5)
     steps.batch.token_columns["factor/kl"] = [np.full(len(f), 2.5, np.float32) for f in factors]
     twice = steps.gradients(Objective((kl,)))[0][0]
     plain = steps.gradients(Objective((dataclasses.replace(kl, by_token=False),)))[0][0]
-    assert margin(twice, 2.5 * plain) < 1e-6
+    assert gap(twice, 2.5 * plain) < 1e-6
 
 
 def test_the_average_over_groups(steps):
@@ -423,7 +423,7 @@ def test_the_average_over_groups(steps):
     want = gradient_of(steps.model, value)
     for options in CUTS:
         (gradient,), metrics = steps.gradients(Objective((component(Reinforce(average="groups")),)), **options)
-        assert margin(gradient, want) < 1e-5
+        assert gap(gradient, want) < 1e-5
         assert metrics["loss/policy"] == pytest.approx(float(value.detach()), rel=1e-4, abs=1e-6)
 
 
@@ -441,11 +441,11 @@ def test_top_entropy_in_the_learner(steps):
     objective = Objective((component(ClippedPolicyLoss(average="tokens"), keep=(TopEntropy(0.3),)),))
     for options in CUTS:
         (gradient,), metrics = steps.gradients(objective, **options)
-        assert margin(gradient, want) < 1e-5
+        assert gap(gradient, want) < 1e-5
         assert 0.1 < metrics["tokens/kept"] < 0.5
     everything = Objective((component(ClippedPolicyLoss(average="tokens"), keep=(TopEntropy(1.0),)),))
     plain = Objective((component(ClippedPolicyLoss(average="tokens")),))
-    assert margin(steps.gradients(everything)[0][0], steps.gradients(plain)[0][0]) < 1e-7
+    assert gap(steps.gradients(everything)[0][0], steps.gradients(plain)[0][0]) < 1e-7
 
 
 def test_only_who_asks_pays_for_the_extra_pass(steps, monkeypatch):
@@ -469,11 +469,11 @@ def test_only_who_asks_pays_for_the_extra_pass(steps, monkeypatch):
 def test_rover_recalls_the_policy_that_the_update_began_with(steps):
     """On later steps its ratio is to that policy, so while the policy stands still every step is the first one."""
     first, second = steps.gradients(Objective((component(RandomPolicyValueLoss()),)), epochs_per_batch=2)[0]
-    assert margin(second, first) < 1e-5
+    assert gap(second, first) < 1e-5
     assert "mean_logit/proximal" in steps.batch.token_columns
     advantages = Objective((component(Reinforce()),))
     ours, plain = (steps.gradients(o)[0][0] for o in (Objective((component(RandomPolicyValueLoss()),)), advantages))
-    assert margin(ours, 2 * plain) < 1e-5
+    assert gap(ours, 2 * plain) < 1e-5
 
 
 def test_unknown_behaviour_is_refused_where_it_is_read(steps):
@@ -531,4 +531,4 @@ def test_likelihood_of_chosen_responses(steps):
         loss = ChosenLikelihood(weigh=weigh)
         for options in CUTS:
             (gradient,), _ = steps.gradients(Objective((ObjectiveTerm("likelihood", loss, "likelihood"),)), **options)
-            assert margin(gradient, want) < 1e-5
+            assert gap(gradient, want) < 1e-5
