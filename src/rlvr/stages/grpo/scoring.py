@@ -78,7 +78,7 @@ class Scoring:
         self._reads = _reads_of(self.terms)
 
     @staticmethod
-    def _bound(name: str, selector: Selector, setting: Setting) -> Selector:
+    def _bound(name: str, selector: Selector, setting: RewardContext) -> Selector:
         bound: Any = selector.bind(setting)
         if not isinstance(bound, Selector):
             raise ConfigError(f"algorithm.select: `bind` of {name!r} returned {bound!r}: it has to return the selector")
