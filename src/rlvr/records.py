@@ -306,7 +306,8 @@ class Rollout:
         first = int(written[0]) if len(written) else len(self)
         while first < len(self) and self.origin[first] == Origin.HINT:
             first += 1
-        context, tail = np.asarray(self.trained_context, dtype=np.int64), slice(first, None)
+        context = np.asarray(self.trained_context, dtype=np.int64)
+        tail = slice(first, None)
 
         def join(head: Any, values: np.ndarray) -> np.ndarray:
             return np.concatenate([np.full(len(context), head, dtype=values.dtype), values[tail]])

@@ -38,7 +38,8 @@ def make_batch(rewards: Sequence[Sequence[float | None]], lengths: Sequence[Sequ
 
     `lengths` are the completions' tokens (3 for all by default); the texts are letters.
     """
-    rollouts, column = [], []
+    rollouts = []
+    column = []
     for group, of_group in enumerate(rewards):
         task = Task(id=f"task{group}", prompt="?", answer="1")
         for member, reward in enumerate(of_group):
@@ -328,6 +329,7 @@ def _same(found: Sequence[Any], wanted: Sequence[Any], otherwise: str) -> None:
 def _joined(first: Batch, second: Batch) -> Batch:
     """Both batches, the second one's groups and rollouts under other names."""
     for rollout in second.rollouts:
-        rollout.group, rollout.id = f"more{rollout.group}", f"more{rollout.id}"
+        rollout.group = f"more{rollout.group}"
+        rollout.id = f"more{rollout.id}"
     columns = {name: np.concatenate([first.columns[name], second.columns[name]]) for name in first.columns}
     return Batch([*first.rollouts, *second.rollouts], columns)

@@ -54,7 +54,8 @@ class Blend(Modifier):
         share = float(self.share)
         if share == 0:
             return advantage
-        values, groups = np.where(decided(batch), batch.column(f"reward/{self.of}"), np.nan), batch.group_index()
+        values = np.where(decided(batch), batch.column(f"reward/{self.of}"), np.nan)
+        groups = batch.group_index()
         own = group_advantage(values, groups, "mean", "std", self.epsilon)
         known = np.isfinite(values)
         spread = np.zeros(int(groups.max(initial=-1)) + 1)

@@ -38,16 +38,20 @@ class Conditional(Advantage):
         return frozenset({Need("entropy")} if self.metric == "entropy" else ())
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        rewards, metric = batch.column("reward"), self._metric(batch)
+        rewards = batch.column("reward")
+        metric = self._metric(batch)
         member = np.asarray([r.member for r in batch.rollouts], dtype=np.int64)
-        result, mix = np.zeros(len(batch)), float(self.mix)
+        result = np.zeros(len(batch))
+        mix = float(self.mix)
         for group in batch.groups():
             index = group.index[np.isfinite(rewards[group.index])]
             index = index[np.lexsort((member[index], metric[index]))]
-            r, half = rewards[index], len(index) // 2
+            r = rewards[index]
+            half = len(index) // 2
             if half == 0 or r.min() == r.max():
                 continue
-            low, high = r[:half].mean(), r[half:].mean()
+            low = r[:half].mean()
+            high = r[half:].mean()
             upper = np.arange(len(index)) >= half
             result[index] = r - np.where(upper, mix * low + (1 - mix) * high, mix * high + (1 - mix) * low)
         return result

@@ -41,9 +41,11 @@ class Consistency(Advantage):
     smallest_group: ClassVar = 2
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        rewards, groups = batch.column("reward"), batch.group_index()
+        rewards = batch.column("reward")
+        groups = batch.group_index()
         local = group_advantage(rewards, groups, epsilon=self.epsilon, unbiased=True)
-        result, on = np.zeros(len(batch)), np.isfinite(rewards)
+        result = np.zeros(len(batch))
+        on = np.isfinite(rewards)
         if not on.any():
             return result
         g = np.unique(groups[on], return_inverse=True)[1]
@@ -51,7 +53,8 @@ class Consistency(Advantage):
         answers = [answers[i] for i in np.flatnonzero(on)]
         members = np.split(np.argsort(g, kind="stable"), np.cumsum(np.bincount(g))[:-1])
         entropy = np.asarray([_entropy([answers[i] for i in index]) for index in members])
-        rates, size = means(rewards[on], g), np.bincount(g)
+        rates = means(rewards[on], g)
+        size = np.bincount(g)
         if self.agreement:
             rates = rates * (1 - (1 - 1 / size) * entropy / np.log2(np.maximum(size, 2)))
         spread = std(rates, unbiased=True)

@@ -117,7 +117,8 @@ class Confidence(Modifier):
 
 def _within(tokens: Tokens, values: np.ndarray, live: np.ndarray) -> np.ndarray:
     """Values of live tokens brought to [0, 1] within their response, 0 where all are the same; other tokens 0."""
-    low, high = np.full(len(tokens.sizes), np.inf), np.full(len(tokens.sizes), -np.inf)
+    low = np.full(len(tokens.sizes), np.inf)
+    high = np.full(len(tokens.sizes), -np.inf)
     np.minimum.at(low, tokens.rollout[live], values[live])
     np.maximum.at(high, tokens.rollout[live], values[live])
     spread = np.where(high > low, high - low, 1.0)

@@ -62,7 +62,8 @@ def std(values: np.ndarray, weights: np.ndarray | None = None, unbiased: bool = 
 def same(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """bool [G]: whether all values of a group are the same number; a group without members counts as one."""
     size = int(groups.max()) + 1 if len(groups) else 0
-    low, high = np.full(size, np.inf), np.full(size, -np.inf)
+    low = np.full(size, np.inf)
+    high = np.full(size, -np.inf)
     np.minimum.at(low, groups, values)
     np.maximum.at(high, groups, values)
     return low >= high
@@ -225,7 +226,8 @@ class GroupAdvantage(Advantage):
             )
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        groups, given = batch.group_index(), None
+        groups = batch.group_index()
+        given = None
         lengths = Tokens.of(batch).lengths if self.baseline == "length_weighted" else None
         if str(self.baseline) in GIVEN:
             given = batch.column(GIVEN[str(self.baseline)])
@@ -254,13 +256,15 @@ def group_advantage(
     `lengths` [B] are what `length_weighted` weighs with; `given` [B] are the baselines greedy, reference and history.
     """
     rewards = np.asarray(rewards, dtype=np.float64)
-    result, decided = np.zeros(len(rewards)), np.isfinite(rewards)
+    result = np.zeros(len(rewards))
+    decided = np.isfinite(rewards)
     if baseline in ("greedy", "reference"):
         assert given is not None, f"the baseline {baseline!r} is not given"
         decided &= np.isfinite(given)
     if not decided.any():
         return result
-    r, g = rewards[decided], groups[decided]
+    r = rewards[decided]
+    g = groups[decided]
     advantage = _centred(r, g, baseline, *(None if x is None else x[decided] for x in (lengths, given)))
     if scale == "std":
         flat = same(r, g)

@@ -30,7 +30,8 @@ class Clip(Modifier):
     """The largest; null: no bound."""
 
     def __post_init__(self) -> None:
-        low, high = self.low, self.high
+        low = self.low
+        high = self.high
         if (isinstance(low, (int, float)) and low > 0) or (isinstance(high, (int, float)) and high < 0):
             raise ValueError(f"the bounds [{low}, {high}] must hold 0, the advantage of undecided responses")
 
@@ -59,7 +60,8 @@ class Signs(Modifier):
             raise ValueError("the weights must be at least 0: a negative one would train towards wrong answers")
 
     def __call__(self, batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
-        up, down = float(self.positive), float(self.negative)
+        up = float(self.positive)
+        down = float(self.negative)
         return elementwise(lambda a: np.where(a > 0, up * a, down * a), advantage)  # type: ignore[arg-type]
 
 
@@ -119,11 +121,13 @@ class Outliers(Modifier):
     """The bound, above 0."""
 
     def __call__(self, batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
-        on, tokens = decided(batch), None
+        on = decided(batch)
+        tokens = None
         values = advantage
         if isinstance(advantage, list):
             tokens = Tokens.of(batch)
-            on, values = tokens.sampled & on[tokens.rollout], tokens.flat(advantage)
+            on = tokens.sampled & on[tokens.rollout]
+            values = tokens.flat(advantage)
         assert isinstance(values, np.ndarray)
         if on.any():
             far = np.abs(values - values[on].mean()) > float(self.deviations) * std(values[on])
@@ -145,7 +149,8 @@ class Length(Modifier):
 
     def __call__(self, batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
         power = float(self.power)
-        on, lengths = decided(batch), Tokens.of(batch).lengths
+        on = decided(batch)
+        lengths = Tokens.of(batch).lengths
         if power == 0 or not lengths[on].any():
             return advantage
         ratio = lengths / lengths[on].mean()

@@ -50,15 +50,19 @@ class Noise(Modifier):
 
     def __call__(self, batch: Batch, advantage: AdvantageValues) -> np.ndarray:
         assert isinstance(advantage, np.ndarray), "one advantage per response is needed"
-        rewards, groups = batch.column("reward"), batch.group_index()
-        accepted, rejected = rewards > self.threshold, rewards <= self.threshold  # neither where undecided
+        rewards = batch.column("reward")
+        groups = batch.group_index()
+        accepted = rewards > self.threshold
+        rejected = rewards <= self.threshold  # neither where undecided
         if not len(batch):
             return advantage
         a1, a0 = (means(advantage, groups, side.astype(np.float64))[groups] for side in (accepted, rejected))
         both = np.bincount(groups, accepted)[groups] * np.bincount(groups, rejected)[groups] > 0
-        fp, fn = self.false_positive, self.false_negative
+        fp = self.false_positive
+        fn = self.false_negative
         if self.kind == "backward":
-            up, down = (((1 - fp) * a1 - fn * a0), ((1 - fn) * a0 - fp * a1))
+            up = (1 - fp) * a1 - fn * a0
+            down = (1 - fn) * a0 - fp * a1
             shift = np.where(accepted, up - (1 - fp - fn) * a1, down - (1 - fp - fn) * a0) / (1 - fp - fn)
             corrected = advantage + shift
         else:

@@ -40,7 +40,8 @@ class OptimalTokenBaseline(Advantage):
         tokens = Tokens.of(batch)
         rewards = np.where(decided(batch), batch.column("reward"), 0.0)
         live = tokens.sampled & decided(batch)[tokens.rollout]
-        of, groups = tokens.rollout[live], batch.group_index()
+        of = tokens.rollout[live]
+        groups = batch.group_index()
         logprobs, squares = (
             tokens.flat(batch.tokens(f"{name}/{CURRENT}"))[live] for name in ("logprobs", "sum_squared_probs")
         )
@@ -50,7 +51,8 @@ class OptimalTokenBaseline(Advantage):
         width = np.zeros(int(groups.max(initial=-1)) + 1, dtype=np.int64)
         np.maximum.at(width, groups, np.bincount(of, minlength=len(batch)))
         cell = (np.cumsum(width) - width)[groups[of]] + position
-        count, total = np.bincount(cell), np.bincount(cell, weight)
+        count = np.bincount(cell)
+        total = np.bincount(cell, weight)
         plain = np.bincount(cell, rewards[of]) / np.maximum(count, 1)
         weighted = np.bincount(cell, weight * rewards[of]) / np.where(total > 0, total, 1.0)
         baseline = np.where(total > 0, weighted, plain)

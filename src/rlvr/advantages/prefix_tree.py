@@ -33,20 +33,27 @@ class PrefixTree(Advantage):
     per_token: ClassVar = True
 
     def __call__(self, batch: Batch) -> list[np.ndarray]:
-        rewards, groups, tokens = batch.column("reward"), batch.group_index(), Tokens.of(batch)
-        result, on = np.zeros(len(tokens.sampled)), decided(batch)
+        rewards = batch.column("reward")
+        groups = batch.group_index()
+        tokens = Tokens.of(batch)
+        result = np.zeros(len(tokens.sampled))
+        on = decided(batch)
         if not on.any():
             return tokens.split(result)
-        flat, known = np.ones(int(groups.max()) + 1, dtype=bool), same(rewards[on], groups[on])
+        flat = np.ones(int(groups.max()) + 1, dtype=bool)
+        known = same(rewards[on], groups[on])
         flat[: len(known)] = known
         live = on & ~flat[groups]
         origins = np.concatenate([r.origin for r in batch.rollouts])
         written = (origins != Origin.PROMPT) & live[tokens.rollout]
         of = tokens.rollout[written]
         ids = np.concatenate([r.token_ids for r in batch.rollouts])[written]
-        r, g = np.where(live, rewards, 0.0)[live], groups[live]
-        center, spread = np.zeros(len(batch)), np.ones(len(batch))
-        center[live], spread[live] = r - means(r, g)[g], stds(r, g)[g] + self.epsilon
+        r = np.where(live, rewards, 0.0)[live]
+        g = groups[live]
+        center = np.zeros(len(batch))
+        spread = np.ones(len(batch))
+        center[live] = r - means(r, g)[g]
+        spread[live] = stds(r, g)[g] + self.epsilon
         steps = branches(ids, np.bincount(of, minlength=len(batch)), np.where(live, rewards, 0.0), groups, live)
         values = (center[of] + float(self.branch) * steps) / spread[of]
         result[written] = np.where(tokens.sampled[written], values, 0.0)
@@ -61,20 +68,26 @@ def branches(
     `ids` [N] are the tokens of the `live` responses one after the other, `sizes` [B] their numbers (0 for others). All groups go on token by token
     together; a response that is alone in its branch is not looked at again, so the work is that of the common prefixes.
     """
-    steps, starts = np.zeros(len(ids)), np.cumsum(sizes) - sizes
+    steps = np.zeros(len(ids))
+    starts = np.cumsum(sizes) - sizes
     members = np.flatnonzero(live)
-    node, t = np.unique(groups[members], return_inverse=True)[1], 0
+    node = np.unique(groups[members], return_inverse=True)[1]
+    t = 0
     while len(members):
-        before, count = means(rewards[members], node), np.bincount(node)
+        before = means(rewards[members], node)
+        count = np.bincount(node)
         goes_on = sizes[members] > t
-        members, node = members[goes_on], node[goes_on]
+        members = members[goes_on]
+        node = node[goes_on]
         at = starts[members] + t
         token = np.unique(ids[at], return_inverse=True)[1]
         child = np.unique(node * (int(token.max(initial=0)) + 1) + token, return_inverse=True)[1]
-        after, size = means(rewards[members], child), np.bincount(child)
+        after = means(rewards[members], child)
+        size = np.bincount(child)
         parted = size[child] < count[node]
         steps[at] = np.where(parted, after[child] - before[node], 0.0)
         more = size[child] > 1
-        members, t = members[more], t + 1
+        members = members[more]
+        t = t + 1
         node = np.unique(child[more], return_inverse=True)[1]
     return steps

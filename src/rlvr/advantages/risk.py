@@ -57,7 +57,8 @@ class MixedValueAtRisk(Advantage):
 
     def __call__(self, batch: Batch) -> np.ndarray:
         rewards = batch.column("reward")
-        result, where = np.zeros(len(batch)), np.flatnonzero(np.isfinite(rewards))
+        result = np.zeros(len(batch))
+        where = np.flatnonzero(np.isfinite(rewards))
         if not len(where):
             return result
         _, groups = np.unique(batch.group_index()[where], return_inverse=True)

@@ -65,14 +65,17 @@ class SpanAdvantage(Advantage):
         return 1 if self.normalise == "none" else 2
 
     def __call__(self, batch: Batch) -> list[np.ndarray]:
-        on, groups, tokens = decided(batch), batch.group_index(), Tokens.of(batch)
+        on = decided(batch)
+        groups = batch.group_index()
+        tokens = Tokens.of(batch)
         rewards = np.where(on, batch.column("reward"), np.nan)
         scored = [i for i, r in enumerate(batch.rollouts) if on[i] and (v := r.verdict) is not None and v.spans]
         found = {i: s for i in scored if (s := _steps(batch.rollouts[i], self.kind)) is not None}
         count = np.ones(len(batch), dtype=np.int64)
         count[list(found)] = [len(s.scores) for s in found.values()]
         first = np.cumsum(count) - count
-        scores, step = np.zeros(int(count.sum())), np.zeros(len(tokens.sampled), dtype=np.int64)
+        scores = np.zeros(int(count.sum()))
+        step = np.zeros(len(tokens.sampled), dtype=np.int64)
         ends = np.cumsum(tokens.sizes)
         for i, steps in found.items():
             scores[first[i] : first[i] + count[i]] = self._transformed(steps.scores)
@@ -119,7 +122,8 @@ def _steps(rollout: Rollout, kind: str | None) -> _Steps | None:
     spans = [s for s in verdict.spans if math.isfinite(s[2])]
     if not spans:
         return None
-    places, scores = _last_tokens(rollout, [end for _, end, _ in spans]), np.asarray([s[2] for s in spans])
+    places = _last_tokens(rollout, [end for _, end, _ in spans])
+    scores = np.asarray([s[2] for s in spans])
     if kind is not None:
         return _by_segment(rollout, kind, places, scores)
     order = np.argsort(places, kind="stable")
@@ -153,7 +157,8 @@ def _last_tokens(rollout: Rollout, ends: Sequence[int]) -> np.ndarray:
 
 def _returns(rewards: np.ndarray, first: np.ndarray, count: np.ndarray, discount: float) -> np.ndarray:
     """The discounted sums from each step on; the steps of a response are `first` and the `count` - 1 after it."""
-    result, left = rewards.copy(), np.arange(len(first))
+    result = rewards.copy()
+    left = np.arange(len(first))
     for k in range(2, int(count.max(initial=0)) + 1):
         left = left[count[left] >= k]
         at = first[left] + count[left] - k

@@ -146,7 +146,8 @@ def _until_signal(work: Coroutine[Any, Any, None]) -> int:
     stopped = 0
 
     async def run() -> None:
-        task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
+        task = asyncio.ensure_future(work)
+        loop = asyncio.get_running_loop()
 
         def stop(number: int) -> None:
             nonlocal stopped
@@ -245,7 +246,8 @@ async def score(
     readable = 0
 
     async def judge(rows: Sequence[Row]) -> list[Verdict]:
-        task, texts = rows[0].task, [row.completion for row in rows]
+        task = rows[0].task
+        texts = [row.completion for row in rows]
         if task is None:
             return [Verdict.undecided(rows[0].problem)]
         return await (

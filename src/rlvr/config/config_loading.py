@@ -39,7 +39,8 @@ def load_config(source: str | Path | Mapping[str, Any] | None = None, overrides:
 
 def with_tasks_of(folder: Path, tree: dict[str, Any]) -> dict[str, Any]:
     """The configuration of the run in `folder`, with the tasks that lie there: the folder may have been moved or copied since."""
-    run, data = tree.get("run"), tree.get("data")
+    run = tree.get("run")
+    data = tree.get("data")
     if not isinstance(run, dict) or not isinstance(data, dict):
         return tree
     written = Path(str(run.get("dir", "")), str(run.get("name", "")))
@@ -106,12 +107,15 @@ def _place(location: Iterable[str | int], root: type[BaseModel]) -> _Place:
     hint: Any = root
     path: list[str | int] = []
     known: list[str] = []
-    choice, member = None, ""
+    choice = None
+    member = ""
     for part in location:
         members = _members(hint)
         if len(members) > 1:  # the part is the name of one of the types
             named = [m for m in members if getattr(m, "__name__", "") == part]
-            hint, choice, member = (named or [None])[0], tuple(path), str(part)
+            hint = (named or [None])[0]
+            choice = tuple(path)
+            member = str(part)
             continue
         hint = members[0]
         path.append(part)

@@ -149,7 +149,8 @@ def score_of(result: Any) -> Any:
 
 def _columns(task: Task, completions: Sequence[str], token_ids: Sequence[Sequence[int] | None]) -> dict[str, Any]:
     """TRL's arguments: completions of a chat prompt are lists of one message, every column has one entry each."""
-    chat, count = isinstance(task.prompt, list), len(completions)
+    chat = isinstance(task.prompt, list)
+    count = len(completions)
     answers = {} if task.answer is None else dict.fromkeys(ANSWER_NAMES, task.answer)
     fields = {**answers, **task.info} | {name: value for name, value in answers.items() if name == "answer"}
     return {

@@ -132,7 +132,8 @@ def written_name(component: Any) -> str:
     named = component.__wrapped__ if isinstance(component, FunctionComponent) else component
     named = named.func if isinstance(named, functools.partial) else named
     written = named if inspect.isclass(named) or inspect.isroutine(named) else type(named)
-    module, name = written.__module__, written.__qualname__
+    module = written.__module__
+    name = written.__qualname__
     if module.startswith(FILE_MODULE):
         stem = module.removeprefix(FILE_MODULE).rpartition("_")[0]
         return f"{stem}.py:{name}"

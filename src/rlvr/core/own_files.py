@@ -74,7 +74,8 @@ def numbered(folder: Path, suffix: str = "") -> dict[int, Path]:
 def remove_files(folder: Path, names: Iterable[str]) -> None:
     """Remove the regular files `names` (relative) of `folder` in this order, then the folders that this left empty,
     `folder` included. Everything else stays."""
-    inside, emptied = folder.resolve(), {folder}
+    inside = folder.resolve()
+    emptied = {folder}
     for name in names:
         file = folder / name
         if file.is_file() and not file.is_symlink() and file.resolve().is_relative_to(inside):

@@ -22,7 +22,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-OWNER, SCRATCH = "RLVR_OWNER", "RLVR_SCRATCH"
+OWNER = "RLVR_OWNER"
+SCRATCH = "RLVR_SCRATCH"
 """Environment of started processes: the process to live as long as, and the folder to remove when it dies first."""
 PREFIX = "rlvr-vllm-"
 """How scratch folders are called; nothing else is ever removed."""
@@ -87,7 +88,8 @@ def die_with_parent() -> None:
 
     The parent matters in processes that vLLM starts of its own: the engine core of a server that was killed has to go too.
     """
-    owner, parent = int(os.environ.get(OWNER, "0")), os.getppid()
+    owner = int(os.environ.get(OWNER, "0"))
+    parent = os.getppid()
     if not owner:
         return
     poll = select.poll()
@@ -111,7 +113,8 @@ def exit_now() -> None:
     _leaving.acquire()
     # The main thread may end when it sees that the others of the group are gone, and this thread with it, before the folder is.
     atexit.register(threading.Event().wait)
-    leader, owner = os.getpgrp(), int(os.environ.get(OWNER, "0"))
+    leader = os.getpgrp()
+    owner = int(os.environ.get(OWNER, "0"))
     if leader != os.getpid() and _alive(leader):
         time.sleep(GRACE)  # the leader does it
     _kill(_members(leader))

@@ -122,7 +122,8 @@ class Controller(BaseModel):
         return {"current": self._bounded, "needed": self._needed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._current, self._needed = float(state["current"]), bool(state.get("needed", True))
+        self._current = float(state["current"])
+        self._needed = bool(state.get("needed", True))
 
 
 AnyScalar = Annotated[float, Field(allow_inf_nan=False)] | Schedule | StepSchedule | Controller

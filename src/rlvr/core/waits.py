@@ -42,7 +42,8 @@ class Wait:
     """Called at every check; they raise where no wait makes sense any more (a rank of the run is lost)."""
 
     def __init__(self, what: object, deadline: float) -> None:
-        self.what, self.deadline = what, deadline
+        self.what = what
+        self.deadline = deadline
         self.began = time.monotonic()
         self._warned = False
 
@@ -118,7 +119,9 @@ class StopRequest:
         return self._inside and self.signal is not None
 
     def __enter__(self) -> StopRequest:
-        self.signal, self.at_once, self._inside = None, False, True
+        self.signal = None
+        self.at_once = False
+        self._inside = True
         if threading.current_thread() is threading.main_thread():
             nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
             heard = [number for number in STOPPING if not (nohup and number == signal.SIGHUP)]
@@ -132,7 +135,8 @@ class StopRequest:
             self._before[signal.SIGHUP] = signal.SIG_IGN  # the second may come while the run is being closed
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-        self._before, self._inside = {}, False
+        self._before = {}
+        self._inside = False
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:

@@ -110,7 +110,8 @@ def _verl(row: Row, place: str) -> Row:
     row.pop("extra_info", None)
     if row.get("prompt") is None:
         raise _missing("prompt", row, place)
-    answer, _ = graded.pop("ground_truth", None), graded.pop("style", None)
+    answer = graded.pop("ground_truth", None)
+    _ = graded.pop("style", None)
     ours = {"answer": answer, "source": row.pop("data_source", None)}
     return {**row, **ours, "info": {**graded, **extra, **_object(row, "info", place)}}
 
@@ -128,13 +129,15 @@ def _conversation(row: Row, place: str) -> Row:
     messages = _messages(row.pop("messages"), "messages", place)
     row = _trl(row, place)
     if messages[-1]["role"] == "assistant":
-        reply, messages = _reply(messages[-1:], "messages", place), messages[:-1]
+        reply = _reply(messages[-1:], "messages", place)
+        messages = messages[:-1]
         row["demonstration"] = reply if row.get("demonstration") is None else row["demonstration"]
     return {**row, "prompt": messages}
 
 
 def _gsm8k(row: Row, place: str) -> Row:
-    worked, question = row.pop("answer"), row.pop("question")
+    worked = row.pop("answer")
+    question = row.pop("question")
     _, mark, final = worked.rpartition("####")
     final = final.strip()
     if not mark or not final:

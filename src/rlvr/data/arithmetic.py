@@ -57,7 +57,8 @@ def arithmetic(
 
 def _columns(a: int, b: int) -> str:
     """The columns of an addition, last digit first, each with its carry and two-digit sum."""
-    columns, carry = [], 0
+    columns = []
+    carry = 0
     for x, y in zip(reversed(str(a)), reversed(str(b)), strict=True):
         total = int(x) + int(y) + carry
         columns.append(f"{x}+{y}+{carry}={total:02d}")

@@ -132,7 +132,8 @@ def tests_of(graded: Any) -> dict[str, Any] | None:
 
 
 def _humaneval(row: Row) -> Row:
-    stub, test = row.pop("prompt"), _with_shapes(row.pop("test"))
+    stub = row.pop("prompt")
+    test = _with_shapes(row.pop("test"))
     info = {"kind": "humaneval", "prompt": stub, "entry_point": row.pop("entry_point"), "test": test}
     info["packages"] = _packages(test)
     info["time_limit"] = _seconds_for(test)
@@ -189,7 +190,8 @@ def _packages(tests: str) -> list[str] | None:
 
 
 def _apps(row: Row) -> Row:
-    packed, solutions = row.pop("input_output"), row.pop("solutions", None)
+    packed = row.pop("input_output")
+    solutions = row.pop("solutions", None)
     if packed == "":
         raise NoTestsError(_NO_TESTS)
     info = _in_place(_in_and_out(json.loads(packed) if isinstance(packed, str) else packed), row.get("starter_code"))
@@ -244,7 +246,8 @@ def _verl(row: Row) -> Row | None:
     info = tests_of(graded.get("ground_truth")) if isinstance(graded, Mapping) else None
     if info is None:
         return None
-    extra, source = dict(row.pop("extra_info", None) or {}), row.pop("data_source", None)
+    extra = dict(row.pop("extra_info", None) or {})
+    source = row.pop("data_source", None)
     row.pop("reward_model")
     return {**row, "source": source, "info": {**extra, **info}}
 

@@ -38,7 +38,8 @@ def functions(*, count: int, split: Literal["train", "eval"] = "train", seed: in
     numbers = random.Random(seed_of("functions", seed, split))
     seen: set[str] = set()
     while len(seen) < count:
-        operator, number = numbers.choice("+-*"), numbers.choice(NUMBERS)
+        operator = numbers.choice("+-*")
+        number = numbers.choice(NUMBERS)
         shown = (int(operator == "*"), numbers.choice(SECOND))
         question = " ".join(f"f({x})={_value(x, operator, number)}" for x in shown)
         if question not in seen and in_split(question, split, EVAL_SHARE):

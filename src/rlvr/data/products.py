@@ -53,7 +53,9 @@ def products(
 
 def _task(a: int, b: int, turn: Turn | None) -> Task:
     """The question, or the talk as it stands before `turn`, and that turn as the demonstration."""
-    prompt, call, answer = [{"role": "user", "content": f"{a}*{b}=?"}], f"[{a}*{b}]", f"#### {a * b}"
+    prompt = [{"role": "user", "content": f"{a}*{b}=?"}]
+    call = f"[{a}*{b}]"
+    answer = f"#### {a * b}"
     if turn == "answer":
         prompt += [{"role": "assistant", "content": call}, {"role": "user", "content": str(a * b)}]
     shown = None if turn is None else call if turn == "call" else answer

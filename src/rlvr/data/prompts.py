@@ -215,7 +215,8 @@ def _batches(tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:
         size = len(prompt) + len(task.demonstration or "")
         if number > begin and (number - begin == BATCH_PROMPTS or characters + size > BATCH_CHARACTERS):
             yield tasks[begin:number]
-            begin, characters = number, 0
+            begin = number
+            characters = 0
         characters += size
     if begin < len(tasks):
         yield tasks[begin:]

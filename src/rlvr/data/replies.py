@@ -13,7 +13,8 @@ from typing import Any
 
 from rlvr.errors import ConfigError
 
-_TURN, _REPLY = "RlvrTurnMark", "RlvrReplyMark"
+_TURN = "RlvrTurnMark"
+_REPLY = "RlvrReplyMark"
 
 
 @dataclass(frozen=True)

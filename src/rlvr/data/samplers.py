@@ -183,7 +183,8 @@ class Sampler(Component):
         return draw
 
     def _begin(self, epoch: int, size: int | None = None) -> None:
-        self._epoch, self._position = epoch, 0
+        self._epoch = epoch
+        self._position = 0
         self._size = len(self.pool) if size is None else size
         self._order = self.order(epoch, self._size)
 
@@ -198,7 +199,8 @@ class Sampler(Component):
                 "resume with the data it was made with, or start a new run"
             )
         self._begin(state["epoch"], state["size"])
-        self._draws, self._position = state["draws"], state["position"]
+        self._draws = state["draws"]
+        self._position = state["position"]
 
 
 CONTRACTS["sampler"] = (Sampler,)

@@ -156,11 +156,13 @@ def _registered(spec: SpecLike, fields: Mapping[str, Any] | None) -> Iterator[Pl
 
 
 def _data_set(spec: _DataSet) -> Iterator[PlacedTask]:
-    path, split = Path(spec.path).expanduser(), spec.split
+    path = Path(spec.path).expanduser()
+    split = spec.split
     rows: Iterator[tuple[str, Any]]
     folder, colon, last = spec.path.rpartition(":")
     if not path.exists() and colon and Path(folder).expanduser().is_dir():
-        path, split = Path(folder).expanduser(), last
+        path = Path(folder).expanduser()
+        split = last
     if path.is_dir():
         rows = itertools.chain.from_iterable(map(read_rows, split_files(path, split)))
         source = path.resolve().name

@@ -18,7 +18,8 @@ SHOWN = 8
 
 def compare_metrics(a: Path, b: Path, tolerance: float, notes: list[str]) -> Parting:
     """The steps that both runs have, in order, up to the first that differs."""
-    found, only = Parting("metrics"), [set[str](), set[str]()]
+    found = Parting("metrics")
+    only = [set[str](), set[str]()]
     for one, other in _pairs(read_rows(a / "metrics.jsonl", notes), read_rows(b / "metrics.jsonl", notes)):
         found.compared += 1
         only[0] |= one.keys() - other.keys()
@@ -47,11 +48,13 @@ def _is_different(name: str, one: Any, other: Any, tolerance: float) -> bool:
 
 def _pairs(a: Iterator[dict[str, Any]], b: Iterator[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """The rows of the same step, in order of steps."""
-    one, other = next(a, None), next(b, None)
+    one = next(a, None)
+    other = next(b, None)
     while one is not None and other is not None:
         if one["step"] == other["step"]:
             yield one, other
-            one, other = next(a, None), next(b, None)
+            one = next(a, None)
+            other = next(b, None)
         elif one["step"] < other["step"]:
             one = next(a, None)
         else:

@@ -51,7 +51,8 @@ def _written(number: int, one: Recorded | None, other: Recorded | None, decode: 
     """How two rollouts differ in their tokens, in words; empty where they do not."""
     if one is None or other is None:
         return [f"line {number}: one run has {number - 1} rollouts, the other more"]
-    a, b = one.rollout, other.rollout
+    a = one.rollout
+    b = other.rollout
     where = _where(number, a)
     if (a.group, a.member, a.role, a.task.id) != (b.group, b.member, b.role, b.task.id):
         return [f"{where}: the other run has group {b.group}, member {b.member}, task {b.task.id}"]
@@ -67,10 +68,12 @@ def _written(number: int, one: Recorded | None, other: Recorded | None, decode: 
 def _made_of_it(number: int, one: Recorded | None, other: Recorded | None, tolerance: float) -> list[str]:
     """How two rollouts of the same tokens differ otherwise: log-probs, versions, stop reason, verdicts, columns, use."""
     assert one is not None and other is not None
-    a, b = one.rollout, other.rollout
+    a = one.rollout
+    b = other.rollout
     where = f"{_where(number, a)}: the same tokens"
     for name, values in (("log-prob", "behaviour_logprobs"), ("version", "policy_version"), ("origin", "origin")):
-        x, y = np.asarray(getattr(a, values), dtype=np.float64), np.asarray(getattr(b, values), dtype=np.float64)
+        x = np.asarray(getattr(a, values), dtype=np.float64)
+        y = np.asarray(getattr(b, values), dtype=np.float64)
         place = _first(x, y, tolerance)
         if place is not None:
             return [f"{where}, another {name} of token {place}: {x[place]:.9g} and {y[place]:.9g}"]
@@ -107,7 +110,8 @@ def _first(x: np.ndarray, y: np.ndarray, tolerance: float = 0.0) -> int | None:
 def _round(rollout: Rollout, place: int, decode: Decode) -> str:
     """The tokens round a place as text, or as ids where the run left no tokenizer."""
     ids = rollout.token_ids.tolist()
-    head, tail = ids[max(0, place - ROUND) : place], ids[place : place + ROUND]
+    head = ids[max(0, place - ROUND) : place]
+    tail = ids[place : place + ROUND]
     if decode is None:
         return f"  tokens {head} | {tail} of {rollout.text!r}"
     return f"  {''.join(map(decode, head))!r} | {''.join(map(decode, tail))!r} (token {tail[0] if tail else 'none'})"

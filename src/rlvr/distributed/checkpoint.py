@@ -29,7 +29,8 @@ from rlvr.core.own_files import remove_files, set_aside
 from rlvr.errors import CheckpointError
 
 log = logging.getLogger(__name__)
-MANIFEST, STATE = "complete.json", "state.json"
+MANIFEST = "complete.json"
+STATE = "state.json"
 FORMAT = 2
 PARTIAL = (
     r"tensors-\d+\.safetensors(\.note|\.tmp|\.note\.tmp)?|state\.json|complete\.json|"

@@ -82,7 +82,9 @@ class Writer:
     """Writes the checkpoints of one run into `folder`, one at a time."""
 
     def __init__(self, folder: Path, config: CheckpointConfig, world: World) -> None:
-        self.folder, self.config, self.world = folder, config, world
+        self.folder = folder
+        self.config = config
+        self.world = world
         self._under_way: Future[Path] | None = None
         self._step = 0
         self._directory: int | None = None
@@ -104,7 +106,8 @@ class Writer:
                 problem = error.strerror or str(error)  # without the path, which is said once
         problem = self.world.broadcast(problem, "the folder of the checkpoint")
         if problem is not None:
-            self._under_way, self._step = Future(), step
+            self._under_way = Future()
+            self._step = step
             self._under_way.set_exception(OSError(problem))
             if logs:
                 log.error(FAILED, step, self.folder, problem)
@@ -116,7 +119,8 @@ class Writer:
         `logs`: log a failure; without, the caller waits for the write and reports it.
         """
         future: Future[Path] = Future()
-        self._under_way, self._step = future, contents.step
+        self._under_way = future
+        self._step = contents.step
 
         def work() -> None:
             try:
@@ -190,7 +194,8 @@ class Writer:
                 self.folder.parent.rmdir()
 
     def _write(self, contents: Contents) -> Path:
-        aside, target = self._aside(contents.step), self.folder / f"step-{contents.step}"
+        aside = self._aside(contents.step)
+        target = self.folder / f"step-{contents.step}"
         name = f"tensors-{self.world.rank}.safetensors"
         if not self.world.is_main:
             self._write_share(aside, name, contents.tensors)
@@ -236,14 +241,16 @@ class Writer:
         """The notes of ranks 1 and up, once all are there. CheckpointError names ranks that do not write, TrainingError one
         that is gone; one that only failed still writes what it has copied. A large share may take longer, while it grows."""
         notes = {rank: f"tensors-{rank}.safetensors.note" for rank in range(1, self.world.size)}
-        missing, deadline = set(notes), time.monotonic() + WRITE_SECONDS / 2
+        missing = set(notes)
+        deadline = time.monotonic() + WRITE_SECONDS / 2
         watch = Watch(self.world, missing)
         before: dict[int, int] = {}
         while True:
             missing -= {rank for rank in missing if (aside / notes[rank]).exists()}
             sizes = {rank: _size(aside / f"tensors-{rank}.safetensors") for rank in missing}
             if sizes != before:
-                before, deadline = sizes, time.monotonic() + WRITE_SECONDS / 2
+                before = sizes
+                deadline = time.monotonic() + WRITE_SECONDS / 2
             if not missing:
                 return list(notes.values())
             if time.monotonic() > deadline:

@@ -150,7 +150,8 @@ class DeepSpeedBackend:
     def renew(self, optimizer: SpecLike) -> None:
         """A fresh optimizer on the weights as they are. ConfigError where it is of another kind than the one before."""
         model = [torch.nn.Parameter(torch.empty(whole_shape(p), device="meta")) for p in self.parameters.values()]
-        new, base = registry.build("optimizer", optimizer)(model), self.optimizer.optimizer
+        new = registry.build("optimizer", optimizer)(model)
+        base = self.optimizer.optimizer
         if type(new) is not type(base) or len(new.param_groups) != len(base.param_groups):
             raise ConfigError(
                 "with distributed.backend deepspeed all stages use one kind of optim.optimizer: "

@@ -107,7 +107,9 @@ class EngineRouter:
     """
 
     def __init__(self, engine: Engine, world: World, collector: Collector) -> None:
-        self.own, self.world, self.collector = engine, world, collector
+        self.own = engine
+        self.world = world
+        self.collector = collector
         self.shares_weights = engine.shares_weights
         self.context = min(world.gather(engine.context, "the contexts of the engines"))
         self._links: dict[int, _Link] = {}
@@ -272,7 +274,8 @@ class _Link:
     """Rank 0's end of the connection with a rank."""
 
     def __init__(self, rank: int, connection: Connection) -> None:
-        self.rank, self.connection = rank, connection
+        self.rank = rank
+        self.connection = connection
         self._numbers = itertools.count()
         self._waiting: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Completion]]] = {}
         self._lock = threading.Lock()
@@ -284,7 +287,8 @@ class _Link:
 
     async def ask(self, request: Request) -> Completion:
         """What the rank sampled."""
-        number, loop = next(self._numbers), asyncio.get_running_loop()
+        number = next(self._numbers)
+        loop = asyncio.get_running_loop()
         future: asyncio.Future[Completion] = loop.create_future()
         with self._lock:
             if self._gone:
@@ -312,7 +316,8 @@ class _Link:
         if seen != len(self._asked):
             asyncio.get_running_loop().call_soon(self._flush, len(self._asked))
             return
-        asked, self._asked = self._asked, []
+        asked = self._asked
+        self._asked = []
         try:
             self.connection.send(asked)
         except OSError:
@@ -385,7 +390,8 @@ class NullEngine:
             return
         for bucket in weights():
             del bucket  # else it would last until the next one is whole
-        self.version, self._released = version, False
+        self.version = version
+        self._released = False
 
     def release(self) -> None:
         """From now on the weights may change."""

@@ -47,7 +47,9 @@ class HeartbeatMonitor:
     """Watches the other ranks from the first heartbeat on, until `close`. `place()` says where the main thread is."""
 
     def __init__(self, rank: int, size: int, store: Any, heartbeat_timeout: float, place: Callable[[], str]) -> None:
-        self.rank, self.heartbeat_timeout, self.place = rank, heartbeat_timeout, place
+        self.rank = rank
+        self.heartbeat_timeout = heartbeat_timeout
+        self.place = place
         self._others = [other for other in range(size) if other != rank]
         self._store = store
         self._heard: dict[int, bytes] = {}
@@ -113,7 +115,8 @@ class HeartbeatMonitor:
     def _watch(self) -> None:
         silent = dict.fromkeys(self._others, 0.0)
         last: dict[int, bytes] = {}
-        rounds, stuck = 0, 0.0
+        rounds = 0
+        stuck = 0.0
         while not self._noticed.wait(HEARTBEAT_SECONDS):
             stuck = stuck + HEARTBEAT_SECONDS if self._rounds == rounds else 0.0
             rounds = self._rounds
@@ -131,12 +134,14 @@ class HeartbeatMonitor:
             return LostRankError(f"rank {rank} failed {where}: {text}")
         if stuck > self.heartbeat_timeout:
             keeper = "the launcher" if self.rank == 0 else "rank 0 or the launcher"
-            who, seconds = f"{keeper}, which keeps the ranks' store,", stuck
+            who = f"{keeper}, which keeps the ranks' store,"
+            seconds = stuck
         else:
             gone = [rank for rank in self._others if silent[rank] > self.heartbeat_timeout]
             if not gone:
                 return None
-            who, seconds = " and ".join(f"rank {rank}" for rank in gone), max(silent[rank] for rank in gone)
+            who = " and ".join(f"rank {rank}" for rank in gone)
+            seconds = max(silent[rank] for rank in gone)
         return LostRankError(
             f"{who} has shown no sign of life for {seconds:.0f} s, {where}: its process was killed or stopped, or its machine is "
             "gone; go on with --resume auto"
@@ -146,14 +151,16 @@ class HeartbeatMonitor:
         """Whether the main thread notices, and ends the process by itself; False where the lost rank came back. Does not
         return where it does neither."""
         before = dict(self._heard), self._rounds
-        raised, left = self._raised, MARGIN
+        raised = self._raised
+        left = MARGIN
         while left > 0:
             if self._noticed.wait(HEARTBEAT_SECONDS):
                 return True
             left -= HEARTBEAT_SECONDS
             if self._raised:
                 if not raised:
-                    raised, left = True, MARGIN
+                    raised = True
+                    left = MARGIN
             elif not self._failures and self._came_back(silent, stuck, *before):
                 self._trouble = None
                 return False

@@ -136,7 +136,8 @@ class PlainBackend:
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(saved[WEIGHTS + name])
-        keys, names = optimizer_keys(saved), {id(p): name for name, p in self.parameters.items()}
+        keys = optimizer_keys(saved)
+        names = {id(p): name for name, p in self.parameters.items()}
         ordered = [names[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
         state = {
             i: {key: _number(saved[full]) for key in keys if (full := f"{OPTIMIZER}{key}/{name}") in saved}

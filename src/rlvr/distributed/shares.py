@@ -21,7 +21,9 @@ from rlvr.policy.microbatch import deal
 from rlvr.policy.model import gathered
 from rlvr.rollout.weights import has_parts, whole_shape, whole_size
 
-WEIGHTS, OPTIMIZER, REFERENCE = "weights/", "optimizer/", "reference/"
+WEIGHTS = "weights/"
+OPTIMIZER = "optimizer/"
+REFERENCE = "reference/"
 PIECE_BYTES = 64 << 20
 """On the device at once while a tensor that ranks have parts of is put together in host memory."""
 

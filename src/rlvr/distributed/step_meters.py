@@ -59,7 +59,8 @@ class StepMeters:
         whether the engine samples on other devices; `starting`: most of the step's time was that of starting.
         """
         times = self.phases.finish()
-        seconds, idle = times["time/step"], self.engine_idle.seconds
+        seconds = times["time/step"]
+        idle = self.engine_idle.seconds
         unused = idle_share(times, idle, engine_apart) if self.on_gpu else None
         waited = min(verifying, times["time/rollout"])
         times["time/rollout"] -= waited
@@ -84,7 +85,8 @@ def use(ranks: list[RankUse], update: float, step: float | None) -> dict[str, fl
     """Throughput of the update, MFU and memory, of the seconds of an update and of a step (None: not to be measured)."""
     peaks = [rank.peak for rank in ranks]
     able = None if None in peaks else sum(peak for peak in peaks if peak)
-    flops, tokens = sum(rank.flops for rank in ranks), sum(rank.tokens for rank in ranks)
+    flops = sum(rank.flops for rank in ranks)
+    tokens = sum(rank.tokens for rank in ranks)
     largest = {f"{key}_max": max(rank.memory.get(key, 0.0) for rank in ranks) for key in ranks[0].memory}
     return {
         "time/update_tokens_per_second_per_device": _per(tokens, update * len(ranks)) if tokens else None,

@@ -52,7 +52,9 @@ class World:
     """Whether a World of this process failed: then ranks do not leave torch's process group together."""
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, heartbeat_timeout: float = 30.0) -> None:
-        self.rank, self.size, self.local_rank = rank, size, local_rank
+        self.rank = rank
+        self.size = size
+        self.local_rank = local_rank
         self.heartbeat_timeout = heartbeat_timeout
         """Seconds without a sign of life after which a rank is given up."""
         self._meetings = 0
@@ -151,7 +153,8 @@ class World:
             deadline = GIVEN_UP if self.is_main else math.inf
         with self.naming(what), Wait(_Awaited(what, missing), time.monotonic() + deadline) as waiting:
             self._store.set(self._place(self._meetings, self.rank), what)
-            pause, watch = 0.0002, Watch(self, missing)
+            pause = 0.0002
+            watch = Watch(self, missing)
             while missing:
                 for rank in sorted(missing):
                     if self._store.check([self._place(self._meetings, rank)]):
@@ -268,7 +271,8 @@ class Watch:
     """
 
     def __init__(self, world: World, missing: set[int]) -> None:
-        self.world, self.missing = world, missing
+        self.world = world
+        self.missing = missing
         self._last: dict[int, bytes] = {}
         self._silent = dict.fromkeys(missing, 0.0)
         self._next = time.monotonic() + HEARTBEAT_SECONDS
@@ -297,7 +301,8 @@ class _Named:
     """Turns what torch raises when a peer is gone into a LostRankError that names it, as far as it can be known."""
 
     def __init__(self, world: World, what: str) -> None:
-        self.world, self.what = world, what
+        self.world = world
+        self.what = what
 
     def __enter__(self) -> None:
         return

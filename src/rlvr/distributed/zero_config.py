@@ -109,7 +109,8 @@ def _read(user_file: str) -> dict[str, Any]:
 
 def _conflicts(theirs: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for key, value in theirs.items():
-        name, off = f"{prefix}{key}", value in ("auto", None) or _off(value)
+        name = f"{prefix}{key}"
+        off = value in ("auto", None) or _off(value)
         if not prefix and key in OWN_SECTIONS:
             if not off and value is not False:
                 yield f"`{name}` has no place in it ({OWN_SECTIONS[key]})"

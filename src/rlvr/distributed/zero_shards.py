@@ -85,8 +85,10 @@ class Shards:
             if size <= 0:
                 return None
         elif (mapping := parameter._hp_mapping) is not None:
-            group, offset = mapping.param_group_index, mapping.hp_fragment_address.start
-            start, size = mapping.lp_fragment_address.start, mapping.lp_fragment_address.numel
+            group = mapping.param_group_index
+            offset = mapping.hp_fragment_address.start
+            start = mapping.lp_fragment_address.start
+            size = mapping.lp_fragment_address.numel
         else:
             return None
         return Stretch(self.flats()[group], slice(offset, offset + size), slice(start, start + size))
@@ -136,7 +138,8 @@ class Shards:
         """Write this rank's part of an optimizer state."""
         if (stretch := self.stretch(name)) is None:
             return
-        state, flat = self.inner.state[stretch.flat], stretch.flat.detach()
+        state = self.inner.state[stretch.flat]
+        flat = stretch.flat.detach()
         if value.ndim == 0:
             fused = self.inner.defaults.get("fused") or self.inner.defaults.get("capturable")
             state[key] = value.clone().to(flat.device if fused else "cpu")

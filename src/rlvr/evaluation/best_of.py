@@ -19,7 +19,8 @@ def best_of_k(ranking: np.ndarray, scores: Sequence[float], k: int) -> float:
         raise ValueError(f"best@{k} cannot be estimated from {count} samples")
     found = np.asarray(ranking, dtype=np.float64)
     _, kind = np.unique(np.where(np.isnan(found), -np.inf, found), return_inverse=True)
-    sums, sizes = np.bincount(kind, weights=np.asarray(scores, dtype=np.float64)), np.bincount(kind)
+    sums = np.bincount(kind, weights=np.asarray(scores, dtype=np.float64))
+    sizes = np.bincount(kind)
     shared = (sums / sizes)[np.sort(kind)]
     return float(shared @ _chances(count, k))
 

@@ -28,7 +28,8 @@ def compare(
     pairs = [(by_id[task_result.id], task_result) for task_result in after if task_result.id in by_id]
     if not pairs:
         raise DataError("the two results have no task in common: they can only be compared on the same tasks")
-    first, second = values_of([a for a, _ in pairs], ks), values_of([b for _, b in pairs], ks)
+    first = values_of([a for a, _ in pairs], ks)
+    second = values_of([b for _, b in pairs], ks)
     return {
         "tasks": len(pairs),
         "only_before": len(before) - len(pairs),

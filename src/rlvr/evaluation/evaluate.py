@@ -72,7 +72,8 @@ def evaluate(
     difficulty, also greedy, mean, pass@k and best@k of each as `eval/SOURCE/...` and `eval/difficulty/LEVEL/...`.
     """
     asked = config.evaluation
-    budget, stop = asked.max_new_tokens or config.rollout.max_new_tokens, tuple(config.rollout.stop)
+    budget = asked.max_new_tokens or config.rollout.max_new_tokens
+    stop = tuple(config.rollout.stop)
     greedy = Sampling(budget, temperature=0.0, stop=stop)
     sampling = Sampling(budget, asked.temperature, asked.top_p, asked.top_k, asked.min_p, stop)
     task_results = [tally_of(task, asked.difficulty) for task in tasks]

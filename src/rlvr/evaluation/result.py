@@ -21,7 +21,8 @@ VERSION = 1
 
 def describe(done: Evaluation, config: Config) -> dict[str, Any]:
     """The object that is written: results with intervals, by source, by difficulty, and by task."""
-    asked, task_results = config.evaluation, done.task_results
+    asked = config.evaluation
+    task_results = done.task_results
     how = (asked.k, asked.greedy, asked.samples > 0)
     sources = dict.fromkeys(t.source for t in task_results)
     results = _with_intervals(task_results, *how)
@@ -53,7 +54,8 @@ def _with_intervals(
             found[f"{name} interval"] = interval(values[name])
     if samples and found.get("mean") is not None:
         known = values["mean"][values["mean"] == values["mean"]]
-        found["iqm"], found["iqm interval"] = float(interquartile_mean(known)), interval(known, interquartile_mean)
+        found["iqm"] = float(interquartile_mean(known))
+        found["iqm interval"] = interval(known, interquartile_mean)
     return found
 
 

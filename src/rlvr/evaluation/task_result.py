@@ -70,8 +70,10 @@ class TaskResult:
         verdicts = [v for i in decided if (v := rollouts[i].verdict) is not None]
         if not verdicts:
             return
-        right, answers = [v.score == 1.0 for v in verdicts], [v.answer for v in verdicts]
-        self.samples, self.correct = len(verdicts), sum(right)
+        right = [v.score == 1.0 for v in verdicts]
+        answers = [v.answer for v in verdicts]
+        self.samples = len(verdicts)
+        self.correct = sum(right)
         self.score = float(np.mean([v.score for v in verdicts]))
         self.majority = {k: majority_at_k(answers, right, k, same) for k in ks if 1 < k <= len(verdicts)}
         if ranking is not None:

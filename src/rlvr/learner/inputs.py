@@ -125,7 +125,8 @@ class LossInputs:
         columns |= {(name, WITHOUT_DROPOUT): values for name, values in work.without_dropout.items()}
         of_rollouts: dict[tuple[str, str], np.ndarray] = {}
         for component in work.objective.components:
-            name, result = component.name, prepass.get(component.name, PrepassResult())
+            name = component.name
+            result = prepass.get(component.name, PrepassResult())
             columns["weight", component.weights] = work.weights[component.weights]
             if component.by_token:
                 columns["factor", name] = work.batch.tokens(f"factor/{name}")

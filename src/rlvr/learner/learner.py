@@ -73,7 +73,9 @@ class Learner:
 
         The batch needs the token columns `weight/<name>` of every component, and `advantage` where a component reads it.
         """
-        averages, work, first = Averages(), Work.of(batch, objective, config), True
+        averages = Averages()
+        work = Work.of(batch, objective, config)
+        first = True
         parts = _by_whole_groups(batch, config.updates_per_batch) * config.epochs_per_batch
         self._passes_made.clear()
         with self.policy.training():
@@ -103,9 +105,11 @@ class Learner:
 
     def _optimizer_step(self, work: Work, part: np.ndarray, lr: float, first: bool) -> dict[str, tuple[float, float]]:
         """Gradients of the rollouts in `part` and one step; metrics as (sum, weight) pairs, the same on every rank."""
-        components, index = work.objective.components, part[work.trains[part]]
+        components = work.objective.components
+        index = part[work.trains[part]]
         over = work.objective.denominators(work.batch.select(part))
-        metrics, updated = StepMetrics(), DeferredColumns()
+        metrics = StepMetrics()
+        updated = DeferredColumns()
         if self.policy.adapter_dropout:
             work.without_dropout = self._statistics(work, index, _comparable(work.objective))
         prepass = self._prepass(work, part, first)
@@ -117,7 +121,9 @@ class Learner:
                 self._backward(work, rows, over, prepass, first, metrics, updated)
         updated.write()
         own = metrics.fetch([component.name for component in components])
-        everything, total, finite = Averages(), dict.fromkeys(own.losses, 0.0), True
+        everything = Averages()
+        total = dict.fromkeys(own.losses, 0.0)
+        finite = True
         gathered = self.world.gather((own.averages.pairs(), own.losses, own.finite), "the losses")
         for of_rank, losses_of_rank, fine in gathered:
             everything.update(of_rank)
@@ -261,7 +267,8 @@ class Learner:
         `averages`); those without count as if they were all measured, and as often as one with a gradient.
         """
         known = np.asarray([int(tokens.sum()) for tokens in work.known], dtype=np.float64)
-        live, flat = float(known[work.trains].sum()), float(known[~work.trains].sum())
+        live = float(known[work.trains].sum())
+        flat = float(known[~work.trains].sum())
         counted = averages.pairs().get("mismatch/mean", (0.0, 0.0))[1]
         times = counted / live if live and counted else 1.0
         return times * flat / measured if measured else 0.0
@@ -277,7 +284,8 @@ class Learner:
         found: dict[str, list[np.ndarray]] = {
             need.statistic: [np.full(len(r), np.nan, dtype=np.float32) for r in work.batch.rollouts] for need in needs
         }
-        share, later = self._share(work.batch, index), DeferredColumns()
+        share = self._share(work.batch, index)
+        later = DeferredColumns()
         with torch.no_grad(), self.policy.evaluating():
             for rows in self._passes(work, share, where):
                 if rows is None:

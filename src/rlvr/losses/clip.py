@@ -108,12 +108,15 @@ class ClippedPolicyLoss(Loss):
         return LossTerm(-tokens.average(found.value, self.average, over), metrics)
 
     def _surrogate(self, log_ratio: torch.Tensor, tokens: TokenBatch) -> Surrogate:
-        low, high = float(self.clip_low), float(self.clip_high)
-        advantage, logprobs = tokens.advantage, tokens.logprobs
+        low = float(self.clip_low)
+        high = float(self.clip_high)
+        advantage = tokens.advantage
+        logprobs = tokens.logprobs
         if self.clip == "hard":
             return hard(log_ratio, advantage, 1 - low, 1 + high, _number(self.cap))
         if self.clip == "soft":
-            positive, negative = float(self.soft_positive), float(self.soft_negative)
+            positive = float(self.soft_positive)
+            negative = float(self.soft_negative)
             return soft(log_ratio, advantage, positive, negative)
         if self.clip == "detach":
             return detached(log_ratio, logprobs, advantage, 1 - low, 1 + high)
@@ -132,12 +135,15 @@ def hard(log_ratio: torch.Tensor, advantage: torch.Tensor, low: float, high: flo
     The cap is the constant c of dual-clip PPO (Ye et al. 2020, arXiv 1912.09729), and the delta of two-sided clipping.
     """
     ratio = log_ratio.detach().exp()
-    below, above = (ratio < low) & (advantage < 0), (ratio > high) & (advantage > 0)
+    below = (ratio < low) & (advantage < 0)
+    above = (ratio > high) & (advantage > 0)
     bounded = ratio.clamp(low, high)
     binds = below | above | (advantage == 0)
     if cap is not None:
         over = (ratio > cap) & (advantage < 0)
-        bounded, binds, above = torch.where(over, cap, bounded), binds | over, above | over
+        bounded = torch.where(over, cap, bounded)
+        binds = binds | over
+        above = above | over
     # Where the clip binds there is no gradient, and an overflowing ratio must not make one of 0 x inf.
     return Surrogate(torch.where(binds, bounded, log_ratio.masked_fill(binds, 0.0).exp()) * advantage, below, above)
 
@@ -179,7 +185,8 @@ def within_divergence(
     """
     now = logprobs.detach()
     before = now - log_ratio.detach()
-    p, q = now.exp(), before.exp()
+    p = now.exp()
+    q = before.exp()
     if by == "tv":
         moved = (p - q).abs()
     else:

@@ -63,7 +63,8 @@ class ClipCovLoss(Loss):
     def choose(self, tokens: TokenBatch) -> torch.Tensor:
         """1 where the token is held back, else 0, [T]."""
         found = self._surrogate(tokens)
-        covariance, total = covariances(tokens), len(tokens.weight)
+        covariance = covariances(tokens)
+        total = len(tokens.weight)
         candidates = (covariance > float(self.least)) & (covariance < float(self.most))
         where = (candidates & ~(found.low | found.high)).nonzero()[:, 0]
         share = float(self.share)
@@ -74,7 +75,8 @@ class ClipCovLoss(Loss):
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
         assert tokens.chosen is not None
-        found, held = self._surrogate(tokens), tokens.chosen > 0
+        found = self._surrogate(tokens)
+        held = tokens.chosen > 0
         ratio = (tokens.logprobs - tokens.proximal_logprobs).detach().exp()
         metrics = {
             "ratio/mean": ratio,
@@ -86,7 +88,8 @@ class ClipCovLoss(Loss):
         return LossTerm(-tokens.average(found.value.masked_fill(held, 0.0), self.average, over), metrics)
 
     def _surrogate(self, tokens: TokenBatch) -> Surrogate:
-        low, high = 1 - float(self.clip_low), 1 + float(self.clip_high)
+        low = 1 - float(self.clip_low)
+        high = 1 + float(self.clip_high)
         return hard(log_ratio(tokens), tokens.advantage, low, high, None)
 
 
@@ -116,7 +119,8 @@ class KLCovLoss(Loss):
 
     def choose(self, tokens: TokenBatch) -> torch.Tensor:
         """1 where the token is penalised, else 0, [T]."""
-        covariance, share = covariances(tokens), float(self.share)
+        covariance = covariances(tokens)
+        share = float(self.share)
         count = min(len(covariance), max(1, int(share * len(covariance)))) if share > 0 else 0
         return torch.zeros_like(covariance).index_fill(0, covariance.topk(count).indices, 1.0)
 

@@ -39,8 +39,10 @@ class GeometricMeanLoss(Loss):
         refuse_below("clip_high", self.clip_high, 0)
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
-        low, high = float(self.clip_low), float(self.clip_high)
-        log_ratio, advantage = tokens.logprobs - tokens.proximal_logprobs, tokens.advantage
+        low = float(self.clip_low)
+        high = float(self.clip_high)
+        log_ratio = tokens.logprobs - tokens.proximal_logprobs
+        advantage = tokens.advantage
         sign = advantage.sign()
         clipped = sign * torch.minimum(sign * log_ratio, sign * log_ratio.clamp(-low, high))
         ratio = tokens.mean_by_sequence(clipped)[tokens.sequence].exp()

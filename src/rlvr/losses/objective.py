@@ -165,7 +165,8 @@ class Averages:
 
         A weight of 0 says that there was nothing to measure. ValueError when it is negative.
         """
-        total, weight = float(total), float(weight)
+        total = float(total)
+        weight = float(weight)
         if weight < 0:
             raise ValueError(f"the weight of {name!r} must not be negative: {weight}")
         before, seen = self._pairs.get(name, (0.0, 0.0))
@@ -261,7 +262,8 @@ class StepMetrics:
     def fetch(self, components: Sequence[str]) -> Fetched:
         """All that was added, by one copy from the device; the losses of all `components`."""
         weights = [weight for _, _, weight in self._sums if isinstance(weight, torch.Tensor)]
-        sums, losses = [total for _, total, _ in self._sums], [loss for _, loss in self._losses]
+        sums = [total for _, total, _ in self._sums]
+        losses = [loss for _, loss in self._losses]
         numbers = iter(_numbers([*sums, *weights, *losses, *self._totals]))
         totals = [next(numbers) for _ in sums]
         of_weights = [next(numbers) if isinstance(w, torch.Tensor) else w for _, _, w in self._sums]
@@ -292,7 +294,8 @@ def mismatch_sums(log_ratio: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def with_effective_size(means: dict[str, float | None]) -> dict[str, float | None]:
     """The step's metrics with the share of tokens that the importance weights leave effective (Kish 1965)."""
-    first, second = means.pop("ratio_to_behaviour", None), means.pop("ratio_to_behaviour_squared", None)
+    first = means.pop("ratio_to_behaviour", None)
+    second = means.pop("ratio_to_behaviour_squared", None)
     return means | {"mismatch/effective": first * first / second if first and second else None}
 
 

@@ -37,7 +37,8 @@ class RewardClassification(SequenceLoss):
 
     def sequence_losses(self, sequences: SequenceBatch) -> torch.Tensor:
         """See SequenceLoss. ValueError for a reward outside [0, 1]."""
-        reward, size = sequences.reward, sequences.group_size()
+        reward = sequences.reward
+        size = sequences.group_size()
         if bool(((reward < 0) | (reward > 1)).any()):
             raise ValueError(
                 f"the loss pacs takes the reward for a probability, and found {float(reward.min()):g} to "

@@ -100,7 +100,8 @@ class KTO(SequenceLoss):
 
 def extremes(sequences: SequenceBatch) -> tuple[torch.Tensor, torch.Tensor]:
     """The first best and the first worst of every group in which they differ, as two lists of positions."""
-    better, worse = [], []
+    better = []
+    worse = []
     for number in sequences.group.unique().tolist():
         members = (sequences.group == number).nonzero()[:, 0]
         rewards = sequences.reward[members]

@@ -39,7 +39,8 @@ class RandomPolicyValueLoss(Loss):
     )
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:
-        statistics, scale = tokens.statistics, float(self.temperature)
+        statistics = tokens.statistics
+        scale = float(self.temperature)
         now, before = (
             statistics["mean_logit", model] - statistics["logsumexp", model] for model in (CURRENT, PROXIMAL)
         )

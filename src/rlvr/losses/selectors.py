@@ -40,7 +40,8 @@ class TopEntropy(TokenSelector):
         entropy = tokens.entropy
         # torch.quantile takes at most 2^24 numbers; the same linear interpolation, by sorting
         place = (1 - float(self.share)) * (len(entropy) - 1)
-        ordered, low = entropy.sort().values, int(place)
+        ordered = entropy.sort().values
+        low = int(place)
         high = min(low + 1, len(ordered) - 1)
         bound = torch.lerp(ordered[low], ordered[high], place - low)
         return (entropy >= bound).to(entropy.dtype)

@@ -63,7 +63,8 @@ class LastTokenReward(SequenceLoss):
 
     def sequence_losses(self, sequences: SequenceBatch) -> torch.Tensor:
         """See SequenceLoss; a response's log-probs are those of the one token."""
-        count, reward = len(sequences.reward), sequences.reward
+        count = len(sequences.reward)
+        reward = sequences.reward
         loss = (self.beta * (sequences.logprobs - self.constant) - reward).square()
         right = reward >= 0.5
         if self.balanced and 0 < int(right.sum()) < count:

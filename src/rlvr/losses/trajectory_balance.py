@@ -42,7 +42,8 @@ class TrajectoryBalance(SequenceLoss):
 
     def sequence_losses(self, sequences: SequenceBatch) -> torch.Tensor:
         """See SequenceLoss. ValueError for a negative reward, which has no logarithm."""
-        reward, size = sequences.reward, sequences.group_size()
+        reward = sequences.reward
+        size = sequences.group_size()
         if bool((reward < 0).any()):
             raise ValueError(
                 f"the loss trajectory_balance takes the logarithm of the reward, and found {float(reward.min()):g}: use rewards "

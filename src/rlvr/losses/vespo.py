@@ -14,7 +14,8 @@ from rlvr.core.schedules import Scalar
 from rlvr.losses.tokens import Average, Denominators, LossTerm, TokenBatch, log_ratio
 from rlvr.registry import register
 
-LEAST, MOST = math.log(1e-8), 20.0
+LEAST = math.log(1e-8)
+MOST = 20.0
 """The log of a response's ratio is kept in this band."""
 
 
@@ -49,7 +50,8 @@ class GammaWeightedLoss(Loss):
         if tokens.importance is not None:
             log_ratios = log_ratios + tokens.importance.log().clamp(LEAST, MOST)
         log_w = tokens.sum_by_sequence(log_ratios)[tokens.sequence].clamp(LEAST, MOST)
-        w, up = log_w.exp(), tokens.advantage >= 0
+        w = log_w.exp()
+        up = tokens.advantage >= 0
         k = torch.full_like(w, float(self.power_negative)).masked_fill(up, float(self.power_positive))
         decay = torch.full_like(w, float(self.decay_negative)).masked_fill(up, float(self.decay_positive))
         phi = (decay.clamp_min(1e-4) * (1 - w) + k * log_w).exp()

@@ -39,7 +39,8 @@ class BackgroundTracker:
     def __init__(
         self, tracker: Tracker, name: str | None = None, queue_size: int = 1000, finish_timeout: float = 20.0
     ) -> None:
-        self.tracker, self.name = tracker, name or type(tracker).__name__
+        self.tracker = tracker
+        self.name = name or type(tracker).__name__
         self.finish_timeout = finish_timeout
         self._queue: queue.Queue[Callable[[], object]] = queue.Queue(queue_size)
         self._thread: threading.Thread | None = None
@@ -79,7 +80,8 @@ class BackgroundTracker:
 
     def finish(self) -> None:
         """Let the tracker finish, for at most `finish_timeout` seconds, and say what was lost. Twice is the same as once."""
-        thread, self._thread = self._thread, None
+        thread = self._thread
+        self._thread = None
         if thread is None:
             return
         self._ending.set()

@@ -79,7 +79,8 @@ def _verdicts(batch: Batch) -> dict[str, float | None]:
 
 def _groups(batch: Batch) -> dict[str, float | None]:
     """Shares of groups. All correct, all wrong, mixed and undecided sum to 1 when any rollout has a verdict."""
-    group, verdicts = batch.group_index(), [r.verdict for r in batch.rollouts]
+    group = batch.group_index()
+    verdicts = [r.verdict for r in batch.rollouts]
     total = int(group.max(initial=-1)) + 1
     score = np.asarray([v.score if v and v.decided else np.nan for v in verdicts], dtype=np.float64)
     decided, right, wrong = (np.bincount(group[of], minlength=total) for of in (score == score, score == 1, score == 0))
@@ -103,7 +104,8 @@ def _zero_variance(batch: Batch, group: np.ndarray, total: int) -> float | None:
     if (reward := batch.columns.get("reward")) is None:
         return None
     known = ~np.isnan(reward)
-    low, high = np.full(total, np.inf), np.full(total, -np.inf)
+    low = np.full(total, np.inf)
+    high = np.full(total, -np.inf)
     np.minimum.at(low, group[known], reward[known])
     np.maximum.at(high, group[known], reward[known])
     with np.errstate(invalid="ignore"):  # infinite rewards
@@ -147,7 +149,8 @@ def _repetition(batch: Batch, sampled: np.ndarray, row: np.ndarray) -> float | N
     row = row[sampled]
     ids = np.concatenate([r.token_ids for r in batch.rollouts] or [row])[sampled].astype(np.uint64)
     count = max(0, len(row) - REPEATED + 1)
-    whole, key = row[len(row) - count :] == row[:count], row[:count].astype(np.uint64)
+    whole = row[len(row) - count :] == row[:count]
+    key = row[:count].astype(np.uint64)
     for place in range(REPEATED):
         key = key * _FACTOR + ids[place : place + count]
     key = key[whole]
@@ -168,7 +171,8 @@ def _explained(batch: Batch) -> dict[str, float | None]:
     terms = {name.removeprefix("reward/"): c for name, c in batch.columns.items() if name.startswith("reward/")}
     if len(terms) < 2 or "reward" not in batch.columns:
         return {}
-    group, reward = batch.group_index(), batch.columns["reward"]
+    group = batch.group_index()
+    reward = batch.columns["reward"]
     return {f"explained/{name}": _squared_correlation(group, values, reward) for name, values in terms.items()}
 
 
@@ -182,7 +186,8 @@ def _squared_correlation(group: np.ndarray, first: np.ndarray, second: np.ndarra
         rest: np.ndarray = kept - (np.bincount(group, weights=kept) / size)[group] if len(kept) else kept
         return np.where(np.abs(rest) > SAME * (1 + np.abs(kept)), rest, 0.0)
 
-    x, y = within(first), within(second)
+    x = within(first)
+    y = within(second)
     if not y.any():
         return None
     return float((x @ y) ** 2 / ((x @ x) * (y @ y))) if x.any() else 0.0

@@ -57,15 +57,21 @@ class Console:
         file: TextIO | None = None,
         counts: Counts = dict,
     ) -> None:
-        self.samples_every, self.completions, self._counts = samples_every, completions, counts
-        self._off, self._quiet = mode == "off", mode == "quiet"
+        self.samples_every = samples_every
+        self.completions = completions
+        self._counts = counts
+        self._off = mode == "off"
+        self._quiet = mode == "quiet"
         self._live = mode == "auto" and _is_terminal(file or sys.stdout)
         self._output = _output(file, self._live)
         self._view: LiveView | None = None
         self._rewards: deque[float] = deque(maxlen=_TREND)
         self._titles: list[str] = []
         self._rows = 0
-        self._stage, self._total, self._done, self._resumed = "run", 0, 0, 0
+        self._stage = "run"
+        self._total = 0
+        self._done = 0
+        self._resumed = 0
         self._began = time.monotonic()
 
     def start(self, plan: str | Iterable[str]) -> None:
@@ -75,7 +81,10 @@ class Console:
 
     def stage(self, name: str, steps: int | None, done: int = 0) -> None:
         """Begin a stage of `steps` steps (None: until a criterion), `done` of them before this process started."""
-        self._stage, self._total, self._done, self._resumed = clean(name), steps or 0, done, done
+        self._stage = clean(name)
+        self._total = steps or 0
+        self._done = done
+        self._resumed = done
         self._began = time.monotonic()
         self._rewards.clear()
         if not self._live:
@@ -107,7 +116,8 @@ class Console:
     def _row(self, cells: Cells) -> None:
         """The table on a terminal: a header when the columns change and every so often, else a row."""
         if list(cells) != self._titles or self._rows % _HEADER_EVERY == 0:
-            self._titles, self._rows = list(cells), 0
+            self._titles = list(cells)
+            self._rows = 0
             self._say(_aligned({title: title for title in cells}), "bold", cut=True)
         self._rows += 1
         self._say(_aligned(cells), cut=True)
@@ -133,7 +143,8 @@ class Console:
         self._say(said, _LEVELS.get(level, ""), always=level != "info")
         if self._view is not None and level != "info":
             line = self._text(" ".join(said.split()), _LEVELS[level])
-            line.no_wrap, line.overflow = True, "ellipsis"
+            line.no_wrap = True
+            line.overflow = "ellipsis"
             self._view.note(line)
 
     def closing(self, text: str) -> None:
@@ -154,7 +165,8 @@ class Console:
 
     def finish(self) -> None:
         """Take the live view away and give the terminal back; may be called twice."""
-        view, self._view = self._view, None
+        view = self._view
+        self._view = None
         if view is not None:
             self._guard(view.stop)
 

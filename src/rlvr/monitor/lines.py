@@ -64,7 +64,8 @@ def number(value: Any) -> str:
 
 def sparkline(values: Sequence[float]) -> str:
     """One bar per value, the lowest and the highest of them as the ends of the scale."""
-    low, high = min(values, default=0.0), max(values, default=0.0)
+    low = min(values, default=0.0)
+    high = max(values, default=0.0)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((value - low) * scale)] for value in values)
 

@@ -38,7 +38,9 @@ class MlflowTracker:
 
     def __init__(self, uri: str | None = None, experiment: str = "rlvr", name: str | None = None) -> None:
         require("mlflow", "mlflow")
-        self.uri, self.experiment, self.name = uri, experiment, name
+        self.uri = uri
+        self.experiment = experiment
+        self.name = name
         self._mlflow: Any = None
         self._client: Any = None
         self._run = ""
@@ -85,7 +87,8 @@ class MlflowTracker:
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """One step's numbers; None and texts are left out."""
-        now, metric = int(time.time() * 1000), self._mlflow.entities.Metric
+        now = int(time.time() * 1000)
+        metric = self._mlflow.entities.Metric
         numbers = [
             metric(_key(name), float(value), now, step)
             for name, value in metrics.items()

@@ -21,7 +21,8 @@ class StepProfiler:
     """Profiles the steps numbered in `steps`; files go to `folder`/profile."""
 
     def __init__(self, folder: Path, steps: Collection[int]) -> None:
-        self.folder, self.steps = folder / "profile", frozenset(steps)
+        self.folder = folder / "profile"
+        self.steps = frozenset(steps)
 
     @contextmanager
     def __call__(self, number: int, records: Sequence[Mapping[str, Any]]) -> Iterator[None]:

@@ -95,7 +95,8 @@ class RolloutLog:
 
     def keep_until(self, step: int) -> int:
         """Never remove the files of steps up to this one; their bytes."""
-        self.kept_until, self._sizes = step, None
+        self.kept_until = step
+        self._sizes = None
         files = numbered(self.directory, ".jsonl")
         return sum(path.stat().st_size for number, path in files.items() if number <= step)
 
@@ -166,14 +167,13 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     """One row for each rollout that was collected, the first `kept` of them not dropped, then for each that was added."""
     places = {_key(rollout): place for place, rollout in enumerate(batch.rollouts)}
-    final, scored, tokens = (
-        _by_rollout(batch.columns, len(batch)),
-        _by_rollout(columns, len(collected)),
-        _of_tokens(batch),
-    )
+    final = _by_rollout(batch.columns, len(batch))
+    scored = _by_rollout(columns, len(collected))
+    tokens = _of_tokens(batch)
     for number, rollout in enumerate(collected):
         place = places.pop(_key(rollout), None)
-        row, given = rollout.row(), scored[number]
+        row = rollout.row()
+        given = scored[number]
         if place is None:
             left_out = "baseline" if rollout.role == BASELINE else "left_out"
             row |= {"use": left_out if number < kept else "dropped", "columns": given}

@@ -30,7 +30,8 @@ class TensorBoardTracker:
 
     def __init__(self, directory: str | None = None, name: str | None = None) -> None:
         require("tensorboard", "tensorboard")
-        self.directory, self.name = directory, name
+        self.directory = directory
+        self.name = name
         self._folder = Path()
         self._writer: Any = None
         self._config = ""

@@ -47,7 +47,10 @@ class WandbTracker:
             self.mode = os.environ.get("WANDB_MODE") or ("offline" if self._keyless else "online")
         if self.mode != "disabled":
             require("wandb", "wandb")
-        self.project, self.entity, self.name, self.patience = project, entity, name, patience
+        self.project = project
+        self.entity = entity
+        self.name = name
+        self.patience = patience
         self._wandb: Any = None
         self._run: Any = None
 

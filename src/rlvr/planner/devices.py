@@ -77,9 +77,11 @@ def _group_limits() -> Iterator[int]:
     for line in ["0::/", "0:memory:/", *own]:
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            mounted, name = CGROUPS, "memory.max"
+            mounted = CGROUPS
+            name = "memory.max"
         elif "memory" in controllers.split(","):
-            mounted, name = CGROUPS / "memory", "memory.limit_in_bytes"
+            mounted = CGROUPS / "memory"
+            name = "memory.limit_in_bytes"
         else:
             continue
         group = PurePosixPath(path.lstrip("/"))

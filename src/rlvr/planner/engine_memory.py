@@ -111,7 +111,8 @@ def batch_limits(options: CommonSettings, devices: Devices) -> tuple[int, int]:
         tokens = 16384 if devices.memory >= HUGE_GPU else 8192 if large else 2048
         sequences = 1024 if large else 256
     else:
-        tokens, sequences = 2048, 128
+        tokens = 2048
+        sequences = 128
     tokens = int(options.engine_args.get("max_num_batched_tokens", options.max_num_batched_tokens) or tokens)
     sequences = int(options.engine_args.get("max_num_seqs", options.max_num_seqs) or sequences)
     return tokens, min(sequences, tokens)

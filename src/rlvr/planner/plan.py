@@ -250,7 +250,9 @@ class Passes:
     def shared(self) -> tuple[float, float, int]:
         """The same, and the tokens of a prompt, where each prompt is computed once for its group: more of the tokens are trained."""
         prompt, length = lengths(self.shape, self.config)
-        optim, group, own = self.config.optim, self.config.rollout.group_size, length - prompt
+        optim = self.config.optim
+        group = self.config.rollout.group_size
+        own = length - prompt
         rows = step_rows(self.config, self.ranks, self.sampled)
         if (limit := token_limit(optim)) is None:
             rows = min(rows, optim.micro_batch_size or rows)

@@ -87,7 +87,8 @@ class Spans:
 
     def _block(self, members: np.ndarray) -> Block:
         contexts = self.context_length[members]
-        longest, context = int(self.length[members].max()), int(contexts.max())
+        longest = int(self.length[members].max())
+        context = int(contexts.max())
         own = _padded(self.start[members], self.length[members], longest)
         before = _padded(self.start[self.context[members]], contexts, context)
         keys = np.concatenate([before, own], axis=1)
@@ -116,17 +117,21 @@ def blocks_of(length: np.ndarray, context: np.ndarray) -> list[np.ndarray]:
     blocks: list[list[int]] = []
     longest = widest = real = 0
     for s in np.lexsort((-length, -context)):
-        own, before = int(length[s]), int(context[s])
+        own = int(length[s])
+        before = int(context[s])
         if blocks and (before > 0) == (widest > 0):
             top = max(longest, own)
             pairs = (len(blocks[-1]) + 1) * top * (top + widest)
             waste = pairs - real - own * (own + before)
             if waste <= max(SMALL, SLACK * pairs):
                 blocks[-1].append(int(s))
-                longest, real = top, real + own * (own + before)
+                longest = top
+                real = real + own * (own + before)
                 continue
         blocks.append([int(s)])
-        longest, widest, real = own, before, own * (own + before)
+        longest = own
+        widest = before
+        real = own * (own + before)
     return [np.asarray(block) for block in blocks]
 
 
@@ -162,7 +167,8 @@ class Block:
     def _visible(self, window: int | None) -> torch.Tensor | None:
         if window is None and not self.context:
             return None
-        device, before = self.take_keys.device, self.context_length[:, None, None]
+        device = self.take_keys.device
+        before = self.context_length[:, None, None]
         q = torch.arange(self.queries, device=device)[:, None]
         k = torch.arange(-self.context, self.queries, device=device)  # own tokens from 0 on
         seen = torch.where(k < 0, k + self.context < before, k <= q)
@@ -174,7 +180,8 @@ class Block:
     def attend(self, base: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> torch.Tensor:
         """The outputs of the block's padded queries, [R * queries, heads, head size]."""
         q = self._take(query, self.take_queries)
-        k, v = self._take(key, self.take_keys), self._take(value, self.take_keys)
+        k = self._take(key, self.take_keys)
+        v = self._take(value, self.take_keys)
         return base(module, q, k, v, mask, **more)[0].flatten(0, 1)
 
     def _take(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -244,7 +251,8 @@ def _attend(
     function = _function(base, module)
     if not isinstance(attention_mask, _RowMask):
         return function(module, query, key, value, attention_mask, **more)
-    spans, window = attention_mask.spans, attention_mask.window
+    spans = attention_mask.spans
+    window = attention_mask.window
     if base == "flex_attention":
         return function(module, query, key, value, attention_mask.blocks, **more)
     outputs = []

@@ -123,7 +123,8 @@ class ModelFlops:
 
     def of_pass(self, computed: ComputedPass) -> float:
         """Operations of a forward pass over a micro-batch, with the backward pass where it has a gradient."""
-        length, projected = computed.length, computed.projected
+        length = computed.length
+        projected = computed.projected
         tokens = float(length.sum())
         dense = 2 * (self.weights * tokens + self.head * projected)
         seen = length + computed.context
@@ -136,7 +137,8 @@ class ModelFlops:
 
     def of_update(self, passes: Iterable[ComputedPass]) -> UpdateFlops:
         """The operations of the passes of an update."""
-        flops, tokens = 0.0, 0
+        flops = 0.0
+        tokens = 0
         for computed in passes:
             flops += self.of_pass(computed)
             tokens += int(computed.length.sum()) if computed.grad else 0

@@ -31,15 +31,13 @@ KEEP = 1 << 22
 """Up to so many logits are one tile and are kept for the backward pass: 16 MiB in float32."""
 LOWEST = -1e30
 """Stands for a log-probability of minus infinity where it is multiplied by a probability of zero."""
-PAIRS, ENTROPY, LSE, MEAN, MAXIMUM, SQUARES, TOP = (
-    "pair_logprobs",
-    "entropy",
-    "logsumexp",
-    "mean_logit",
-    "max_logit",
-    "sum_squared_probs",
-    "top_k",
-)
+PAIRS = "pair_logprobs"
+ENTROPY = "entropy"
+LSE = "logsumexp"
+MEAN = "mean_logit"
+MAXIMUM = "max_logit"
+SQUARES = "sum_squared_probs"
+TOP = "top_k"
 NAMES = (PAIRS, ENTROPY, LSE, MEAN, MAXIMUM, SQUARES, TOP)
 """In the order in which the autograd function returns them."""
 
@@ -149,7 +147,9 @@ class Logits:
         inputs: tuple[torch.Tensor, ...],
         weights: tuple[torch.Tensor, ...],
     ) -> None:
-        self.plan, self.inputs, self.weights = plan, inputs, weights
+        self.plan = plan
+        self.inputs = inputs
+        self.weights = weights
         self.dtype = torch.promote_types(inputs[0].dtype, torch.float32)
         self.factor = plan.last_factor / temperature.to(self.dtype)[:, None]
         """[T, 1]: what a tile is multiplied by last."""
@@ -204,7 +204,8 @@ class Running:
     def add(self, rows: slice, part: slice, z: torch.Tensor, scratch: torch.Tensor) -> None:
         """Count a tile, which is left relative to the largest logits; `scratch` is overwritten."""
         self._follow(rows, part, z)
-        first, largest = part.start == 0, z.amax(1)
+        first = part.start == 0
+        largest = z.amax(1)
         shift = None
         if not first:
             before = self.maximum[rows]
@@ -214,7 +215,8 @@ class Running:
         z.sub_(_anchor(largest)[:, None])
         weight = torch.exp(z, out=scratch)
         mass = weight.sum(1)
-        faded, old = None if shift is None else shift.exp(), self.mass[rows]
+        faded = None if shift is None else shift.exp()
+        old = self.mass[rows]
         if self.squares is not None:
             squares = torch.linalg.vector_norm(weight, dim=1).square()
             self.squares[rows] = squares if faded is None else squares + faded.square() * self.squares[rows]
@@ -236,7 +238,8 @@ class Running:
                 self.chosen[rows] = torch.where(inside, z.gather(1, local), self.chosen[rows])
         if self.top is not None and self.top_ids is not None:
             values, ids = z.topk(min(self.top.shape[1], z.shape[1]), dim=1)
-            values, ids = torch.cat([self.top[rows], values], 1), torch.cat([self.top_ids[rows], ids + part.start], 1)
+            values = torch.cat([self.top[rows], values], 1)
+            ids = torch.cat([self.top_ids[rows], ids + part.start], 1)
             self.top[rows], best = values.topk(self.top.shape[1], dim=1)
             self.top_ids[rows] = ids.gather(1, best)
 
@@ -254,7 +257,8 @@ def within(ids: torch.Tensor, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
 
 def finish(plan: Plan, running: Running) -> tuple[list[torch.Tensor | None], tuple[torch.Tensor, ...]]:
     """The statistics in the order of NAMES, with the ids of the top k; and what the backward pass needs of the sums."""
-    asked, anchor = plan.asked, _anchor(running.maximum)
+    asked = plan.asked
+    anchor = _anchor(running.maximum)
     log_mass = running.mass.log()
     entropy = None if running.entropy is None else log_mass - running.entropy / running.mass
     squares = None if running.squares is None else running.squares / running.mass.square()
@@ -281,7 +285,8 @@ class Slope:
 
     def __init__(self, plan, gradients, ids, state, factor):  # type: ignore[no-untyped-def]
         given = dict(zip(NAMES, gradients, strict=False))
-        self.plan, self.factor = plan, factor
+        self.plan = plan
+        self.factor = factor
         self.anchor, self.log_mass, entropy, squares = state
         inner = factor[:, 0] if plan.cap is None else factor[:, 0] * (plan.scale / plan.cap)
         a = torch.zeros_like(inner)
@@ -296,9 +301,11 @@ class Slope:
         if (g := given[LSE]) is not None:
             a = a + g
         if (g := given[ENTROPY]) is not None:
-            a, self.b = a - g * entropy, (-g * inner)[:, None]
+            a = a - g * entropy
+            self.b = (-g * inner)[:, None]
         if (g := given[SQUARES]) is not None:
-            a, self.c = a - 2 * g * squares, (2 * g * inner)[:, None]
+            a = a - 2 * g * squares
+            self.c = (2 * g * inner)[:, None]
         if (g := given[MEAN]) is not None:
             self.d = (g * inner / plan.vocabulary)[:, None]
         self.a = (a * inner)[:, None]
@@ -335,7 +342,8 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx, plan, ids, temperature, *tensors):  # type: ignore[no-untyped-def]
         logits = Logits(plan, temperature, tensors[: plan.terms], tensors[plan.terms :])
-        tokens, keep = len(tensors[0]), None
+        tokens = len(tensors[0])
+        keep = None
         running = Running(plan, ids, tokens, logits.buffer)
         scratch = logits.buffer
         for part, rows_of_part in tiles(tokens, plan, tensors[0].device):
@@ -359,7 +367,9 @@ class _Fused(torch.autograd.Function):
     def backward(ctx, *gradients):  # type: ignore[no-untyped-def]
         if torch.is_grad_enabled():
             raise NotImplementedError("the fused LM head has no second derivatives: backward without create_graph")
-        plan, tensors, needed = ctx.plan, ctx.saved_tensors, ctx.needs_input_grad[3:]
+        plan = ctx.plan
+        tensors = ctx.saved_tensors
+        needed = ctx.needs_input_grad[3:]
         count = len(needed)
         temperature, ids, top_ids, kept, *state = tensors[count:]
         weights = tensors[plan.terms : count]
@@ -373,7 +383,9 @@ def _gradients(
     logits: Logits, slope: Slope, kept: torch.Tensor | None, needed: tuple[bool, ...]
 ) -> list[torch.Tensor | None]:
     """Gradients of the inputs and of the weights, None where they are not needed."""
-    inputs, weights, plan = logits.inputs, logits.weights, logits.plan
+    inputs = logits.inputs
+    weights = logits.weights
+    plan = logits.plan
     wide = [
         torch.zeros_like(x, dtype=logits.dtype) if need else None
         for x, need in zip(inputs, needed[: plan.terms], strict=True)

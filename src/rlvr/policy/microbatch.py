@@ -221,16 +221,19 @@ def cut_shared(
     np.maximum.at(longest, cluster, lengths)
     order = np.lexsort((-lengths, cluster, -longest[cluster]))
     cuts: list[list[int]] = []
-    used, last = 0, -1
+    used = 0
+    last = -1
     for i in order:
         own = int(lengths[i] - prefix[i])
         extra = own if cuts and cluster[i] == last else int(lengths[i])
         full = not cuts or (size is not None and len(cuts[-1]) == size)
         if full or (tokens is not None and used + extra > tokens):
             cuts.append([])
-            used, extra = 0, int(lengths[i])
+            used = 0
+            extra = int(lengths[i])
         cuts[-1].append(int(i))
-        used, last = used + extra, cluster[i]
+        used = used + extra
+        last = cluster[i]
     return [np.asarray(part) for part in cuts]
 
 
@@ -273,9 +276,11 @@ class Cost:
 
     def packed(self, length: np.ndarray, context: np.ndarray) -> float:
         """One row of runs of these lengths, with contexts of these lengths."""
-        pairs, blocks = 0, blocks_of(length, context)
+        pairs = 0
+        blocks = blocks_of(length, context)
         for block in blocks:
-            own, before = int(length[block].max()), int(context[block].max())
+            own = int(length[block].max())
+            before = int(context[block].max())
             pairs += len(block) * own * (own + before)
         return float(length.sum()) + self.pair * pairs + self.call * len(blocks)
 
@@ -335,16 +340,22 @@ def _runs(lengths: np.ndarray, prefix: np.ndarray, cluster: np.ndarray) -> _Runs
     prefix = np.where(count[cluster] > 1, prefix, 0)
     pieces: list[tuple[int, int, int]] = []
     context: list[int] = []
-    prefix_start, own_start = np.zeros(len(lengths), dtype=np.int64), np.zeros(len(lengths), dtype=np.int64)
-    place, last, shared, start = 0, -1, -1, 0
+    prefix_start = np.zeros(len(lengths), dtype=np.int64)
+    own_start = np.zeros(len(lengths), dtype=np.int64)
+    place = 0
+    last = -1
+    shared = -1
+    start = 0
     for r in range(len(lengths)):
         if prefix[r] and cluster[r] != last:
-            shared, start = len(pieces), place
+            shared = len(pieces)
+            start = place
             pieces.append((r, 0, int(prefix[r])))
             context.append(-1)
             place += int(prefix[r])
         last = int(cluster[r])
-        prefix_start[r], own_start[r] = start, place
+        prefix_start[r] = start
+        own_start[r] = place
         if lengths[r] > prefix[r]:
             pieces.append((r, int(prefix[r]), int(lengths[r])))
             context.append(shared if prefix[r] else -1)
@@ -366,7 +377,8 @@ def packed_row(
     runs = _runs(tokens.lengths, prefix, cluster)
     spans = Spans(runs.length, runs.context, device)
     ids = np.concatenate([batch.rollouts[index[r]].token_ids[first:end] for r, first, end in runs.pieces])
-    row, before = tokens.row, tokens.column - 1
+    row = tokens.row
+    before = tokens.column - 1
     own = runs.own_start[row] + before - runs.prefix[row]
     source = np.where(before < runs.prefix[row], runs.prefix_start[row] + before, own)
     rows = tokens.laid_out(batch, index, ids[None], spans.positions[None], source, device)
@@ -425,7 +437,11 @@ class _Layouts:
     def __init__(
         self, policy: Policy, batch: Batch, index: np.ndarray, trained: Sequence[np.ndarray], config: OptimConfig
     ) -> None:
-        self.policy, self.batch, self.index, self.trained, self.config = policy, batch, index, trained, config
+        self.policy = policy
+        self.batch = batch
+        self.index = index
+        self.trained = trained
+        self.config = config
         self.lengths = np.asarray([len(batch.rollouts[i]) for i in index], dtype=np.int64)
         self.limits = (config.micro_batch_size, token_limit(config))
         self.estimate = Cost.of(policy)
@@ -446,7 +462,8 @@ class _Layouts:
         """The packed layouts that config allows, but for those whose tokens alone cost over `most`."""
         if self.config.packing is False:
             return
-        shares, total = self.config.share_prefix, int(self.lengths.sum())
+        shares = self.config.share_prefix
+        total = int(self.lengths.sum())
         if shares is not True and total <= most:
             yield self._packed(np.arange(len(self.index)), np.zeros_like(self.lengths))
         if shares is not False:

@@ -165,7 +165,8 @@ class Policy:
         ids = torch.arange(4, device=self.device)[None] % self.causal_lm.config.get_text_config().vocab_size
         positions = torch.arange(4, device=self.device)[None]
         with torch.no_grad(), self.evaluating():
-            own, ours = self.own_logits(ids, positions), self.logits(self.hidden_states(ids, positions))
+            own = self.own_logits(ids, positions)
+            ours = self.logits(self.hidden_states(ids, positions))
         return own.shape == ours.shape and torch.allclose(own, ours, atol=1e-3, rtol=1e-3)
 
     @contextlib.contextmanager
@@ -384,7 +385,8 @@ def _lora(module: Any, hidden: torch.Tensor, dtype: torch.dtype | None) -> _Term
     for name in module.active_adapters:
         if name not in module.lora_A:
             continue
-        down, up = module.lora_A[name], module.lora_B[name]
+        down = module.lora_A[name]
+        up = module.lora_B[name]
         if name in module.lora_variant or up.bias is not None:
             return None
         low_rank = down(module.lora_dropout[name](hidden.to(down.weight.dtype))) * module.scaling[name]

@@ -16,7 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 from rlvr.config import ScratchConfig
 from rlvr.errors import ConfigError
 
-PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
+PAD = "<pad>"
+END = "<eos>"
+UNKNOWN = "<unk>"
 ROLES = {role: f"<|{role}|>" for role in ("system", "user", "assistant")}
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] }}"

@@ -74,7 +74,8 @@ def _shown(paper: Paper) -> str:
 
 def _diff(paper: Paper) -> str:
     """What the resolved configuration changes of a GRPO run with the same model, data and sizes."""
-    own, kept = paper.config.dump(), ("run", "model", "data", "distributed", "evaluation", "checkpoint", "logging")
+    own = paper.config.dump()
+    kept = ("run", "model", "data", "distributed", "evaluation", "checkpoint", "logging")
     plain = {name: own[name] for name in kept} | {"optim": {"lr": own["optim"]["lr"]}}
     sizes = ("engine", "prompts_per_step", "group_size", "max_new_tokens")
     plain["rollout"] = {name: own["rollout"][name] for name in sizes}

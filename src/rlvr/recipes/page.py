@@ -26,7 +26,8 @@ WITHIN = ("paper", "title", "what it needs")
 
 def papers_page(folder: str | Path | None = None) -> str:
     """The page as Markdown."""
-    papers, others = read_papers(folder), without_file(folder)
+    papers = read_papers(folder)
+    others = without_file(folder)
     faithful = sum(paper.recipe.status == "faithful" for paper in papers)
     rows = [
         (

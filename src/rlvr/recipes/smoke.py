@@ -41,7 +41,8 @@ MOVE = 0.3
 
 def smoke_config(paper: Paper, folder: str) -> Config:
     """The recipe at toy size, its run folder under `folder`."""
-    smoke, tree = paper.recipe.smoke, copy.deepcopy(paper.tree)
+    smoke = paper.recipe.smoke
+    tree = copy.deepcopy(paper.tree)
     stages = tree.pop("stages", None) or [{"kind": "grpo"}]
     small = _small(tree, smoke)
     small |= {
@@ -67,7 +68,8 @@ def _scratch(smoke: Smoke) -> dict[str, Any]:
 def _small(tree: Mapping[str, Any], smoke: Smoke) -> dict[str, Any]:
     """The sections of a run or a stage with toy sizes."""
     result = dict(tree)
-    rollout, optim = dict(result.get("rollout", {})), dict(result.get("optim", {}))
+    rollout = dict(result.get("rollout", {}))
+    optim = dict(result.get("optim", {}))
     for name, most in SIZES.items():
         rollout[name] = min(rollout.get(name, most), most)
     rollout.pop("engine", None)
@@ -169,7 +171,8 @@ def against_grpo(paper: Paper) -> dict[str, Difference]:
         with GRPOTrainer(config=config) as own, GRPOTrainer(config=make_config(plain)) as other:
             number = next((n for n, stage in enumerate(own.stages) if n > 0 and stage.samples), 1)
             own.train(sum(stage.steps for stage in own.stages[:number]) + 1)
-            stage, grpo = own.stages[number], other.stages[number]
+            stage = own.stages[number]
+            grpo = other.stages[number]
             collected = stage.collect(1)
             other.policy.model.load_state_dict(own.policy.model.state_dict())
             other.enter(number)
@@ -192,7 +195,8 @@ def _plain_stage(stage: Mapping[str, Any]) -> dict[str, Any]:
 def _gradients(stage: Stage, collected: StepRollouts, policy: Any) -> dict[str, np.ndarray]:
     batch, _ = stage.score(copy.deepcopy(collected))
     optim = stage.config.optim.model_copy(update={"updates_per_batch": 1, "epochs_per_batch": 2, "max_grad_norm": 1e9})
-    objective, found = stage.objective().at(0, stage.steps), {}
+    objective = stage.objective().at(0, stage.steps)
+    found = {}
     for name, of, move in (("on-policy", 0, 0.0), ("moved", 1, MOVE)):
         noise = torch.Generator().manual_seed(0)
         with torch.no_grad():
@@ -205,7 +209,8 @@ def _gradients(stage: Stage, collected: StepRollouts, policy: Any) -> dict[str, 
 
 
 def _difference(own: np.ndarray, plain: np.ndarray) -> Difference:
-    size, other = float(np.linalg.norm(own)), float(np.linalg.norm(plain))
+    size = float(np.linalg.norm(own))
+    other = float(np.linalg.norm(plain))
     apart = float(np.linalg.norm(own - plain))
     cosine = float(own @ plain / (size * other)) if size and other else float("nan")
     return Difference(size, other, cosine, apart / other if other else (float("inf") if apart else 0.0))

@@ -88,7 +88,8 @@ def _sink(output: str, run: Path) -> IO[str]:
 
 
 async def _replay(replay: Replay, found: Examples, sink: IO[str] | None) -> None:
-    console, rows = Console(), list[tuple[int, Change]]()
+    console = Console()
+    rows = list[tuple[int, Change]]()
     async for rescored in replay.steps():
         rows.append((rescored.step, rescored.change))
         found.add(rescored)

@@ -20,7 +20,8 @@ FLIPS = ("right -> wrong", "wrong -> right", "-> undecided", "undecided ->", "ot
 
 def flip(before: Verdict | None, after: Verdict | None) -> str | None:
     """Which of `FLIPS` a change of verdict is; None where the score is the same."""
-    then, now = before.score if before else None, after.score if after else None
+    then = before.score if before else None
+    now = after.score if after else None
     if then == now:
         return None
     if now is None or then is None:
@@ -63,7 +64,8 @@ class Change:
     @property
     def correlation(self) -> float | None:
         """Pearson's, of the advantages before and after; None where one of them does not vary."""
-        count, (a, b, aa, bb, ab) = self.compared, self.moments.tolist()
+        count = self.compared
+        (a, b, aa, bb, ab) = self.moments.tolist()
         if not count:
             return None
         spread = max(0.0, aa / count - (a / count) ** 2), max(0.0, bb / count - (b / count) ** 2)

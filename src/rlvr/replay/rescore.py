@@ -47,7 +47,8 @@ class Replay:
     """A run to be scored again. `overrides` (`key.path=value`) are laid over its configuration. ConfigError, DataError."""
 
     def __init__(self, run: str | Path, overrides: Sequence[str], first: int = 1, last: int | None = None) -> None:
-        self.run, self.notes = Path(run), list[str]()
+        self.run = Path(run)
+        self.notes = list[str]()
         steps = recorded_steps(run)
         self.files = {n: path for n, path in steps.items() if n >= first and (last is None or n <= last)}
         if not self.files:
@@ -107,7 +108,8 @@ class Replay:
         """The steps in order, each scored again. Steps without a verdict (of an sft stage) are passed over."""
         checks = self.config.verification
         with VerifierPool(checks.workers, checks.time_limit, checks.memory_mb, checks.concurrent) as pool:
-            verification, found = Verification(self.config.verifier, pool), False
+            verification = Verification(self.config.verifier, pool)
+            found = False
             for step, path in self.files.items():
                 rows = [row for row in read_recorded(path, self.notes) if row.use != "added" and row.rollout.verdicts]
                 if not rows:
@@ -172,7 +174,8 @@ def _tasks(rows: Any) -> list[Task]:
 
 def row_of(rescored: Rescored, place: int) -> Mapping[str, Any]:
     """One rollout before and after, in JSON types."""
-    before, after = rescored.before, rescored.after
+    before = rescored.before
+    after = rescored.after
     rollout = before.rollouts[place]
 
     def side(batch: Batch) -> dict[str, Any]:

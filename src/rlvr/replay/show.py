@@ -49,7 +49,8 @@ class Examples:
 
 def row(label: Any, change: Change) -> list[Any]:
     """A line of the table: means, shares of rollouts, shares of groups."""
-    rollouts, groups = max(1, change.rollouts), max(1, change.groups)
+    rollouts = max(1, change.rollouts)
+    groups = max(1, change.groups)
     shares = [count / rollouts if count else 0 for count in change.flips.tolist()]
     same = [count / groups for count in change.same.tolist()]
     opposed = change.opposed / change.compared if change.compared else None

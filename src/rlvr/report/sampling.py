@@ -22,7 +22,8 @@ BYTES = 100_000_000
 """Of rollout files, over all runs of a page: what is read in a few seconds."""
 TEXT = 20_000
 """Longest text of a prompt or completion that is shown."""
-COLUMNS, BINS = 60, 24
+COLUMNS = 60
+BINS = 24
 """Of a histogram over time."""
 
 
@@ -41,7 +42,9 @@ def read_rollouts(run: RunData, limit: int, byte_limit: int) -> Read:
     """Read a run's recorded rollouts within `byte_limit` bytes, and choose `limit` of them to show."""
     files = run.rollout_files
     chosen = _spread(files, byte_limit)
-    result, bad, count = Read(), 0, 0
+    result = Read()
+    bad = 0
+    count = 0
     decode = decoder_of(run.path)
     for place, (step, path) in enumerate(chosen):
         quota = limit * (place + 1) // len(chosen) - len(result.shown)
@@ -50,7 +53,8 @@ def read_rollouts(run: RunData, limit: int, byte_limit: int) -> Read:
         for line in _lines(path, byte_limit):
             try:
                 row = json.loads(line)
-                group, length = str(row["group"]), _length(row)
+                group = str(row["group"])
+                length = _length(row)
                 reward = row.get("columns", {}).get("reward")
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 bad += 1
@@ -98,7 +102,9 @@ def _length(row: Mapping[str, Any]) -> int:
 
 def _shown(row: Mapping[str, Any], step: int, decode: Any) -> dict[str, Any]:
     """What the page holds of a rollout. Numbers of tokens are in thousandths, None where unknown."""
-    task, columns, tokens = row["task"], row.get("columns", {}), row.get("tokens", {})
+    task = row["task"]
+    columns = row.get("columns", {})
+    tokens = row.get("tokens", {})
     verdict: Mapping[str, Any] = next(iter(row.get("verdicts", {}).values()), {})
     text = str(row.get("text", ""))
     sampled = [place for place, origin in enumerate(row["origin"]) if origin == 1]
@@ -173,7 +179,8 @@ def histogram(by_step: Mapping[int, Sequence[float]]) -> dict[str, Any] | None:
     if not steps:
         return None
     values = np.concatenate([np.asarray(by_step[step], dtype=np.float64) for step in steps])
-    low, high = float(values.min()), float(values.max())
+    low = float(values.min())
+    high = float(values.max())
     high = high if high > low else low + 1.0
     edges = np.linspace(low, high, BINS + 1)
     parts = [part for part in np.array_split(np.asarray(steps), min(COLUMNS, len(steps))) if len(part)]

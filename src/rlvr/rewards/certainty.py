@@ -31,7 +31,8 @@ class SelfCertainty(RewardTerm):
     needs: ClassVar = frozenset({Need("logsumexp"), Need("mean_logit")})
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        total, mean = batch.tokens("logsumexp/current"), batch.tokens("mean_logit/current")
+        total = batch.tokens("logsumexp/current")
+        mean = batch.tokens("mean_logit/current")
         return np.asarray([_mean(a - b) for a, b in zip(total, mean, strict=True)], dtype=np.float64)
 
 

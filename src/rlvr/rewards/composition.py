@@ -122,7 +122,8 @@ class Tiers(RewardTerm):
         _some(self.terms)
 
     def __call__(self, batch: Batch, terms: list[np.ndarray]) -> np.ndarray:
-        result, on = np.zeros(len(batch)), np.ones(len(batch), dtype=bool)
+        result = np.zeros(len(batch))
+        on = np.ones(len(batch), dtype=bool)
         for values in terms:
             result += np.where(on, np.clip(values, 0.0, 1.0), 0.0)
             on &= ~(values < 1.0)
@@ -171,7 +172,8 @@ class ByPassRate(RewardTerm):
 
 def pass_rates(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """float64 [G]: the mean of each group's decided values; NaN where there is none."""
-    on, size = np.isfinite(values), int(groups.max()) + 1 if len(groups) else 0
+    on = np.isfinite(values)
+    size = int(groups.max()) + 1 if len(groups) else 0
     count = np.bincount(groups[on], minlength=size)
     total = np.bincount(groups[on], values[on], minlength=size)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)

@@ -41,7 +41,8 @@ class Brevity(RewardTerm):
     inner: ClassVar = ("of",)
 
     def __call__(self, batch: Batch, of: np.ndarray) -> np.ndarray:
-        used, alpha = lengths(batch), float(self.alpha)
+        used = lengths(batch)
+        alpha = float(self.alpha)
         shape = {"sigmoid": self._sigmoid, "range": self._range, "kimi": self._kimi}[self.form]
         result = np.where(np.isnan(of), np.nan, 0.0)
         for group in batch.groups():

@@ -76,7 +76,8 @@ class CosineLength(RewardTerm):
         assert self.max_length is not None, "bind was not called"
         used = lengths(batch)
         way = (1 + np.cos(np.pi * np.minimum(used / self.max_length, 1.0))) / 2
-        (r0, r1), (w0, w1) = self.right, self.wrong
+        (r0, r1) = self.right
+        (w0, w1) = self.wrong
         values = np.where(of >= 1.0, r1 + (r0 - r1) * way, w1 + (w0 - w1) * way)
         values = np.where(used >= self.max_length, float(self.exceeded), values)
         return np.where(np.isnan(of), np.nan, values)

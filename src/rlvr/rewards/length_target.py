@@ -60,7 +60,9 @@ class LengthTarget(RewardTerm):
         return self
 
     def __call__(self, batch: Batch, of: np.ndarray) -> np.ndarray:
-        used, right, alpha = lengths(batch), of >= 1.0, float(self.alpha)
+        used = lengths(batch)
+        right = of >= 1.0
+        alpha = float(self.alpha)
         target = self._targets(batch)
         if self.relative is not None:
             target = target * typical_lengths(used, of, batch, self.relative == "right")
@@ -129,7 +131,8 @@ class AdaptiveLengthTarget(RewardTerm):
         return bound
 
     def __call__(self, batch: Batch, of: np.ndarray) -> np.ndarray:
-        used, targets = lengths(batch), self.targets()
+        used = lengths(batch)
+        targets = self.targets()
         result = np.where(np.isnan(of), np.nan, 0.0)
         self._new = []
         for group in batch.groups():

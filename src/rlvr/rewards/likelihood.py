@@ -61,7 +61,8 @@ class AnswerLikelihood(RewardTerm):
 
     def asks(self, batch: Batch, encode: Encode) -> list[Continuation]:
         """The answer after each response's reasoning; with debias after the prompt too, once for each group."""
-        wanted, seen = [], set()
+        wanted = []
+        seen = set()
         for i, rollout in enumerate(batch.rollouts):
             answer = [] if rollout.task.answer is None else encode(str(rollout.task.answer))
             prompt = rollout.token_ids[rollout.origin == 0].tolist()
@@ -121,7 +122,8 @@ class SelfAligned(RewardTerm):
 
     def asks(self, batch: Batch, encode: Encode) -> list[Continuation]:
         """Each response after the prompt, and after the end-of-text token."""
-        wanted, start = [], encode("")
+        wanted = []
+        start = encode("")
         for i, rollout in enumerate(batch.rollouts):
             written = np.flatnonzero(rollout.sampled)
             if len(written):

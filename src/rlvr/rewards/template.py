@@ -51,11 +51,13 @@ class Format(RewardTerm):
             return 1.0
         if self.strictness == "hard":
             return float(self._verifier.verify(task, text).score)  # type: ignore[attr-defined]
-        found, after = 0, 0
+        found = 0
+        after = 0
         for tag in self._tags:
             place = text.find(tag)
             if place >= after and text.count(tag) == self._tags.count(tag) == 1:
-                found, after = found + 1, place + len(tag)
+                found = found + 1
+                after = place + len(tag)
         return found / len(self._tags)
 
 

@@ -65,7 +65,8 @@ class MajorityVote(RewardTerm):
         return bound
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        answers, result = [_answer(r) for r in batch.rollouts], np.full(len(batch), np.nan)
+        answers = [_answer(r) for r in batch.rollouts]
+        result = np.full(len(batch), np.nan)
         groups = list(batch.groups())
         polls = {id(g): self._poll(g.rollouts, [answers[i] for i in g.index]) for g in groups}
         of_task: dict[str, list[tuple[str, float]]] = {}

@@ -78,7 +78,8 @@ class Watch:
     """What a collection is doing: its groups, and how many of them are open."""
 
     def __init__(self) -> None:
-        self.groups, self.open = 0, 0
+        self.groups = 0
+        self.open = 0
         self.scoring = 0
         """Complete groups whose rewards are being computed (dynamic sampling)."""
 
@@ -88,7 +89,8 @@ class Watch:
 
     async def group(self, draw: Draw, plan: Plan, context: RolloutContext) -> list[Rollout]:
         """The rollouts of one draw."""
-        self.groups, self.open = self.groups + 1, self.open + 1
+        self.groups = self.groups + 1
+        self.open = self.open + 1
         rollouts = [rollout async for rollout in plan(draw, context)]
         self.open -= 1
         return rollouts
@@ -242,7 +244,8 @@ class RolloutBuffer:
         begun = self._prefetched[-1].step + 1 if self._prefetched else step
         for number in range(begun, min(step + self.config.staleness, self.last - 1) + 1):
             self._prefetched.append(self._begin(number))
-        batch, start = self._prefetched[0], time.perf_counter()
+        batch = self._prefetched[0]
+        start = time.perf_counter()
         assert batch.work is not None and batch.step == step, f"step {step} is asked for, step {batch.step} is due"
         kept, dropped = self.collector.wait(batch.work, batch.watch, self.config.deadline)
         self._prefetched.popleft()
@@ -262,7 +265,8 @@ class RolloutBuffer:
         with self._lock:
             self._requeued = deque(self._untrained(self._taken))
             self._prefetched.clear()
-            self._surplus, self._taken = [], []
+            self._surplus = []
+            self._taken = []
 
     def state_dict(self) -> dict[str, Any]:
         """The sampler, and the draws that later steps have to train."""
@@ -292,7 +296,8 @@ class RolloutBuffer:
 
     async def _sample(self, batch: _Batch) -> tuple[list[Group], list[Group]]:
         """(groups that train, groups that were dropped) of one step."""
-        dynamic_sampling, context = self.config.dynamic_sampling, self.contexts(batch.step)
+        dynamic_sampling = self.config.dynamic_sampling
+        context = self.contexts(batch.step)
         wanted = self.config.prompts_per_step
         most, oversample = (
             (wanted * dynamic_sampling.attempts, dynamic_sampling.oversample) if dynamic_sampling else (wanted, 1.0)
@@ -355,7 +360,8 @@ class RolloutBuffer:
         with self._lock:
             self._requeued.extend(draw for draw, rollouts in self._surplus if _oldest_version(rollouts) < oldest)
             self._surplus = [group for group in self._surplus if _oldest_version(group[1]) >= oldest]
-            taken, self._surplus = self._surplus[:count], self._surplus[count:]
+            taken = self._surplus[:count]
+            self._surplus = self._surplus[count:]
             batch.draws += [draw for draw, _ in taken]
             return taken
 

@@ -97,7 +97,8 @@ class Steps:
             raise Unfit("it has no rotary embedding, or one that changes with the length")
         if not all(hasattr(model, name) for name in ("layers", "norm")):
             raise Unfit("it has no list of layers with a norm after them")
-        self._embed, self._norm = policy.causal_lm.get_input_embeddings(), Norm(model.norm)
+        self._embed = policy.causal_lm.get_input_embeddings()
+        self._norm = Norm(model.norm)
         self.blocks = [Block(layer) for layer in model.layers[: config.num_hidden_layers]]
         self.window = int(getattr(config, "sliding_window", None) or 1 << 30)
         """Used slots up to which no sliding window cuts anything off."""
@@ -143,21 +144,26 @@ class Block:
     """One decoder layer: norm, attention, residual, norm, gated feed-forward, residual."""
 
     def __init__(self, layer: Any) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
+        attention = layer.self_attn
+        mlp = layer.mlp
         for module, known in ((layer, _LAYER), (attention, _ATTENTION), (mlp, _MLP)):
             names = {name for name, child in module.named_children() if not isinstance(child, nn.Dropout)}
             if not names <= known:
                 raise Unfit(f"{type(module).__name__} has parts that are not known here: {', '.join(names - known)}")
         queries = [m for name in ("q_proj", "k_proj", "v_proj", "qkv_proj") if (m := getattr(attention, name, None))]
         gates = [m for name in ("gate_proj", "up_proj", "gate_up_proj") if (m := getattr(mlp, name, None))]
-        self.size, self.scale = int(attention.head_dim), float(attention.scaling)
+        self.size = int(attention.head_dim)
+        self.scale = float(attention.scaling)
         self.heads = attention.o_proj.in_features // self.size
         self.shared = (sum(m.out_features for m in queries) // self.size - self.heads) // 2
         """Heads of keys, and of values."""
         self._turned = [self.heads, self.shared]
-        self.queries, self.gates = Product(queries), Product(gates)
-        self.out, self.down = Product([attention.o_proj]), Product([mlp.down_proj])
-        self.first_norm, self.second_norm = Norm(layer.input_layernorm), Norm(layer.post_attention_layernorm)
+        self.queries = Product(queries)
+        self.gates = Product(gates)
+        self.out = Product([attention.o_proj])
+        self.down = Product([mlp.down_proj])
+        self.first_norm = Norm(layer.input_layernorm)
+        self.second_norm = Norm(layer.post_attention_layernorm)
         self.head_norms = [Norm(m) for name in ("q_norm", "k_norm") if (m := getattr(attention, name, None))]
         if len(self.head_norms) == 1:
             raise Unfit("it has a norm for the queries only, or for the keys only")
@@ -198,7 +204,8 @@ class Block:
         hidden: torch.Tensor | None,
         layer: GrowingLayer,
     ) -> torch.Tensor:
-        rows, shared = len(x), self.shared
+        rows = len(x)
+        shared = self.shared
         joined = self.queries(x).view(rows, -1, self.size)
         both, v = joined.split_with_sizes([self.heads + shared, shared], 1)
         if self.head_norms:
@@ -245,7 +252,9 @@ def _kind(layer: Any) -> Any:
 
 def _try_block(layer: Any, steps: Steps) -> None:
     """Unfit where a copy of `layer` with random weights gives something else than our block does."""
-    rows, slots, width = 3, 7, steps._embed.weight.shape[1]
+    rows = 3
+    slots = 7
+    width = steps._embed.weight.shape[1]
     layer = copy.deepcopy(layer).eval()
     device = next(layer.parameters()).device
     generator = torch.Generator(device).manual_seed(0)
@@ -256,13 +265,17 @@ def _try_block(layer: Any, steps: Steps) -> None:
     for parameter in layer.parameters():
         spread = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.5
         parameter.copy_(spread * normal(*parameter.shape))
-    block, number = Block(layer), int(layer.self_attn.layer_idx)
+    block = Block(layer)
+    number = int(layer.self_attn.layer_idx)
     block.refresh(steps.copies)
-    x, positions = normal(rows, width), torch.tensor([slots, slots - 2, slots - 5], device=device)
+    x = normal(rows, width)
+    positions = torch.tensor([slots, slots - 2, slots - 5], device=device)
     seen = torch.arange(slots + 1, device=device) >= (slots - positions)[:, None]
     shape = (rows, block.shared, slots, block.size)
-    keys, values = normal(*shape), normal(*shape)
-    ours, theirs = GrowingLayer(), RowCache(number + 1)
+    keys = normal(*shape)
+    values = normal(*shape)
+    ours = GrowingLayer()
+    theirs = RowCache(number + 1)
     ours.update(keys, values)
     theirs.layers[number].update(keys, values)
     mask = torch.zeros(rows, 1, 1, slots + 1, device=device).masked_fill(~seen[:, None, None], -torch.inf)
@@ -290,7 +303,8 @@ def _try_whole(policy: Policy, steps: Steps) -> None:
     seen = torch.ones_like(ids, dtype=torch.bool)
     seen[1, 0] = False
     positions = (seen.cumsum(-1) - 1).clamp_min(0)
-    theirs, ours = RowCache(len(steps.blocks)), RowCache(len(steps.blocks))
+    theirs = RowCache(len(steps.blocks))
+    ours = RowCache(len(steps.blocks))
     for cache in (theirs, ours):
         policy.next_logits(ids[:, :length], seen[:, :length], positions[:, :length], cache)
     for at in range(length, ids.shape[1]):
@@ -299,7 +313,8 @@ def _try_whole(policy: Policy, steps: Steps) -> None:
 
 
 def _compare(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
-    gap, size = float((found - expected).abs().max()), float(expected.abs().max())
+    gap = float((found - expected).abs().max())
+    size = float(expected.abs().max())
     if not gap <= TOLERANCE * max(1.0, min(size, 1e6)):  # an infinity proves nothing
         raise Unfit(f"{what} would be {gap:.1e} off, of {size:.1e}")
 
@@ -327,7 +342,8 @@ class Product:
         self._weight = self._bias = None
         if not self._plain or (len(self.modules) > 1 and not copies):
             return
-        weights, biases = [m.weight.detach() for m in self.modules], [m.bias for m in self.modules]
+        weights = [m.weight.detach() for m in self.modules]
+        biases = [m.bias for m in self.modules]
         self._weight = (weights[0] if len(weights) == 1 else torch.cat(weights)).t()
         if any(b is not None for b in biases):
             there = [w.new_zeros(len(w)) if b is None else b.detach() for w, b in zip(weights, biases, strict=True)]
@@ -382,7 +398,8 @@ def rms_epsilon(module: Any) -> float | None:
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not isinstance(epsilon, float) or [name for name, _ in module.named_parameters()] != ["weight"]:
         return None
-    trial, weight = copy.deepcopy(module), module.weight
+    trial = copy.deepcopy(module)
+    weight = module.weight
     generator = torch.Generator(weight.device).manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:

@@ -122,7 +122,8 @@ class EpisodeCalls:
 
     async def close(self) -> None:
         """End what was begun."""
-        state, self._state = self._state, None
+        state = self._state
+        self._state = None
         if isinstance(state, Closable):
             await self._calls.call(state.close)
 

@@ -120,7 +120,8 @@ class HFEngine:
         WaitTimeout when the responses that are to finish on the old weights do not within `PUBLISH_SECONDS`.
         """
         if self.shares_weights:
-            self.version, self._decoder.stale = version, True
+            self.version = version
+            self._decoder.stale = True
             return
         self._publishing = True
         try:
@@ -140,7 +141,8 @@ class HFEngine:
             for bucket in weights():
                 for name, tensor in bucket:
                     mine[name].copy_(tensor)
-            self.version, self._decoder.stale = version, True
+            self.version = version
+            self._decoder.stale = True
             return True
 
     def release(self) -> None:
@@ -196,7 +198,9 @@ class HFEngine:
         rows = self._active
         if rows is None:
             return
-        ids, positions, slots = rows.last[:, None], rows.position[:, None], rows.cache.length + 1
+        ids = rows.last[:, None]
+        positions = rows.position[:, None]
+        slots = rows.cache.length + 1
         logits = self._decoder.next_logits(ids, rows.seen(slots), positions, rows.cache)
         # A finished row that is still in the batch must not run past a table of learned positions.
         rows.position = (rows.position + 1).clamp_max_(self._last_position)
@@ -210,7 +214,8 @@ class HFEngine:
         prompts = sorted(by_prompt, key=len)
         while prompts:
             fit = max(1, self.options.prefill_tokens // len(prompts[-1]))
-            now, prompts = prompts[-fit:], prompts[:-fit]
+            now = prompts[-fit:]
+            prompts = prompts[:-fit]
             arrived = self._sampled(*self._prefill({prompt: by_prompt[prompt] for prompt in now}))
             if arrived is not None and self._active is not None:
                 self._active.join(arrived)
@@ -219,8 +224,10 @@ class HFEngine:
 
     def _prefill(self, by_prompt: dict[tuple[int, ...], list[Row]]) -> tuple[Rows, torch.Tensor]:
         """Rows for all requests of these prompts, and the logits of their first tokens; each prompt is computed once."""
-        device, (host_ids, unused) = self.policy.device, padded(list(by_prompt))
-        ids, positions = torch.from_numpy(host_ids).to(device), np.arange(host_ids.shape[1]) - unused[:, None]
+        device = self.policy.device
+        (host_ids, unused) = padded(list(by_prompt))
+        ids = torch.from_numpy(host_ids).to(device)
+        positions = np.arange(host_ids.shape[1]) - unused[:, None]
         seen = torch.from_numpy(positions >= 0).to(device) if unused.any() else None
         cache = RowCache(self._layers)
         places = torch.from_numpy(positions.clip(0)).to(device)
@@ -257,14 +264,16 @@ class HFEngine:
 
     def _at_stop_string(self, rows: Rows, i: int) -> bool:
         """Whether row i's text ends inside or with one of its stop strings that the newest token completed."""
-        stop, count = rows.rows[i].request.sampling.stop, int(rows.count[i])
+        stop = rows.rows[i].request.sampling.stop
+        count = int(rows.count[i])
         longest = max(len(s.encode()) for s in stop)
         # A token is at least one byte; a few tokens more than the string has bytes, for characters cut by the window.
         tail = self.policy.tokenizer.decode(rows.tokens[i, max(0, count - longest - 8) : count].tolist())
         return any(s in tail for s in stop)
 
     def _settle(self, rows: Rows, i: int, reason: StopReason) -> None:
-        row, count = rows.rows[i], int(rows.count[i])
+        row = rows.rows[i]
+        count = int(rows.count[i])
         ids = rows.tokens[i, :count].copy()
         rows.alive[i] = False
         if row.future.done():  # given up by whoever asked

@@ -65,7 +65,8 @@ class Recording:
     """
 
     def __init__(self, run: str | Path, policy: Policy, first: int, last: int, needs_logprobs: bool) -> None:
-        self.policy, self.needs_logprobs = policy, needs_logprobs
+        self.policy = policy
+        self.needs_logprobs = needs_logprobs
         self._files = recorded_steps(run)
         self._vocabulary = int(policy.causal_lm.config.get_text_config().vocab_size)
         missing = [step for step in range(first, last + 1) if step not in self._files]
@@ -94,7 +95,8 @@ class Recording:
 
     def _problem(self, rollout: Rollout) -> str | None:
         """Why the policy cannot train on a rollout; None where it can."""
-        largest, length = int(max(rollout.token_ids, default=0)), len(rollout)
+        largest = int(max(rollout.token_ids, default=0))
+        length = len(rollout)
         if largest >= self._vocabulary:
             return (
                 f"token {largest} is beyond the model's vocabulary of {self._vocabulary}: it was recorded with another "

@@ -44,7 +44,9 @@ class GrowingLayer(CacheLayerMixin):
         shape = (*key_states.shape[:2], key_states.shape[2] + GROWTH)
         self.keys = key_states.new_empty(*shape, key_states.shape[3])
         self.values = value_states.new_empty(*shape, value_states.shape[3])
-        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+        self.dtype = key_states.dtype
+        self.device = key_states.device
+        self.is_initialized = True
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
@@ -68,7 +70,8 @@ class GrowingLayer(CacheLayerMixin):
 
     def _reserve(self, tokens: int) -> tuple[int, int]:
         """The slots of new tokens, first and one past the last, which now count as used."""
-        start, end = self.length, self.length + tokens
+        start = self.length
+        end = self.length + tokens
         if end > self.keys.shape[2]:
             self._resize(rows=self.keys.shape[0], left=0, capacity=end + GROWTH)
         self.length = end
@@ -86,7 +89,8 @@ class GrowingLayer(CacheLayerMixin):
 
     def take(self, other: GrowingLayer) -> None:
         """Add the rows of another layer; the shorter of the two is padded on the left."""
-        rows, length = self.keys.shape[0], max(self.length, other.length)
+        rows = self.keys.shape[0]
+        length = max(self.length, other.length)
         self._resize(rows + other.keys.shape[0], length - self.length, length + GROWTH)
         left = length - other.length
         self.keys[rows:, :, left:length] = other.keys[:, :, : other.length]
@@ -300,9 +304,12 @@ class Rows:
     def __init__(self, rows: list[Row], cache: RowCache, unused: np.ndarray, position: torch.Tensor) -> None:
         """Rows of which nothing was sampled yet; `unused` int64 [R] are the slots on the left of the cache that a row has no
         token in, `position` is where the next token goes."""
-        count, width = len(rows), max(row.limit for row in rows)
+        count = len(rows)
+        width = max(row.limit for row in rows)
         asked = [row.request.sampling for row in rows]
-        self.rows, self.cache, self.unused = rows, cache, unused
+        self.rows = rows
+        self.cache = cache
+        self.unused = unused
         self.position = position
         self.last = torch.zeros_like(position)
         self.count = np.zeros(count, dtype=np.int64)
@@ -372,7 +379,8 @@ class Rows:
     def join(self, other: Rows) -> None:
         """Add the rows of `other`, as they are: the shorter of the two is moved to the right in its cache."""
         ahead = self.cache.length - other.cache.length
-        self.unused, other.unused = self.unused + max(0, -ahead), other.unused + max(0, ahead)
+        self.unused = self.unused + max(0, -ahead)
+        other.unused = other.unused + max(0, ahead)
         self.cache.take(other.cache)
         for name in self._ON_HOST:
             setattr(self, name, _stacked(getattr(self, name), getattr(other, name)))

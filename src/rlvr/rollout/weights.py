@@ -183,7 +183,8 @@ def buckets(
     for item in items:
         if bucket and used + nbytes(item) > size:
             yield bucket
-            bucket, used = [], 0
+            bucket = []
+            used = 0
         bucket.append(item)
         used += nbytes(item)
     if bucket:

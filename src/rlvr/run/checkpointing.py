@@ -95,7 +95,8 @@ class Checkpointer:
 
         The failure of a `last` step's is not logged: `leave` saves it once more, and raises where that fails too.
         """
-        every, step = self.config.every, self.state.step
+        every = self.config.every
+        step = self.state.step
         due = every > 0 and step % every == 0
         if self.config.best is not None or self.config.minutes > 0:  # rank 0 decides for all
             due = self.world.broadcast(due or self._is_due() or self._is_best(), "whether to save")
@@ -191,7 +192,8 @@ class Checkpointer:
 
     def _contents(self) -> Contents:
         """A copy of the run's state."""
-        policy, backend = self.training.policy, self.training.backend
+        policy = self.training.policy
+        backend = self.training.backend
         live = backend.saved_tensors()
         tensors = live if backend.saves_copies else self._copies(live)
         copied = {tensor.data_ptr(): tensors[name] for name, tensor in live.items()}

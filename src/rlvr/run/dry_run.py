@@ -63,7 +63,9 @@ def _disk_lines(config: Config, plans: Sequence[StagePlan]) -> list[str]:
 
 
 def _stage_lines(number: int, plan: StagePlan, limit: int) -> list[str]:
-    rollout, optim, steps = plan.config.rollout, plan.config.optim, plan.allowed
+    rollout = plan.config.rollout
+    optim = plan.config.optim
+    steps = plan.allowed
     sampled = plan.kind != "sft"
     group = rollout.group_size if sampled else 1
     rows = rollout.prompts_per_step * group

@@ -138,7 +138,8 @@ class Resumer:
 
     def _records(self, saved: Saved, keep_cut: bool) -> tuple[list[Any], list[Any]]:
         """Cut the run folder to a checkpoint, on rank 0; the records of the steps and evaluations up to it."""
-        folder, state = self.folder, saved.state
+        folder = self.folder
+        state = saved.state
         here = saved.path.resolve().parent == folder.checkpoints.resolve()
         made = [row for row in folder.evaluations.rows() if row["step"] == state["step"]]
         self.state.evaluation_pending = state["owes_evaluation"] and here and not made
@@ -148,7 +149,8 @@ class Resumer:
         if here:
             self._complete_lines(saved.manifest.metrics, made[-1] if made else {})
             self._keep_rollouts(state)
-        steps, evaluations = list(folder.metrics.rows()), list(folder.evaluations.rows())
+        steps = list(folder.metrics.rows())
+        evaluations = list(folder.evaluations.rows())
         if here and len(steps) < state["logged"]:
             lost = state["logged"] - len(steps)
             log.warning("%s lacks %d of the steps before the checkpoint", folder.metrics.path, lost)

@@ -63,10 +63,12 @@ class BalanceOutcomes(Selector):
             raise ValueError(f"most is {self.most}: it must be at least 1")
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        rewards, kept = batch.column("reward"), []
+        rewards = batch.column("reward")
+        kept = []
         for order in ranked(batch, "reward"):
             right = rewards[order] > self.threshold
-            wrong, good = order[~right], order[right][::-1]
+            wrong = order[~right]
+            good = order[right][::-1]
             limit = int(self.most * min(len(wrong), len(good)))
             kept += [order] if not limit else [wrong[:limit], good[:limit]]
         return positions(kept)

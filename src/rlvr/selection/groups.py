@@ -51,7 +51,8 @@ class PassRateBand(Selector):
     """What the mean is of: `reward`, or `reward/TERM`."""
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        values, keep = batch.column(self.column), np.zeros(len(batch), dtype=bool)
+        values = batch.column(self.column)
+        keep = np.zeros(len(batch), dtype=bool)
         for group in batch.groups():
             known = values[group.index][np.isfinite(values[group.index])]
             if len(known):
@@ -80,7 +81,8 @@ class SpreadFilter(Selector):
             raise ValueError("share must be at least 0, and decay 0 to below 1")
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        rewards, keep = batch.column("reward"), np.zeros(len(batch), dtype=bool)
+        rewards = batch.column("reward")
+        keep = np.zeros(len(batch), dtype=bool)
         spreads = []
         for group in batch.groups():
             known = rewards[group.index][np.isfinite(rewards[group.index])]

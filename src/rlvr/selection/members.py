@@ -84,7 +84,8 @@ class MostVaried(Selector):
         return positions([self._chosen(order, rewards[order]) for order in ranked(batch, "reward")])
 
     def _chosen(self, order: np.ndarray, values: np.ndarray) -> np.ndarray:
-        n, m = len(order), self.keep
+        n = len(order)
+        m = self.keep
         if n <= m:
             return order
         values = values - values.mean()  # sums of squares lose less
@@ -117,7 +118,8 @@ class Shortest(Selector):
             raise ValueError(f"keep is {self.keep}: it must be at least 1")
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        rewards, kept = batch.column("reward"), []
+        rewards = batch.column("reward")
+        kept = []
         lengths = np.asarray([int(r.sampled.sum()) for r in batch.rollouts], dtype=np.int64)
         for order in ranked(batch, "reward"):
             if not len(order):

@@ -180,7 +180,8 @@ class Stage(Component):
 
     def _check_updates(self) -> None:
         """ConfigError where a step can never have a group for each of its optimizer steps."""
-        updates, groups = self.config.optim.updates_per_batch, self.most_groups
+        updates = self.config.optim.updates_per_batch
+        groups = self.most_groups
         if groups is not None and updates > groups:
             raise ConfigError(
                 f"stage {self.plan.name!r}: optim.updates_per_batch is {updates}, and a batch is cut by whole groups, of which a "

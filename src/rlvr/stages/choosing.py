@@ -27,7 +27,8 @@ class Chooser:
         assert scorer is not None
         update = {"rewards": [scorer], "algorithm": AlgorithmConfig()}
         alone = config.model_copy(update=update)
-        self._policy, self._scoring = policy, Scoring(alone)
+        self._policy = policy
+        self._scoring = Scoring(alone)
         self._scoring.bind(tasks, RewardContext(alone, tasks))
         terms = [term.function for term in walk(self._scoring.terms)]
         if apart and any(term.needs_policy for term in terms):

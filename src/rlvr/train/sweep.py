@@ -54,7 +54,8 @@ def sweep(config: Config, resume: str | None = None) -> int:
         )
     if resume not in (None, "auto"):
         raise ConfigError(f"run.seeds resumes all of its runs: --resume auto, not {resume}")
-    console, codes = Console("plain" if config.logging.console == "auto" else config.logging.console), {}
+    console = Console("plain" if config.logging.console == "auto" else config.logging.console)
+    codes = {}
     _refuse_foreign(config)
     config.folder.mkdir(parents=True, exist_ok=True)
     doing = f"seeds of {config.folder}, process {os.getpid()}: each is trained in a process of its own, which says more"

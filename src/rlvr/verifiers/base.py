@@ -244,7 +244,8 @@ async def judged(
     `call` runs the synchronous part elsewhere; by default it runs here.
     """
     more = (token_ids,) if isinstance(verifier, FunctionVerifier) else ()
-    start, name = time.perf_counter(), display_name(verifier)
+    start = time.perf_counter()
+    name = display_name(verifier)
     try:
         verdict = as_verdict(await _result(functools.partial(verifier.verify, task, completion, *more), call), name)
     except USER_CODE_ERRORS as error:  # the verifier is the user's code: its trouble costs a verdict, not the run
@@ -261,7 +262,9 @@ async def judged_group(
 ) -> list[Verdict]:
     """The verdicts of a verifier with `verify_group`, as `judged` gives one."""
     more = (token_ids,) if isinstance(verifier, FunctionVerifier) else ()
-    start, name, count = time.perf_counter(), display_name(verifier), len(completions)
+    start = time.perf_counter()
+    name = display_name(verifier)
+    count = len(completions)
     try:
         assert verifier.verify_group is not None
         result = await _result(functools.partial(verifier.verify_group, task, list(completions), *more), call)

@@ -231,7 +231,8 @@ def _part(written: Any) -> tuple[str, Verifier, float | None]:
     if not isinstance(written, Mapping):
         return _name(written), as_verifier(written), None
     options = dict(written)
-    weight, named = options.pop("weight", None), options.get("name")
+    weight = options.pop("weight", None)
+    named = options.get("name")
     if weight is not None and (
         isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight)
     ):

@@ -86,7 +86,9 @@ def _fenced_blocks(text: str, wanted: str) -> tuple[list[str], str]:
         fence = _FENCE.fullmatch(line)
         if not open_fence:
             if fence:
-                open_fence, language, lines = fence[1], fence[2].casefold(), []
+                open_fence = fence[1]
+                language = fence[2].casefold()
+                lines = []
             else:
                 rest.append(line)
         elif fence and not fence[2] and len(fence[1]) >= len(open_fence):
@@ -167,7 +169,8 @@ def matched_fields(found: Any, expected: Any) -> float:
     A field is a number, text, truth value, null or empty container, with the path of keys and positions that leads to it.
     So what is missing costs, and so does what was added.
     """
-    one, other = dict(_fields(found)), dict(_fields(expected))
+    one = dict(_fields(found))
+    other = dict(_fields(expected))
     same = sum(path in other and same_json(value, other[path]) for path, value in one.items())
     return same / (len(one) + len(other) - sum(path in other for path in one))
 

@@ -62,7 +62,8 @@ class FormatVerifier(Verifier):
             return Verdict.from_score(1.0, answer=slots.get("answer"))
         if self.credit == "all":
             return Verdict(VerdictStatus.WRONG, 0.0, reason=slots)
-        tags, found = self._tags, self._found(completion)
+        tags = self._tags
+        found = self._found(completion)
         written = Counter(piece for piece in _pieces(self.prompt_wrote) if not _is_slot(piece))
         wanted = {tag: count - written[tag] for tag, count in tags.items() if count > written[tag]}
         right = sum(found[tag] == count for tag, count in wanted.items())
@@ -85,7 +86,8 @@ class FormatVerifier(Verifier):
 
     def _slots(self, text: str) -> dict[str, str] | str:
         """The content of the slots, stripped; else in words why the text does not follow the template."""
-        tags, found = self._tags, self._found(text)
+        tags = self._tags
+        found = self._found(text)
         for tag, count in tags.items():
             if found[tag] != count:
                 return f"{tag} stands there {found[tag]} times, not {count}"
@@ -101,7 +103,8 @@ class FormatVerifier(Verifier):
         """Go through text and template together, once."""
         slots: dict[str, str] = {}
         matches = _any_of(tuple(self._tags)).finditer(text)
-        end, slot = 0, ""
+        end = 0
+        slot = ""
         for piece in (*self._pieces, None):
             if piece is not None and _is_slot(piece):
                 slot = piece[1:-1]
@@ -116,7 +119,8 @@ class FormatVerifier(Verifier):
                 return "there is text outside of the slots"
             if slot:
                 slots[slot] = between
-            end, slot = match.end() if match else len(text), ""
+            end = match.end() if match else len(text)
+            slot = ""
         return slots
 
 

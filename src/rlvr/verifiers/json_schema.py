@@ -232,7 +232,8 @@ def _cached_schema_problem(schema: str, formats: bool) -> str | None:
     import jsonschema
     from referencing.exceptions import Unresolvable
 
-    loaded, validator = json.loads(schema), _validator(schema, formats)
+    loaded = json.loads(schema)
+    validator = _validator(schema, formats)
     draft = loaded.get("$schema") if isinstance(loaded, dict) else None
     if draft is not None and jsonschema.validators.validator_for(loaded, default=None) is None:
         return f"the schema names a draft that is not known: {draft!r}"

@@ -166,7 +166,8 @@ class RatingVerifier(AnswerVerifier):
         )
 
     def judge(self, task: Task, answer: str) -> Verdict:
-        gold, said = self._read(str(task.answer)), self._read(answer)
+        gold = self._read(str(task.answer))
+        said = self._read(answer)
         assert gold is not None
         if said is None:
             return unparsable(f"not one number from {self.low:g} to {self.high:g}", answer)
@@ -176,7 +177,8 @@ class RatingVerifier(AnswerVerifier):
         return graded(1 - distance / (self.high - self.low), answer) if self.partial_credit else wrong("", answer)
 
     def same_answer(self, first: str, second: str) -> bool:
-        one, other = self._read(first), self._read(second)
+        one = self._read(first)
+        other = self._read(second)
         return one == other if one is not None else first.strip() == second.strip()
 
     def _read(self, text: str) -> float | None:

@@ -137,11 +137,13 @@ class NumericVerifier(AnswerVerifier):
         return wrong("", answer)
 
     def same_answer(self, first: str, second: str) -> bool:
-        one, other = read_one_number(first), read_one_number(second)
+        one = read_one_number(first)
+        other = read_one_number(second)
         return self._equal(one, other) if one and other else first.strip() == second.strip()
 
     def _equal(self, found: tuple[float, bool], gold: tuple[float, bool]) -> bool:
-        (value, percent), (wanted, wanted_percent) = found, gold
+        (value, percent) = found
+        (wanted, wanted_percent) = gold
         pairs = [(value, wanted)]
         if percent != wanted_percent:
             pairs.append((value / 100, wanted) if percent else (value, wanted / 100))
@@ -154,7 +156,8 @@ def read_one_number(text: str) -> tuple[float, bool] | None:
     match = _NUMBER.search(text)
     if match is None:
         return None
-    before, after = text[: match.start()], text[match.end() :]
+    before = text[: match.start()]
+    after = text[match.end() :]
     if not (_WORDS.fullmatch(before) and _WORDS.fullmatch(after)) or _CHANGES.search(before + " " + after):
         return None
     if before[-1:].isalnum() or before[-1:] in ("-", ".") or (after[:1] in ("-", ",", ".") and after[1:2].isalnum()):

@@ -88,7 +88,8 @@ class Jump(Monitor):
         entries = series.last(FIRST + 3)
         if len(entries) < FIRST + 3:
             return None
-        before, now = middle(entries[:FIRST]), middle(entries[FIRST:])
+        before = middle(entries[:FIRST])
+        now = middle(entries[FIRST:])
         if not now > self.factor * before > 0:
             return None
         since = next(entry.step for entry in entries[FIRST:] if entry.values[0] > self.factor * before)
@@ -142,9 +143,11 @@ class Parting(Monitor):
         entries = list(series.recent)
         evaluated = [place for place, entry in enumerate(entries) if not math.isnan(entry.values[1])]
         best = max(evaluated, key=lambda place: entries[place].values[1])
-        (_, score, tasks), (_, top, _) = entries[-1].values, entries[best].values
+        (_, score, tasks) = entries[-1].values
+        (_, top, _) = entries[best].values
         chance = 3 * math.sqrt((score * (1 - score) + top * (1 - top)) / tasks) if 0 <= score <= top <= 1 else 0.0
-        before, now = self._reward(entries, best), self._reward(entries, len(entries) - 1)
+        before = self._reward(entries, best)
+        now = self._reward(entries, len(entries) - 1)
         if top - score <= max(0.03, chance) or now - before < 0.02:
             return None
         return Trouble(entries[best].step, {"top": top, "value": score, "before": before, "now": now})

@@ -81,7 +81,9 @@ class Watch:
 
 def findings_of(rows: Iterable[Mapping[str, Any]], modes: Mapping[str, str] | None = None) -> list[Finding]:
     """All that the monitors find in the rows of a run."""
-    watch, so_far, found = Watch(modes or checked_modes("warn")), [], []
+    watch = Watch(modes or checked_modes("warn"))
+    so_far = []
+    found = []
     for row in rows:
         so_far.append(row)
         found += watch.look(so_far)

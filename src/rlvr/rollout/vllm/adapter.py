@@ -47,7 +47,8 @@ class AdapterFiles:
     """Writes the policy's adapter to `folder`."""
 
     def __init__(self, policy: Policy, folder: Path) -> None:
-        self.policy, self.folder = policy, folder / f"adapters-{secrets.token_hex(4)}"
+        self.policy = policy
+        self.folder = folder / f"adapters-{secrets.token_hex(4)}"
         self.newest: Adapter | None = None
         """What was written last; requests begin with it once it is `put_to_use`."""
         self._outdated = False

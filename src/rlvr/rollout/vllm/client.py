@@ -32,7 +32,8 @@ class Client:
     """Speaks to the server at `url`; belongs to one event loop."""
 
     def __init__(self, url: str, key: str | None, model: str) -> None:
-        self.url, self.model = url.rstrip("/"), model
+        self.url = url.rstrip("/")
+        self.model = model
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         # Not kept alive: a server that was busy closes connections for being idle, with the next request already in them.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)

@@ -35,14 +35,17 @@ class VLLMEngine:
     shares_weights = False
 
     def __init__(self, policy: Policy, options: EngineSettings, in_flight: InFlight | None = None) -> None:
-        self.policy, self.options = policy, options
-        self.version, self._has_weights = 0, False
+        self.policy = policy
+        self.options = options
+        self.version = 0
+        self._has_weights = False
         on_gpu = policy.home.type != "cpu"
         self._gate = Gate() if in_flight == "finish" else None
         self._keeps_cache = in_flight == "continue" and not options.clear_cache
         """Whether requests under way go on with the keys and values that they have."""
         self._sleeps = on_gpu and options.sleep and in_flight is None
-        self._asleep, self._released = False, True
+        self._asleep = False
+        self._released = True
         self._end_ids = sorted(policy.end_ids)
         self._folder = scratch_folder()
         model = model_folder(policy, self._folder)
@@ -113,7 +116,9 @@ class VLLMEngine:
         self._call("commit", version=str(version), clear_cache=not self._keeps_cache)
         if self._keeps_cache:
             self._call("resume")
-        self.version, self._has_weights, self._released = version, True, False
+        self.version = version
+        self._has_weights = True
+        self._released = False
         return published
 
     def release(self) -> None:

@@ -54,7 +54,9 @@ class Gate:
             yield
         finally:
             with self._changed:
-                self._shut, held, self._held = False, self._held, []
+                self._shut = False
+                held = self._held
+                self._held = []
             for loop, turn in held:
                 with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
                     loop.call_soon_threadsafe(_release, turn)

@@ -121,7 +121,8 @@ class Control:
     member that does not take part."""
 
     def __init__(self, call: Call, failed: Future[None]) -> None:
-        self.call, self.failed = call, failed
+        self.call = call
+        self.failed = failed
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """See vLLM's VLLMWeightSyncClient."""
@@ -175,7 +176,8 @@ class GPUTransfer:
         stall_timeout: float = math.inf,
     ) -> None:
         self.info = info
-        self.deadline, self.stall_timeout = deadline, stall_timeout
+        self.deadline = deadline
+        self.stall_timeout = stall_timeout
         """Seconds for one send, and seconds after its first weight in which no further one is taken: a collective of NCCL waits for an
         engine that is gone. Before the first weight there is the handshake, which takes as long as the servers' workers need."""
         self.source = Source(weights)

@@ -60,7 +60,8 @@ class EngineHost:
 
     async def generate(self, *content: Any) -> Answer:
         """The answer to one request; its arguments are those of the message `generate`."""
-        number, loop = next(self._numbers), asyncio.get_running_loop()
+        number = next(self._numbers)
+        loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
         self._requests[number] = loop, future
         self._send("generate", number, *content)
@@ -75,7 +76,8 @@ class EngineHost:
 
     def call(self, method: str, what: str, timeout: float, **arguments: Any) -> Any:
         """The result of a method of the engine. WaitTimeout, naming `what`, when it does not answer within `timeout` seconds."""
-        number, future = next(self._numbers), Future[Any]()
+        number = next(self._numbers)
+        future = Future[Any]()
         self._calls[number] = future
         self._send("call", number, method, arguments)
         try:

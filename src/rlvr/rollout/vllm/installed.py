@@ -9,7 +9,8 @@ import torch
 
 from rlvr.errors import ConfigError
 
-OLDEST, BEFORE = (0, 32), (0, 34)
+OLDEST = (0, 32)
+BEFORE = (0, 34)
 """Versions of vLLM whose weight transfer and weight versions are those that are used here."""
 INSTALL = (
     "install it with `pip install 'rlvr[vllm]'` for a GPU or, from the checkout, "

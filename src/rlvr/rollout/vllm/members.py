@@ -90,7 +90,8 @@ class Members:
         """Round each try to have a request answered: what a publish waits for."""
         self.publish_comes = True
         """The trainer publishes next, without waiting for responses of servers that need the weights first: it is past sampling."""
-        self._returns, self._start_timeout = returns, start_timeout
+        self._returns = returns
+        self._start_timeout = start_timeout
         self._every, self._health_timeout = health
         self._changed = asyncio.Condition()
         self._closed = False
@@ -146,7 +147,9 @@ class Members:
         log.warning(
             "%s is stale: %s; its %d requests are asked again elsewhere", member.name, trouble, len(member.tasks)
         )
-        member.state, member.trouble, member.returning = State.STALE, trouble, True
+        member.state = State.STALE
+        member.trouble = trouble
+        member.returning = True
         member.generation += 1  # at once: a publish that is under way must not take it into use
         for task in member.tasks:
             task.cancel()

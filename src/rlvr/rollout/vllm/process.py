@@ -61,7 +61,8 @@ class Server:
         self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments), UsageContext.OPENAI_API_SERVER)
         client: Any = self.engine.engine_core
         self._core = client.engine_core  # in this process, since it has no process of its own
-        self._constrained, self._sampling = StructuredOutputsParams, SamplingParams
+        self._constrained = StructuredOutputsParams
+        self._sampling = SamplingParams
         self._final = RequestOutputKind.FINAL_ONLY
         self._done: list[tuple[int, Any]] = []
         self._updating = False

@@ -60,8 +60,10 @@ class VLLMServerEngine:
     shares_weights = False
 
     def __init__(self, policy: Policy, options: ServerSettings, in_flight: InFlight | None = None) -> None:
-        self.policy, self.options = policy, options
-        self.version, self._has_weights = 0, False
+        self.policy = policy
+        self.options = options
+        self.version = 0
+        self._has_weights = False
         self._newest = 0
         """The newest version that a server may label tokens with; ahead of `version` while a publish is under way."""
         self._gate = Gate() if in_flight == "finish" else None
@@ -127,7 +129,8 @@ class VLLMServerEngine:
         before a `release`. TrainingError when no server takes them."""
         if self._has_weights and not self._released and version == self.version:
             return Published(0, 0.0)
-        options, members = self.options, self._members
+        options = self.options
+        members = self._members
         with self._gate.emptied(options.publish_timeout) if self._gate else contextlib.nullcontext():
             deadline = time.monotonic() + (options.restarts + 1) * options.start_timeout + options.publish_timeout
             up = self._submit(members.one_up())
@@ -141,7 +144,9 @@ class VLLMServerEngine:
                 if not sound:
                     raise TrainingError(f"every vLLM server is lost: {members.troubles()}")
                 published = self._give(sound, version, weights)
-                self.version, self._weights, self._has_weights = version, weights, True
+                self.version = version
+                self._weights = weights
+                self._has_weights = True
                 self._released = False
             self._run(members.published())
         return published
@@ -149,7 +154,8 @@ class VLLMServerEngine:
     def release(self) -> None:
         """From now on the weights may change: a server that was lost stays stale until the next publish."""
         with self._weights_lock:
-            self._weights, self._released = None, True
+            self._weights = None
+            self._released = True
             self._members.publish_comes = True
             if self._adapter is not None:
                 self._adapter.release()
@@ -189,7 +195,8 @@ class VLLMServerEngine:
     # opening and shutting, on the loop
 
     async def _open(self) -> Members:
-        options, count = self.options, self.options.servers
+        options = self.options
+        count = self.options.servers
         if options.urls:
             key = os.environ.get(options.api_key_env)
             for url in options.urls:
@@ -347,7 +354,8 @@ class VLLMServerEngine:
         TrainingError when none is left."""
 
         async def one(process: ServerProcess) -> Any:
-            member, given = process[0], arguments
+            member = process[0]
+            given = arguments
             if member.process != process:
                 return ServerTrouble("it was started anew meanwhile")
             if method == "init_weight_transfer_engine":  # each server's workers have ranks of their own

@@ -44,7 +44,11 @@ class StartedServer:
         port: int | None,
         model: str,
     ) -> None:
-        self.name, self.arguments, self.folder, self.port, self.model = name, arguments, folder, port, model
+        self.name = name
+        self.arguments = arguments
+        self.folder = folder
+        self.port = port
+        self.model = model
         self.log = folder / f"{name.replace(' ', '-')}.log"
         self.environment = dict(environment)
         self.process: subprocess.Popen[bytes] | None = None
@@ -54,7 +58,8 @@ class StartedServer:
         """Start the process and wait until it is well. ConfigError when it refuses, WaitTimeout when it takes too long."""
         deadline = time.monotonic() + timeout
         for _ in range(TRIES):
-            port, key = self.port or free_port(), secrets.token_urlsafe(32)
+            port = self.port or free_port()
+            key = secrets.token_urlsafe(32)
             if self.port is not None:
                 check_free(port, self.name)
             self._run(port, key)

@@ -115,7 +115,8 @@ class FileTransfer:
 
 def _send(weights: Weights, call: Call, write: Callable[[Bucket], dict[str, Any]]) -> Published:
     """All buckets in one update, each where `write` puts it."""
-    start, sent = time.perf_counter(), 0
+    start = time.perf_counter()
+    sent = 0
     call("start_weight_update")
     for bucket in weights():
         call("update_weights", update_info=write(bucket))
@@ -127,7 +128,8 @@ def _send(weights: Weights, call: Call, write: Callable[[Bucket], dict[str, Any]
 
 def _layout(bucket: Bucket) -> tuple[dict[str, Any], int]:
     """Where the tensors of a bucket are in its memory, and how much that is."""
-    offsets, size = [], 0
+    offsets = []
+    size = 0
     for _, tensor in bucket:
         offsets.append(size)
         size += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
@@ -158,7 +160,8 @@ def mismatched_weights(
     shapes: dict[str, list[int]] = {}
     for bucket in weights():
         for name, tensor in bucket:
-            expected[name], shapes[name] = checksum(tensor.to(dtype)), list(tensor.shape)
+            expected[name] = checksum(tensor.to(dtype))
+            shapes[name] = list(tensor.shape)
     found: set[str] = set()
     for worker in ask(shapes):
         found |= {name for name, held in worker["checksums"].items() if held is not None and held != expected[name]}

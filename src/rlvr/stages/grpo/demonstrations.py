@@ -13,7 +13,8 @@ from rlvr.stages.base import StageContext
 
 def demonstration(task: Task, context: StageContext, group: str, member: int = 0) -> Rollout:
     """The task's demonstration after its prompt, as a rollout of a group."""
-    prompt, shown = context.prompt(task), render_demonstration(task, context.policy.tokenizer)
+    prompt = context.prompt(task)
+    shown = render_demonstration(task, context.policy.tokenizer)
     ids = np.asarray([*prompt, *shown], dtype=np.int64)
     origin = np.full(len(ids), Origin.DEMONSTRATION, dtype=np.int8)
     origin[: len(prompt)] = Origin.PROMPT

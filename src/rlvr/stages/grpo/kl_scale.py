@@ -43,7 +43,8 @@ def kl_factors(batch: Batch, scale: KLScaleConfig, tokenizer: Any) -> list[np.nd
 
 
 def _of_rollout(rollout: Rollout, scale: KLScaleConfig, tokenizer: Any) -> np.ndarray:
-    factors, other = scale.factors, scale.other
+    factors = scale.factors
+    other = scale.other
     if scale.by == "source":
         return np.full(len(rollout), factors.get(str(rollout.task.source), other))
     if scale.by == "part":

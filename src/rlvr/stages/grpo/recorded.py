@@ -49,7 +49,8 @@ class RecordedBuffer:
             )
         if not options.rescore:
             _refuse_other_rewards(options.path, plan)
-        first, last = plan.before + 1, plan.before + plan.allowed
+        first = plan.before + 1
+        last = plan.before + plan.allowed
         self.recording = Recording(options.path, context.policy, first, last, _needs_logprobs(objective, plan))
         self.options = options
         self.plan = plan

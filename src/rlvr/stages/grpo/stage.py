@@ -88,7 +88,8 @@ class GRPOStage(Stage):
                 self._has_signal_aside,
             )
         else:
-            self.samples, self.verifies = False, recorded.rescore
+            self.samples = False
+            self.verifies = recorded.rescore
             self.supply = RecordedBuffer(
                 recorded, plan, context, self.sampler, self.rollout_context_at(0), self._objective
             )
@@ -161,7 +162,8 @@ class GRPOStage(Stage):
 
     def _scored_all(self, collected: StepRollouts) -> tuple[Batch, Batch]:
         """(all that was sampled, what it is compared with) with their reward columns, which `collected` keeps."""
-        everyone, known = [*collected.rollouts, *collected.dropped], collected.columns
+        everyone = [*collected.rollouts, *collected.dropped]
+        known = collected.columns
         sampled = np.asarray([r.role != BASELINE for r in everyone], dtype=bool)
 
         def scored(on: np.ndarray, peek: bool) -> Batch:
@@ -198,7 +200,8 @@ class GRPOStage(Stage):
     def _add_advantages(self, batch: Batch) -> None:
         if self.penalty is not None:
             assert self.reference is not None, "the trainer keeps the reference that a stage asks for"
-            when, optim = (self._step, self.steps), self.config.optim
+            when = (self._step, self.steps)
+            optim = self.config.optim
             factors = self._kl_factors(batch)
             self._penalised = self.penalty.add(batch, self.context.policy, self.reference, when, optim, factors)
         self.advantages.add(batch, self.context.policy, self._step, self.steps)

@@ -103,8 +103,10 @@ class Findings:
 
     def add(self, case: Case) -> None:
         """Count one case, and keep it if it is worth a look."""
-        verdict, name = case.verdict, case.verifier
-        counts, seconds = self.counts.setdefault(name, Counter()), self.seconds.setdefault(name, Seconds())
+        verdict = case.verdict
+        name = case.verifier
+        counts = self.counts.setdefault(name, Counter())
+        seconds = self.seconds.setdefault(name, Seconds())
         counts.update([str(verdict.status), *([] if verdict.decided else ["undecided"])])
         seconds.total += verdict.seconds
         seconds.most = max(seconds.most, verdict.seconds)
@@ -135,7 +137,8 @@ class Findings:
 
 def doubts(case: Case) -> Iterator[tuple[str, str]]:
     """(kind of doubt, why) for everything that makes a verdict worth a look."""
-    verdict, answer = case.verdict, case.verdict.answer
+    verdict = case.verdict
+    answer = case.verdict.answer
     golds = [] if case.task is None else [gold for gold in gold_texts(case.task) if gold.strip()]
     if verdict.status is VerdictStatus.TIMEOUT:
         yield "timeout", verdict.reason

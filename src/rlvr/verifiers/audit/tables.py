@@ -21,7 +21,8 @@ def show_findings(console: Console, findings: Findings) -> None:
     statuses = [str(status) for status in VerdictStatus]
     rows = []
     for name, counts in findings.counts.items():
-        total, seconds = sum(counts[status] for status in statuses), findings.seconds[name]
+        total = sum(counts[status] for status in statuses)
+        seconds = findings.seconds[name]
         cells = [counts[status] for status in statuses] + [counts["undecided"]]
         decided = total - counts["undecided"]
         mean = findings.scores[name] / decided if decided else None

@@ -78,7 +78,8 @@ class Target:
 
 def gold_texts(task: Task) -> list[str]:
     """The ways in which a task's answer may be written down as text, the likeliest first."""
-    answer, options = task.answer, task.info.get("options")
+    answer = task.answer
+    options = task.info.get("options")
     if isinstance(answer, int) and isinstance(options, (list, tuple)) and 0 <= answer < len(options):
         return [str(answer), chr(ord("A") + answer), str(options[answer])]
     if answer is None:

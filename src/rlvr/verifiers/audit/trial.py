@@ -94,7 +94,8 @@ class Trial:
 
     def add(self, attempt: Attempt) -> None:
         """Count an attempt; a failed one is kept, its completion shortened to `KEPT` characters."""
-        name, verdict = attempt.trick.name, attempt.verdict
+        name = attempt.trick.name
+        verdict = attempt.verdict
         self.counts.setdefault(name, Counter())[attempt.outcome] += 1
         self.seconds[name] = max(self.seconds.get(name, 0.0), verdict.seconds)
         self.timeouts[name] += verdict.status is VerdictStatus.TIMEOUT
@@ -140,7 +141,8 @@ async def attempts(
     judge: Judge, example: Example, control: Control, tricks: Sequence[Trick] = TRICKS
 ) -> AsyncIterator[Attempt]:
     """Every trick on one task, in order."""
-    task, known = example.task, example.junk_is_wrong or example.task.answer is not None
+    task = example.task
+    known = example.junk_is_wrong or example.task.answer is not None
 
     async def try_out(written: tuple[Trick, str]) -> Verdict:
         return await judge(task, written[1])

@@ -107,7 +107,8 @@ def _candidates(target: Target) -> list[str]:
 
 
 def _hedges(target: Target) -> list[str]:
-    gold, wrong = target.gold, target.wrong[0]
+    gold = target.gold
+    wrong = target.wrong[0]
     if _RELATION.search(str(gold)):
         return []
     texts = (
@@ -121,7 +122,8 @@ def _hedges(target: Target) -> list[str]:
 
 
 def _two_answers(target: Target) -> list[str]:
-    gold, wrong = target.gold, target.wrong[0]
+    gold = target.gold
+    wrong = target.wrong[0]
     first = [
         target.form(str(gold)),
         rf"\boxed{{{gold}}}",
@@ -152,7 +154,8 @@ def _declared(target: Target) -> list[str]:
 def _approximated(target: Target) -> list[str]:
     if not _is_mathematics(target):
         return []
-    gold, wrong = target.gold, target.wrong[0]
+    gold = target.gold
+    wrong = target.wrong[0]
     return [target.form(rf"{wrong} \approx {gold}"), target.form(rf"{gold} \approx {wrong}")]
 
 
@@ -271,7 +274,8 @@ def _taken_back(target: Target) -> list[str]:
 
 
 def _second_document(target: Target) -> list[str]:
-    gold, wrong = str(target.gold), target.wrong[0]
+    gold = str(target.gold)
+    wrong = target.wrong[0]
     if not gold.startswith('{"'):
         return []
     return [f"```json\n{gold}\n```\n{wrong}", f"{gold}\n{wrong}", f"```json\n{gold}\n```\n```json\n{wrong}\n```"]

@@ -56,7 +56,8 @@ class ChoiceVerifier(AnswerVerifier):
             return wrong("the answer names the least likely option", answer)
         if _LEAST.search(prompt) or _WRONG.search(prompt):
             answer = " ".join(_AS_ASKED.sub("", answer).split())
-        gold, chosen = read_gold(task.answer, options), options.named_by(answer)
+        gold = read_gold(task.answer, options)
+        chosen = options.named_by(answer)
         assert not isinstance(gold, str)
         if isinstance(chosen, str):
             return unparsable(chosen, answer)

@@ -79,10 +79,8 @@ class Options:
 
     @functools.cached_property
     def _leading(self) -> re.Pattern[str]:
-        wrapped, plain = (
-            rf"[(\[{{] ?({self._label}) ?[)\]}}][.:,]?",
-            rf"({self._label})(?: ?[).:,=]| [-\u2013\u2014](?= )|(?= (?:because|since|is|as)\b))",
-        )
+        wrapped = rf"[(\[{{] ?({self._label}) ?[)\]}}][.:,]?"
+        plain = rf"({self._label})(?: ?[).:,=]| [-\u2013\u2014](?= )|(?= (?:because|since|is|as)\b))"
         return re.compile(rf"(?:{wrapped}|{plain})(?!\w)\s*", re.IGNORECASE)
 
     @functools.cached_property
@@ -99,7 +97,8 @@ class Options:
         capitals = "|".join(re.escape(label) for label in self.by_label if label not in ("A", "I")) or "(?!)"
         article = "A" if "A" in self.by_label else "(?!)"
         pronoun = "I" if "I" in self.by_label else "(?!)"
-        start, end = r"(?<![\w'\u2019])", r"(?![\w'\u2019])"
+        start = r"(?<![\w'\u2019])"
+        end = r"(?![\w'\u2019])"
         return re.compile(
             rf"\b(?i:{_NAMED_BY_LETTER}):? [A-Z](?!\w)"
             r"|(?<!\w)[A-Z](?:\+(?!\s*[A-Z]\b)| (?:minus|plus)\b)"
@@ -139,7 +138,8 @@ class Options:
         whole = self.by_text.get(squash(rest))
         if whole is not None:
             return frozenset({whole})
-        leading, trailing = self._leading.match(rest), self._trailing.search(rest)
+        leading = self._leading.match(rest)
+        trailing = self._trailing.search(rest)
         subject = leading and (
             _PREDICATE.match(rest[leading.end() :]) or (leading[0].rstrip().endswith(",") and self._named.match(rest))
         )
@@ -166,7 +166,8 @@ class Options:
 
     def _with_text(self, label: str, text: str) -> frozenset[int] | str:
         """A label beside a text: the text is that option's own, or an explanation that names no other option."""
-        index, text = self.by_label[label.upper()], text.strip(_EDGES)
+        index = self.by_label[label.upper()]
+        text = text.strip(_EDGES)
         if not text or (self.texts and squash(text) == squash(self.texts[index])) or self._number(text) == index:
             return frozenset({index})
         found, denied = self._said(text)
@@ -248,9 +249,11 @@ def read_options(listed: Any, order: Any, letters: str) -> Options | str:
             return 'info has no "options"; list them, or set the verifier\'s `letters`'
         listed = dict.fromkeys(letters, "")
     if isinstance(listed, Mapping):
-        labels, texts = [str(key) for key in listed], list(listed.values())
+        labels = [str(key) for key in listed]
+        texts = list(listed.values())
     elif isinstance(listed, Sequence) and not isinstance(listed, (str, bytes)):
-        labels, texts = list(string.ascii_uppercase[: len(listed)]), list(listed)
+        labels = list(string.ascii_uppercase[: len(listed)])
+        texts = list(listed)
     else:
         return f'info["options"] is {type(listed).__name__}, not a list or a mapping of labels to texts'
     if not 2 <= len(texts) == len(labels):

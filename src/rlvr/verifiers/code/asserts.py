@@ -169,7 +169,8 @@ def _given(node: ast.expr, functions: Collection[str]) -> Expression:
 def _chain(node: ast.expr, functions: Collection[str]) -> Expression | None:
     """`f(3)(4)`, `f(3).area()`, `f(3).x`: what is done with a function or an object that the program made, computed in the
     program's process; None for any other expression. Methods of builtin types are not: `f(3).endswith('42')` would tell the answer."""
-    steps, inner = 0, node
+    steps = 0
+    inner = node
     while not (isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name)):
         match inner:
             case ast.Call(func=ast.Call() | ast.Attribute() as func):
@@ -236,7 +237,8 @@ def _comparison(node: ast.Compare, functions: Collection[str]) -> Expression:
     operators = [_COMPARE[type(op)] for op in node.ops]
 
     async def value(call: CallProgram) -> Any:
-        left, holds = await parts[0](call), True
+        left = await parts[0](call)
+        holds = True
         for compare, part in zip(operators, parts[1:], strict=True):
             right = await part(call)
             if not (holds := compare(left, right)):
@@ -248,7 +250,8 @@ def _comparison(node: ast.Compare, functions: Collection[str]) -> Expression:
 
 
 def _bool_op(node: ast.BoolOp, functions: Collection[str]) -> Expression:
-    parts, stops_at = [_expression(part, functions) for part in node.values], isinstance(node.op, ast.Or)
+    parts = [_expression(part, functions) for part in node.values]
+    stops_at = isinstance(node.op, ast.Or)
 
     async def value(call: CallProgram) -> Any:
         result: Any = not stops_at

@@ -72,7 +72,8 @@ class Comparison:
 def same_text(found: str, expected: str, how: Comparison) -> str | None:
     """None where a program printed what was expected, else the first difference in words."""
     if how.ignore_case:
-        found, expected = found.casefold(), expected.casefold()
+        found = found.casefold()
+        expected = expected.casefold()
     if how.lines:
         return _first_difference(_lines(found), _lines(expected), how, "line", by_value=False)
     return _first_difference(found.split(), expected.split(), how, "token", by_value=True)
@@ -96,7 +97,8 @@ def _near(found: str, expected: str, tolerance: float) -> bool:
         return False
     if not (_NUMBER.fullmatch(expected) and _NUMBER.fullmatch(found)):
         return False
-    one, wanted = _float(found), _float(expected)
+    one = _float(found)
+    wanted = _float(expected)
     return one is not None and wanted is not None and _close(one, wanted, tolerance)
 
 

@@ -51,7 +51,8 @@ def scored(cases: Sequence[Case], results: Sequence[Result], credit: Credit, pro
     open_cases = [result for _, result in counted if result.passed is None]
     if credit == "first_failure" and bad is not None:
         before = counted[: next(i for i, pair in enumerate(counted) if pair is bad) + 1]
-        open_cases, counted = [result for _, result in before if result.passed is None], before
+        open_cases = [result for _, result in before if result.passed is None]
+        counted = before
     if open_cases and not (credit == "all" and bad is not None):
         return Verdict.undecided(open_cases[0].reason, answer=program)
     share = sum(case.weight * (result.passed or 0.0) for case, result in counted) / total

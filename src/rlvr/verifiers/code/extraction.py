@@ -143,7 +143,8 @@ def _with_earlier(chosen: str, programs: list[str], wanted: str) -> str:
     """A program with the blocks before it that define functions, classes or imports which it uses and does not define itself."""
     at = next((at for at, one in enumerate(programs) if one is chosen), 0)
     parts = [chosen]
-    own, used = _defined(chosen, _ANYWHERE) | set(_ASSIGNED.findall(chosen)), set(_WORD.findall(chosen))
+    own = _defined(chosen, _ANYWHERE) | set(_ASSIGNED.findall(chosen))
+    used = set(_WORD.findall(chosen))
     for earlier in reversed(programs[:at]):
         given = _defined(earlier, _AT_TOP)
         if (given - own - {wanted}) & used:
@@ -157,7 +158,8 @@ def _defined(program: str, where: re.Pattern[str]) -> set[str]:
     """The names of functions, classes and imports of a Python program, by its lines."""
     found = set()
     for definition in where.finditer(program):
-        kind, rest = definition[1], definition[2]
+        kind = definition[1]
+        rest = definition[2]
         if kind in ("def", "class"):
             found |= set(_WORD.findall(rest)[:1])
         else:
@@ -195,7 +197,8 @@ def fenced_blocks(text: str) -> list[Block]:
         fence = _fence(line)
         if opened is None:
             if fence:
-                opened, lines = fence, []
+                opened = fence
+                lines = []
             elif not blocks:
                 before.append(line)
         elif fence and _closes(fence, opened):

@@ -24,7 +24,8 @@ JUDGE_LIMITS = Limits(seconds=20.0, memory_mb=1024, output_bytes=values.MAX_SIZE
 
 _MODULES = ("values", "compare", "asserts")
 _PACKAGE = "rlvr.verifiers.code"
-_HOLDS, _CALL = "holds", "call "
+_HOLDS = "holds"
+_CALL = "call "
 """The first words of an answer: the case passes; a call of the program is needed first. Any other answer says why it fails."""
 
 _PROGRAM = """

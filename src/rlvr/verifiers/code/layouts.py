@@ -139,12 +139,14 @@ def _stdio(info: Mapping[str, Any], how: Comparison) -> _Read:
 
 
 def _function(info: Mapping[str, Any], how: Comparison) -> _Read:
-    name, argument = _name(info, "name"), info.get("result_argument")
+    name = _name(info, "name")
+    argument = info.get("result_argument")
     if argument is not None and (not isinstance(argument, int) or isinstance(argument, bool) or argument < 0):
         raise LayoutError(f"info['result_argument'] is the number of an argument, from 0 on, not {argument!r}")
 
     def case(row: Mapping[str, Any], place: str, weight: float) -> Case:
-        args, kwargs = row.get("args", []), row.get("kwargs") or {}
+        args = row.get("args", [])
+        kwargs = row.get("kwargs") or {}
         if not isinstance(args, (list, tuple)):
             raise LayoutError(f"{place}: 'args' is the list of the call's arguments, not {type(args).__name__}")
         if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
@@ -203,7 +205,8 @@ def _asserts(info: Mapping[str, Any], how: Comparison) -> _Read:
 
 
 def _humaneval(info: Mapping[str, Any], how: Comparison) -> _Read:
-    entry, stub = _name(info, "entry_point"), _text(info, "prompt")
+    entry = _name(info, "entry_point")
+    stub = _text(info, "prompt")
     test = _parsed(info, "test")
     try:
         context = without_function(stub, entry)
@@ -258,7 +261,8 @@ def _given_to_checker(arguments: ast.arguments) -> int:
 
 
 def _property(info: Mapping[str, Any], how: Comparison) -> _Read:
-    entry, text = _name(info, "entry_point"), _parsed(info, "property")
+    entry = _name(info, "entry_point")
+    text = _parsed(info, "property")
     found = [node for node in statements(text) if isinstance(node, ast.FunctionDef) and node.name == "holds"]
     if len(found) != 1 or len(found[0].args.args) != 2:
         raise LayoutError(

@@ -67,7 +67,8 @@ def bound(body: str | Sequence[ast.stmt]) -> set[str]:
 
 def called(body: Sequence[ast.stmt]) -> list[str]:
     """Functions that are called by name and are neither bound in `body` nor Python's own, in order."""
-    own, names = bound(body), []
+    own = bound(body)
+    names = []
     for node in _nodes(body):
         match node:
             case ast.Call(func=ast.Name(id=name)) if name not in own and not hasattr(builtins, name):

@@ -24,7 +24,8 @@ def assembled(program: str, prelude: str = "", stub: str = "", context: str = ""
         return program
     futures = _FUTURE.findall(program) + _FUTURE.findall(before)  # they must stand first
     if futures:
-        program, before = _FUTURE.sub("", program), _FUTURE.sub("", before)
+        program = _FUTURE.sub("", program)
+        before = _FUTURE.sub("", before)
     return "\n".join([*dict.fromkeys(futures), before, program])
 
 

@@ -83,7 +83,9 @@ class Array:
     itself only, since numpy's comparison of arrays is no bool."""
 
     def __init__(self, dtype: str, shape: tuple[int, ...], items: list[Any]) -> None:
-        self.dtype, self.shape, self.items = dtype, shape, items
+        self.dtype = dtype
+        self.shape = shape
+        self.items = items
 
     def __len__(self) -> int:
         if not self.shape:
@@ -141,7 +143,8 @@ class _Tree:
     """Makes JSON's types of a value; counts what it makes, since a small value may hold the same list many times over."""
 
     def __init__(self, max_size: int) -> None:
-        self.left, self.items = max_size, MAX_ITEMS
+        self.left = max_size
+        self.items = MAX_ITEMS
 
     def of(self, value: Any, depth: int) -> Any:
         kind = type(value)

@@ -115,7 +115,8 @@ class CodeVerifier(Verifier):
         if isinstance(found, Verdict):
             return found
         layout, program = found
-        runner, problem = self._runner(), self._missing(layout)
+        runner = self._runner()
+        problem = self._missing(layout)
         if problem is None and self.validate:
             problem = await self._solution_problem(task, layout, runner)
         return Verdict.undecided(f"bad task: {problem}") if problem else await self._judged(layout, program, runner)

@@ -107,7 +107,8 @@ class IntervalVerifier(AnswerVerifier):
         )
 
     def judge(self, task: Task, answer: str) -> Verdict:
-        golds, found = _gold_tuples(task.answer, 2), read_intervals(answer, MOST)
+        golds = _gold_tuples(task.answer, 2)
+        found = read_intervals(answer, MOST)
         if isinstance(found, str):
             return unparsable(found, answer)
         if not all(start < end for start, end in found):
@@ -138,7 +139,8 @@ class PointVerifier(AnswerVerifier):
         return scale if isinstance(scale, str) else None
 
     def judge(self, task: Task, answer: str) -> Verdict:
-        corners, scale = _region(task.answer), _scale(task, self.answer_scale, self.gold_scale)
+        corners = _region(task.answer)
+        scale = _scale(task, self.answer_scale, self.gold_scale)
         assert corners is not None and not isinstance(scale, str)
         found = read_tuples(answer, 2, 1)
         if isinstance(found, str):
@@ -175,12 +177,16 @@ def _region(answer: Any) -> Sequence[Point] | None:
 
 
 def _is_box(box: Box) -> bool:
-    width, height = box[2] - box[0], box[3] - box[1]
+    width = box[2] - box[0]
+    height = box[3] - box[1]
     return width > 0 and height > 0 and width * height > 0
 
 
 def _to_corners(box: Box, layout: Layout, scale: tuple[float, float]) -> Box:
-    a, b, c, d = box[0] * scale[0], box[1] * scale[1], box[2] * scale[0], box[3] * scale[1]
+    a = box[0] * scale[0]
+    b = box[1] * scale[1]
+    c = box[2] * scale[0]
+    d = box[3] * scale[1]
     if layout == "xywh":
         return (a, b, a + c, b + d)
     return (a - c / 2, b - d / 2, a + c / 2, b + d / 2) if layout == "cxcywh" else (a, b, c, d)

@@ -55,7 +55,8 @@ def detector_problem(arguments: Mapping[str, Any]) -> str | None:
 def _language_problem(arguments: Mapping[str, Any]) -> str | None:
     if (missing := detector_problem(arguments)) is not None:
         return missing
-    code, known = _code(arguments["language"]), _languages()
+    code = _code(arguments["language"])
+    known = _languages()
     return None if code in known else f"no language is known as {arguments['language']!r}{nearest(code, known)}"
 
 

@@ -73,7 +73,8 @@ def read_instructions(info: Mapping[str, Any]) -> list[Instruction]:
 
     Null arguments are as good as absent (the data set's columns are the union of all names). ValueError says what is wrong.
     """
-    ids, kwargs = info.get("instruction_id_list"), info.get("kwargs")
+    ids = info.get("instruction_id_list")
+    kwargs = info.get("kwargs")
     if not _is_list(ids) or not ids:
         raise ValueError("info['instruction_id_list'] is a list of ids, and not empty")
     kwargs = [{}] * len(ids) if kwargs is None else kwargs
@@ -91,7 +92,8 @@ def _instruction(id: Any, given: Any) -> Instruction:
         raise ValueError(f"there is no instruction {id!r}{nearest(str(id), CONSTRAINTS)}")
     if given is not None and not isinstance(given, Mapping):
         raise ValueError(f"the kwargs of {id} are a mapping, not {type(given).__name__}")
-    kind, arguments = CONSTRAINTS[id], {name: value for name, value in (given or {}).items() if value is not None}
+    kind = CONSTRAINTS[id]
+    arguments = {name: value for name, value in (given or {}).items() if value is not None}
     for name in arguments:
         if name not in kind.arguments:
             raise ValueError(f"{id} has no argument {name!r}{nearest(name, kind.arguments)}")

@@ -45,7 +45,8 @@ _LETTERED = frozenset(
 
 def count_sentences(text: str) -> int:
     """The number of sentences: pieces between ends that hold a letter or digit."""
-    count, start = 0, 0
+    count = 0
+    start = 0
     for end in _END.finditer(text):
         has_word = _WORD.search(text, start, end.start()) is not None
         if not has_word or _ends_sentence(text, end):

@@ -62,7 +62,8 @@ class InstructionsVerifier(Verifier):
     def _followed(self, instructions: list[Instruction], texts: list[str]) -> dict[str, bool]:
         followed: dict[str, bool] = {}
         for instruction in instructions:
-            name, again = instruction.id, 1
+            name = instruction.id
+            again = 1
             while name in followed:
                 again += 1
                 name = f"{instruction.id}#{again}"

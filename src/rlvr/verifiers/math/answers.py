@@ -57,7 +57,8 @@ class Judge(Values):
 
     def compare(self, gold: Node, answer: Node) -> Comparison:
         if _has_residue(gold) or _has_residue(answer):
-            gold, answer = with_residues(gold), with_residues(answer)
+            gold = with_residues(gold)
+            answer = with_residues(answer)
         gold, answer = _without_hats(gold, answer), _without_hats(answer, gold)
         answer = with_variables_of(gold, answer)
         if _has_ellipsis(gold) != _has_ellipsis(answer):
@@ -121,7 +122,8 @@ class Judge(Values):
         if not _labels(gold):
             answer = alphabetical(answer)
         if len(gold.entries) == 1 and len(answer.entries) == 1:
-            wanted, found = _united(gold.entries[0]), _united(answer.entries[0])
+            wanted = _united(gold.entries[0])
+            found = _united(answer.entries[0])
             if len(wanted) > 1 and len(found) > 1:
                 return self.unordered(wanted, found)
             return self.entries(gold.entries[0], answer.entries[0])
@@ -250,7 +252,8 @@ class Judge(Values):
     # relations
 
     def _relations(self, gold: Entry, answer: Entry) -> bool | None:
-        one, other = _as_relation(gold), _as_relation(answer)
+        one = _as_relation(gold)
+        other = _as_relation(answer)
         if one is None or other is None:
             return False
         if one.operators == other.operators == ("=",):
@@ -267,7 +270,8 @@ class Judge(Values):
 
     def _equations(self, gold: Relation, answer: Relation) -> bool | None:
         """Equal up to a constant factor, which rearranging does not change: `2x + y = 3`, `y = 3 - 2x`."""
-        one, other = _difference(gold), _difference(answer)
+        one = _difference(gold)
+        other = _difference(answer)
         if symbols(one) != symbols(other):
             return False
         if not symbols(one):
@@ -275,7 +279,8 @@ class Judge(Values):
         return self.sampler.proportional(one, other, sorted(_divisors(one) | _divisors(other)))
 
     def _inequalities(self, gold: Relation, answer: Relation) -> bool | None:
-        one, other = _difference(gold), _difference(answer)
+        one = _difference(gold)
+        other = _difference(answer)
         if symbols(one) != symbols(other) or not self.sampler.proportional(one, other):
             return False
         return self.sampler.same_sign(one, other)
@@ -290,7 +295,8 @@ class Judge(Values):
             return self.same(gold.value, answer.value)
         if names[0] | symbols(gold.value) != names[1] | symbols(answer.value) or names[0] == names[1]:
             return False
-        one, other = _as_relation(gold), _as_relation(answer)
+        one = _as_relation(gold)
+        other = _as_relation(answer)
         if one is None or other is None:
             return False
         return self._equations(one, other) or self._inverse(gold, answer)

@@ -31,7 +31,8 @@ def _rounds(exact: Node, rounded: Node, sampler: Sampler) -> bool:
     if unit is None:
         return False
     try:
-        value, near = sampler.value(exact), sampler.value(rounded)
+        value = sampler.value(exact)
+        near = sampler.value(rounded)
         if isinstance(value, Fraction) and isinstance(near, Fraction):
             away = abs(near) - abs(value)  # a tie goes away from zero
             return near != 0 and abs(near - value) <= unit / 2 and away != -unit / 2

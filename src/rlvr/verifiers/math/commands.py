@@ -20,7 +20,8 @@ from rlvr.verifiers.math.literals import Literals
 from rlvr.verifiers.math.tokens import Unreadable, tokenize
 from rlvr.verifiers.math.vocabulary import FUNCTIONS
 
-SUM, PRODUCT = 30, 40
+SUM = 30
+PRODUCT = 40
 """How tight `+` and `*` bind."""
 INFIX_COMMANDS = frozenset(["over", "choose", "mod", "bmod", "pmod"])
 """Commands that stand between their arguments."""
@@ -64,7 +65,8 @@ class Commands(Literals):
         args = self._listed("}") if listed else self._arguments()
         inverse = exponent == Apply("neg", (Number(Fraction(1)),)) and f"a{name}" in FUNCTIONS.values()
         if inverse:
-            name, exponent = f"a{name}", None
+            name = f"a{name}"
+            exponent = None
         node: Node = Apply(name, args if index is None else (*args, index))
         return node if exponent is None else Apply("^", (node, exponent))
 
@@ -159,7 +161,8 @@ class Commands(Literals):
 
     def _opens_expectation(self) -> bool:
         """Whether an expected value follows: `E[`, or `E(` with a random variable, a capital letter, behind it."""
-        opening, inner = self.peek(), self.peek(1)
+        opening = self.peek()
+        inner = self.peek(1)
         if opening.kind != "open" or opening.spaced:
             return False
         return opening.text == "[" or (opening.text == "(" and inner.kind == "symbol" and inner.text.isupper())
@@ -198,7 +201,8 @@ class Commands(Literals):
 
     def _derivative(self) -> Node | None:
         r"""`\frac{d}{dx} y`, `\frac{dy}{dx}`, `\frac{d^2y}{dx^2}`; None where the fraction is something else."""
-        start, order = self.at, "1"
+        start = self.at
+        order = "1"
         if not (self.accept("open", "group") and (self.accept("symbol", "d") or self.accept("command", "partial"))):
             self.at = start
             return None

@@ -23,7 +23,8 @@ class OutOfTime(BaseException):
 
 def within(seconds: float, call: Callable[[], T]) -> T:
     """What `call` returns; raises OutOfTime after `seconds`."""
-    here, done = threading.get_ident(), threading.Event()
+    here = threading.get_ident()
+    done = threading.Event()
 
     def watch() -> None:
         wait = seconds

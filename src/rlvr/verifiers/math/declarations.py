@@ -82,7 +82,8 @@ def disagree(
     A letter that both declare has one domain, and so have those that only one of them writes, which are the same by another
     name. Real numbers are what every letter is until something else is said.
     """
-    ours, theirs = dict(gold), dict(answer)
+    ours = dict(gold)
+    theirs = dict(answer)
     if any(domain != theirs.get(name, domain) for name, domain in ours.items()):
         return True
     renamed = (

@@ -99,7 +99,10 @@ class Evaluator:
     """Values of expressions at one point: `point` maps the free symbols to fractions, or to complex numbers."""
 
     def __init__(self, point: Mapping[str, Coordinate], fuel: Fuel, digits: int = DIGITS[0], log_base: int = 0) -> None:
-        self.point, self.fuel, self.mp, self.log_base = point, fuel, context(digits), log_base
+        self.point = point
+        self.fuel = fuel
+        self.mp = context(digits)
+        self.log_base = log_base
         self.tiny = self.mp.ldexp(1, int((MARGIN - digits) * BITS_OF_A_DIGIT))
         # Different fractions p/q, r/s differ by 1/(ps) of their value or more: with half of the bits in each they stay apart.
         self.bits = int(digits * BITS_OF_A_DIGIT) // 2

@@ -42,7 +42,9 @@ class Literals(Reader):
     def _joined(self, value: Fraction) -> Node:
         """An integer with what belongs to it: a fraction (`1 1/2`, `1\\frac{1}{2}`) or more digits (`4 200`)."""
         while self.peek().kind == "number" and self.peek().spaced:
-            token, bar, below = self.peek(), self.peek(1), self.peek(2)
+            token = self.peek()
+            bar = self.peek(1)
+            below = self.peek(2)
             if (
                 token.text.isdecimal()
                 and bar.text == "/"
@@ -67,9 +69,13 @@ class Literals(Reader):
             return None
         shape = [(self.peek(k).kind, self.peek(k).text) for k in range(1, 7)]
         if shape[0] == ("open", "group") == shape[3] and shape[2] == ("close", "group") == shape[5]:
-            top, bottom, count = shape[1][1], shape[4][1], 7
+            top = shape[1][1]
+            bottom = shape[4][1]
+            count = 7
         elif shape[0][0] == "number" and len(shape[0][1]) == 2:
-            top, bottom, count = shape[0][1][0], shape[0][1][1], 2
+            top = shape[0][1][0]
+            bottom = shape[0][1][1]
+            count = 2
         else:
             return None
         if not (top.isdecimal() and bottom.isdecimal() and 0 < int(top) < int(bottom)):

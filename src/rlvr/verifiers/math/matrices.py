@@ -226,7 +226,8 @@ class _Evaluator(Evaluator):
 
     def __init__(self, sample: int, letters: frozenset[str], fuel: Fuel) -> None:
         super().__init__({}, fuel)
-        self.sample, self.letters = sample, letters
+        self.sample = sample
+        self.letters = letters
         self.place: tuple[int, ...] = ()
         """The places of the operators under which an expression stands."""
 
@@ -249,7 +250,8 @@ class _Evaluator(Evaluator):
     def _near(self, one: Any, other: Any) -> bool:
         if isinstance(one, Fraction) and isinstance(other, Fraction):
             return one == other
-        one, other = self.inexact(one), self.inexact(other)
+        one = self.inexact(one)
+        other = self.inexact(other)
         return bool(abs(one - other) <= 1e-30 * (1 + abs(one)))
 
     def _symbol(self, name: str) -> Any:
@@ -286,7 +288,8 @@ class _Evaluator(Evaluator):
         Places have no order, so that $\nabla \times \nabla f$ is 0.
         """
         at = next(at for at, arg in enumerate(node.args) if arg in (_NABLA, _SQUARED))
-        before, operand = node.args[:at], node.args[at + 1 :]
+        before = node.args[:at]
+        operand = node.args[at + 1 :]
         if not operand:
             raise Unknown("nabla without an operand")
         body = operand[0] if len(operand) == 1 else Apply(node.head, operand)

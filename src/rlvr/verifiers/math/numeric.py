@@ -103,7 +103,8 @@ class Number:
         factor = _ONE if rules.units == "ignored" else conversion(self.unit, answer.unit, rules.nouns)
         if factor is None:
             return False
-        golds, answers = self._readings(answer, rules.percent), answer._readings(self, rules.percent)
+        golds = self._readings(answer, rules.percent)
+        answers = answer._readings(self, rules.percent)
         if self.scale not in (_ONE, _PERCENT) and answer.scale == _ONE:
             golds += (self.value,)  # the gold's scale word, like its unit, may be left out
         return any(self._near(answer, a, b * factor, rules.tolerance) for a in golds for b in answers)
@@ -180,7 +181,8 @@ def read_number(text: str, letters: bool = False) -> Number | None:
     for pattern, read in _FORMS:
         match = pattern.match(text, sign.end())
         if match is not None:
-            found, rest = read(match), text[match.end() :]
+            found = read(match)
+            rest = text[match.end() :]
             measure = _measure(rest, sign[2], letters) if found is not None else None
             if found is not None and measure is not None:
                 value = -found if "-" in (sign[1], sign[3]) else found
@@ -203,7 +205,11 @@ def _measure(rest: str, currency: str | None, letters: bool) -> tuple[Fraction, 
     if not rest:
         return _ONE, " ".join(words)
     plain = _TEXT.sub(r" \1 ", rest)
-    wrapped, scale, at, count, only_scales = plain != rest, _ONE, 0, 0, True
+    wrapped = plain != rest
+    scale = _ONE
+    at = 0
+    count = 0
+    only_scales = True
     while True:
         gap = _BETWEEN_UNITS.match(plain, at)
         assert gap is not None
@@ -213,7 +219,9 @@ def _measure(rest: str, currency: str | None, letters: bool) -> tuple[Fraction, 
         unit = _UNIT.match(plain, at)
         if unit is None or count == 5:
             return None
-        word, at, count = unit[1].lstrip("\\"), unit.end(), count + 1
+        word = unit[1].lstrip("\\")
+        at = unit.end()
+        count = count + 1
         only_scales = only_scales and word.lower() in _SCALES
         if only_scales:
             scale *= _SCALES[word.lower()]
@@ -248,15 +256,19 @@ def _operand(text: str | None) -> Fraction | None:
 
 
 def _read_fraction(match: re.Match[str]) -> Fraction | None:
-    whole, above, below = match[1] or match[6], match[2] or match[3] or match[7], match[4] or match[5] or match[8]
-    top, bottom = _operand(above), _operand(below)
+    whole = match[1] or match[6]
+    above = match[2] or match[3] or match[7]
+    below = match[4] or match[5] or match[8]
+    top = _operand(above)
+    bottom = _operand(below)
     if top is None or not bottom or (whole and (top < 0 or bottom < 0 or len(whole) > MAX_DIGITS)):
         return None
     return top / bottom + int(whole or 0)
 
 
 def _read_power(match: re.Match[str]) -> Fraction | None:
-    mantissa, exponent = match[1] or match[4] or "1", (match[2] or match[3] or match[5]).replace(" ", "")
+    mantissa = match[1] or match[4] or "1"
+    exponent = (match[2] or match[3] or match[5]).replace(" ", "")
     if len(exponent) > 6 or abs(int(exponent)) > MAX_DIGITS:
         return None
     value = _decimal(mantissa)

@@ -93,7 +93,8 @@ class Parameters:
         """The letters that only the gold has for those that only the answer has, in every order; arbitrary constants of both
         may change places."""
         names = [frozenset().union(*map(symbols, side)) for side in (gold, answer)]
-        ours, theirs = sorted(names[0] - names[1]), sorted(names[1] - names[0])
+        ours = sorted(names[0] - names[1])
+        theirs = sorted(names[1] - names[0])
         if len(ours) != len(theirs) or len(ours) > MAX_LETTERS:
             return
         both = sorted(name for name in names[0] & names[1] if self._is_arbitrary(name, gold))
@@ -190,7 +191,9 @@ def _agreeing(gold: Node, answer: Node, name: str, sampler: Sampler) -> Node | N
     for place in _PLACES:
         point = {other: Number(coordinates(other)[place]) for other in variables}
         at_zero, at_one = ({**point, name: Number(Fraction(value))} for value in (0, 1))
-        wanted, found, slope = replaced(gold, at_zero), replaced(answer, at_zero), replaced(answer, at_one)
+        wanted = replaced(gold, at_zero)
+        found = replaced(answer, at_zero)
+        slope = replaced(answer, at_one)
         difference = Apply("+", (wanted, Apply("neg", (found,))))
         step = Apply("+", (slope, Apply("neg", (found,))))
         try:
@@ -215,7 +218,8 @@ def _fits(name: str, gold: Sequence[Node], answer: Sequence[Node], sampler: Samp
         for other_start, other_step in theirs:
             if abs(abs(step) - abs(other_step)) > 1e-12 * abs(step):
                 continue
-            sign, turns = step / other_step, (start - other_start) / other_step
+            sign = step / other_step
+            turns = (start - other_start) / other_step
             if abs(sign - round(sign.real)) < 1e-10 and abs(turns - round(turns.real)) < 1e-10:
                 found[round(sign.real), round(turns.real)] = None
     return list(found)

@@ -39,7 +39,9 @@ MAX_CHAIN = 24
 MAX_BARS = 12
 """Bars of a text that is read again where they can be paired in several ways."""
 
-_SETS, _SIGN, _POWER = 20, 45, 60
+_SETS = 20
+_SIGN = 45
+_POWER = 60
 _INFIX = {
     "cup": _SETS,
     "cap": _SETS,
@@ -165,7 +167,8 @@ class _Parser(Commands):
                 raise Unreadable("words before an expression")
         elif self.peek().kind == "words" and self.peek(1).kind == "relation":
             self.at += _SAYS.search(self.peek().text) is not None
-        sides, operators = [self.expression(8)], []
+        sides = [self.expression(8)]
+        operators = []
         while self.peek().kind == "relation" and self.peek().text not in ("mid", "|"):
             operators.append(self.next().text)
             if len(operators) > MAX_CHAIN:
@@ -180,7 +183,8 @@ class _Parser(Commands):
 
     def _label(self) -> Words | None:
         r"""Words that name the value behind them: `\text{Red: } 5`, `Area: 7`, `\textbf{(D) } 12`."""
-        token, following = self.peek(), self.peek(1)
+        token = self.peek()
+        following = self.peek(1)
         if token.kind != "words" or following.kind in ("end", "separator", "close"):
             return None
         colon = following.kind == "operator" and following.text == ":"
@@ -478,7 +482,8 @@ class _Parser(Commands):
         return self.bars > 0 and self.peek().text == "|" and self.at != self.opening_bar
 
     def _absolute(self) -> Node:
-        outer, self.bars = self.bars, max(self.bars, 0) + 1
+        outer = self.bars
+        self.bars = max(self.bars, 0) + 1
         node = self.expression(_SETS)
         self.bars = outer
         self.expect("operator", "|")

@@ -294,7 +294,8 @@ def _rational(node: Node) -> Fraction | None:
             inner = _rational(arg)
             return None if inner is None else -inner
         case Apply("/", (top, bottom)):
-            above, below = _rational(top), _rational(bottom)
+            above = _rational(top)
+            below = _rational(bottom)
             return None if above is None or not below else above / below
     return None
 
@@ -343,7 +344,8 @@ def _zeros(node: Node, name: str, point: Point, value: Valued) -> set[Fraction]:
             rounded = any(not isinstance(found, Fraction) for found in values)
             noise = NOISE * max(map(abs, fractions)) if rounded else Fraction(0)
             a, b, c, d, e = fractions
-            square, slope = (c - 2 * b + a) / 2, b - a
+            square = (c - 2 * b + a) / 2
+            slope = b - a
             square = square if abs(square) > noise else Fraction(0)
             slope -= square
             if all(abs(square * x * x + slope * x + a - found) <= noise for x, found in ((3, d), (7, e))):

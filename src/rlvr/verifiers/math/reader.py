@@ -13,7 +13,10 @@ class Reader(ABC):
     """Reads tokens one by one; the parser proper (parser.py, commands.py) builds on it."""
 
     def __init__(self, tokens: list[Token]) -> None:
-        self.tokens, self.at, self.level, self.bars = tokens, 0, 0, 0
+        self.tokens = tokens
+        self.at = 0
+        self.level = 0
+        self.bars = 0
         self.integrals: list[dict[str, str | int]] = []
 
     def peek(self, ahead: int = 0) -> Token:
@@ -41,7 +44,8 @@ class Reader(ABC):
         self.expect("operator", "_")
         if not self.accept("open", "group"):
             return self.next().text
-        open_braces, parts = 1, []
+        open_braces = 1
+        parts = []
         while open_braces:
             token = self.next()
             if token is END:
@@ -63,7 +67,8 @@ class Reader(ABC):
 
     def _inside(self, read: Callable[[], Node], bars_open: int = 0) -> Node:
         """What `read` reads in brackets of its own; with -1 bars open a bar is the `such that` of a set."""
-        bars, self.bars = self.bars, bars_open
+        bars = self.bars
+        self.bars = bars_open
         node = read()
         self.bars = bars
         return node

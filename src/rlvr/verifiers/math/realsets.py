@@ -79,7 +79,8 @@ class RealSets:
     """Reads nodes as sets of reals; `sampler` gives the values of their ends."""
 
     def __init__(self, sampler: Sampler, simplified: bool) -> None:
-        self.sampler, self.simplified = sampler, simplified
+        self.sampler = sampler
+        self.simplified = simplified
 
     def same(self, gold: Node, answer: Node) -> bool | None:
         """Whether two nodes are the same set; None where one is not understood as one."""
@@ -88,7 +89,8 @@ class RealSets:
                 return None
             if _closes_infinity(answer) and not _closes_infinity(gold):
                 return False
-            one, other = self.read(gold), self.read(answer)
+            one = self.read(gold)
+            other = self.read(answer)
             if len(one) != len(other):
                 return False
             return all(
@@ -157,7 +159,8 @@ class RealSets:
         return End(node, value, 0, closed)
 
     def _interval(self, low: Node, low_closed: bool, high: Node, high_closed: bool) -> Set:
-        start, stop = self._end(low, low_closed), self._end(high, high_closed)
+        start = self._end(low, low_closed)
+        stop = self._end(high, high_closed)
         order = self._compare(start, stop)
         if order > 0 or start.side > 0 or stop.side < 0:
             raise NotASet
@@ -166,7 +169,8 @@ class RealSets:
     def _compare(self, one: End, other: End) -> int:
         if one.side or other.side:
             return (one.side > other.side) - (one.side < other.side)
-        a, b = one.value, other.value
+        a = one.value
+        b = other.value
         if type(a) is not type(b):
             a, b = (float(value) if isinstance(value, Fraction) else value for value in (a, b))
         near = Fraction(1, 10**12) if isinstance(a, Fraction) else 1e-12
@@ -202,7 +206,8 @@ class RealSets:
         return tuple(merged)
 
     def _complement(self, one: Set) -> Set:
-        pieces, low = [], self._infinite(-1)
+        pieces = []
+        low = self._infinite(-1)
         for piece in one:
             if not piece.low.side:
                 pieces.append(Piece(low, End(piece.low.node, piece.low.value, 0, not piece.low.closed)))
@@ -240,9 +245,11 @@ class RealSets:
         names = symbols(left) | symbols(right)
         if not names:
             raise NotASet
-        left_names, right_names = symbols(left), symbols(right)
+        left_names = symbols(left)
+        right_names = symbols(right)
         if left_names and right_names:
-            left, right = Apply("+", (left, Apply("neg", (right,)))), Number(Fraction(0))
+            left = Apply("+", (left, Apply("neg", (right,))))
+            right = Number(Fraction(0))
         elif right_names:
             left, operator, right = right, _FLIP[operator], left
         if isinstance(left, Apply) and left.head == "abs":
@@ -257,7 +264,8 @@ class RealSets:
 
     def _ray(self, operator: str, node: Node) -> Set:
         end = self._end(node, operator in ("<=", ">=", "=", "!="))
-        low, high = self._infinite(-1), self._infinite(1)
+        low = self._infinite(-1)
+        high = self._infinite(1)
         match operator:
             case "<" | "<=":
                 return (Piece(low, end),) if end.side >= 0 else ()
@@ -283,7 +291,8 @@ class RealSets:
         values = [self.sampler.at(node, {name: Fraction(x)}) for x in (0, 1, 2, 5, Fraction(-7, 3))]
         if not all(isinstance(value, Fraction) for value in values):
             raise NotASet
-        start, slope = values[0], values[1] - values[0]
+        start = values[0]
+        slope = values[1] - values[0]
         if slope == 0 or [start + slope * x for x in (0, 1, 2, 5, Fraction(-7, 3))] != values:
             raise NotASet
         return Number(slope), Number(start)

@@ -49,7 +49,8 @@ def restates(prompt: str, gold: str, answer: str) -> bool:
     if read_number(answer):
         return False
     try:
-        wanted, given = read(gold), read(answer)
+        wanted = read(gold)
+        given = read(answer)
     except (Unreadable, RecursionError):
         return _is_quoted(prompt, gold, answer)
     if _canonical(wanted) == _canonical(given):
@@ -107,7 +108,8 @@ def _bare(value: Node) -> Node:
 
 def _is_quoted(prompt: str, gold: str, answer: str) -> bool:
     """Whether the prompt has the answer letter by letter, and not the gold."""
-    quoted, asked = spelling(answer), _spelled(prompt)
+    quoted = spelling(answer)
+    asked = _spelled(prompt)
     if len(quoted) < 3 or quoted not in asked or spelling(gold) in asked:
         return False
     at = asked.find(quoted)
@@ -195,7 +197,8 @@ def _rearranged(answer: Node, said: Node) -> bool:
         return _canonical(answer) == _canonical(said)
     if len(answer.operators) > 1 or len(said.operators) > 1 or not set(answer.operators + said.operators) <= _COMPARED:
         return _canonical(answer) == _canonical(said)
-    (operator,), (other,) = answer.operators, said.operators
+    (operator,) = answer.operators
+    (other,) = said.operators
     if other not in (operator, _FLIPPED.get(operator, operator)) or symbols(answer) != symbols(said):
         return False
     return Sampler().proportional(_difference(answer), _difference(said)) is True

@@ -61,7 +61,8 @@ class Sampler:
 
     def differ(self, gold: Node, answer: Node) -> bool:
         """Whether two constants are clearly not the same; cheap for the same nodes again and again."""
-        one, other = self._rough(gold), self._rough(answer)
+        one = self._rough(gold)
+        other = self._rough(answer)
         return one is not None and other is not None and abs(one - other) > 1e-6 * abs(one)
 
     def _rough(self, node: Node) -> complex | None:
@@ -115,7 +116,8 @@ class Sampler:
             if positive and not is_positive_point(point):
                 continue
             try:
-                one, other = self._at(gold, number, point), self._at(answer, number, point)
+                one = self._at(gold, number, point)
+                other = self._at(answer, number, point)
             except TooLarge:
                 if self.fuel.left < 0:
                     return None
@@ -176,7 +178,8 @@ class Sampler:
 
     def _is_rounded(self, exact: Node, rounded: Node) -> bool:
         """Whether `rounded` is a decimal that is right for the real number `exact`, see numeric.is_rounding."""
-        decimal, other = as_decimal(rounded), as_decimal(exact)
+        decimal = as_decimal(rounded)
+        other = as_decimal(exact)
         if decimal is None or decimal.places is None or is_integer_literal(exact):
             return False
         places = decimal.places
@@ -228,13 +231,16 @@ class Sampler:
         for number, point in self._points(gold, answer):
             evaluator = Evaluator({}, self.fuel, digits)
             try:
-                one, other = self._at(gold, number, point, digits), self._at(answer, number, point, digits)
+                one = self._at(gold, number, point, digits)
+                other = self._at(answer, number, point, digits)
             except Unknown:
                 continue
             terms = [Apply("^", (Symbol(name), Number(Fraction(power)))) for name, power in powers.items()]
             factor = self._at(Apply("*", (*terms, Number(Fraction(1)))), number, point, digits)
             if not (isinstance(one, Fraction) and isinstance(other, Fraction)):
-                one, other, factor = evaluator.inexact(one), evaluator.inexact(other), evaluator.inexact(factor)
+                one = evaluator.inexact(one)
+                other = evaluator.inexact(other)
+                factor = evaluator.inexact(factor)
             if evaluator.lost or self._is_lost(gold, number, digits) or self._is_lost(answer, number, digits):
                 hidden += 1
             else:
@@ -245,7 +251,8 @@ class Sampler:
         """Whether two proportional expressions have the same sign."""
         for number, point in self._points(gold, answer):
             try:
-                one, other = self._at(gold, number, point), self._at(answer, number, point)
+                one = self._at(gold, number, point)
+                other = self._at(answer, number, point)
             except Unknown:
                 continue
             if _is_real(one) and _is_real(other) and one != 0 and other != 0:
@@ -287,11 +294,14 @@ class Sampler:
         coarser = 0
         for digits in precisions:
             evaluator = Evaluator({}, self.fuel, digits)
-            one, other = self._at(gold, number, point, digits), self._at(answer, number, point, digits)
+            one = self._at(gold, number, point, digits)
+            other = self._at(answer, number, point, digits)
             if isinstance(one, Fraction) and isinstance(other, Fraction):
                 return bool(one == other)
-            one, other = evaluator.inexact(one), evaluator.inexact(other)
-            difference, size = abs(one - other), max(abs(one), abs(other))
+            one = evaluator.inexact(one)
+            other = evaluator.inexact(other)
+            difference = abs(one - other)
+            size = max(abs(one), abs(other))
             shown = not (evaluator.lost or self._is_lost(gold, number, digits) or self._is_lost(answer, number, digits))
             if last is None:
                 if difference > size * 1e-10 and difference > 1e-12:

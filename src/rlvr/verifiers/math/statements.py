@@ -192,7 +192,8 @@ def _grouped(node: Node, sampler: Sampler) -> Node:
 
 def permuted(entry: Entry, labels: Sequence[Node] = ()) -> Entry:
     """A labelled tuple (`(y, x) = (1, 2)`) in the order of `labels`, a permutation of its own; else in that of the alphabet."""
-    label, value = entry.label, entry.value
+    label = entry.label
+    value = entry.value
     if not (isinstance(label, Bracket) and isinstance(value, Bracket)) or len(label.items) != len(value.items):
         return entry
     if value.opening not in "(<[" or len(label.items) < 2:
@@ -287,14 +288,19 @@ def read_entry(node: Node, sampler: Sampler) -> Entry:
         return Entry(plain(node.sides[1]), node.sides[0])
     if not set(node.operators) <= {"=", "~", "to"} or node.operators[0] == "to":
         return Entry(node)
-    sides, operators = list(node.sides), list(node.operators)
+    sides = list(node.sides)
+    operators = list(node.operators)
     label = None
     if (isinstance(sides[0], Binder) and not isinstance(sides[-1], Binder)) or (
         is_label(sides[0]) and _names(sides[0], sides[1:], sampler)
     ):
-        label, sides, operators = sides[0], sides[1:], operators[1:]
+        label = sides[0]
+        sides = sides[1:]
+        operators = operators[1:]
     elif len(sides) == 2 and is_label(sides[1]) and not symbols(sides[0]):
-        label, sides, operators = sides[1], sides[:1], []
+        label = sides[1]
+        sides = sides[:1]
+        operators = []
     elif symbols(node) and len(sides) == 2 and operators == ["="]:
         return Entry(node)
     return _chain(label, [plain(side) for side in sides], operators, sampler)
@@ -307,7 +313,8 @@ def _chain(label: Node | None, sides: list[Node], operators: list[str], sampler:
     """
     if label is None and len(sides) > 1 and len(set(sides)) == 1:
         raise Refused("both sides of the equation are the same")
-    value, rounded = sides[0], None
+    value = sides[0]
+    rounded = None
     for operator, side in zip(operators, sides[1:], strict=True):
         if operator == "=":
             last = value if rounded is None else rounded
@@ -455,7 +462,8 @@ def _matrix(node: Apply) -> Node:
         scalars = tuple(arg for arg, one in zip(args, rows, strict=True) if one is None)
         return Matrix(tuple(tuple(Apply("*", (*scalars, entry)) for entry in row) for row in known[0]))
     if node.head == "*" and all(isinstance(arg, Matrix) for arg in node.args) and len(known) == 2:
-        left, columns = known[0], tuple(zip(*known[1], strict=True))
+        left = known[0]
+        columns = tuple(zip(*known[1], strict=True))
         if len(left[0]) == len(known[1]) <= MAX_SIDE:
             return Matrix(
                 tuple(

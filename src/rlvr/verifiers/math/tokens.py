@@ -180,12 +180,14 @@ def tokenize(text: str, bare_units: bool = True, variables: frozenset[str] = fro
     text = _ORDINAL.sub(r" \\text{\1\2}", text)
     text = _RATIO_OF_UNITS.sub(_ratio_of_units, text)
     tokens: list[Token] = []
-    at, spaced = 0, False
+    at = 0
+    spaced = False
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None or len(tokens) > MAX_TOKENS:
             raise Unreadable(f"{text[at : at + 20]!r} is not understood" if match is None else "too many tokens")
-        at, kind = match.end(), match.lastgroup
+        at = match.end()
+        kind = match.lastgroup
         if kind == "space":
             spaced = True
             continue
@@ -403,7 +405,10 @@ _READERS = {
 
 def _thousands(tokens: list[Token]) -> list[Token]:
     """`1,000` as one number: where no bracket is open, or where the bracket's other commas are followed by a space."""
-    spaced_levels, levels, stack, count = set(), [], [0], 0
+    spaced_levels = set()
+    levels = []
+    stack = [0]
+    count = 0
     for at, token in enumerate(tokens):
         if token.kind == "open":
             count += 1

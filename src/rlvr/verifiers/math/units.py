@@ -214,8 +214,10 @@ def conversion(gold: str, answer: str, nouns: frozenset[str] = frozenset()) -> F
         return Fraction(1)
     if not gold:
         return Fraction(1) if _may_be_added(answer, nouns) else None
-    gold, answer = _bare(gold), _bare(answer)
-    ours, theirs = _dimension_beside(gold, answer), _dimension_beside(answer, gold)
+    gold = _bare(gold)
+    answer = _bare(answer)
+    ours = _dimension_beside(gold, answer)
+    theirs = _dimension_beside(answer, gold)
     if ours is None or theirs is None:
         return Fraction(1) if _folded(gold) == _folded(answer) else None
     if ours[0] == theirs[0]:
@@ -290,7 +292,9 @@ def dimension(unit: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | None:
     Zero words are no unit: None.
     """
     powers: dict[str, int] = {}
-    size, sign, wanted = Fraction(1), 1, 1
+    size = Fraction(1)
+    sign = 1
+    wanted = 1
     words = " ".join(_ALIASES.get(word, word) for word in unit.split())
     for match in _WORD.finditer(words.replace("degree C", "degrees C").replace("degree F", "degrees F")):
         word = match[1]

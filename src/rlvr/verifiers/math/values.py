@@ -49,7 +49,8 @@ class Values(ABC):
     """Compares values under `rules`; holds the sampler, and with it the fuel of one comparison."""
 
     def __init__(self, rules: Rules, sampler: Sampler) -> None:
-        self.rules, self.sampler = rules, sampler
+        self.rules = rules
+        self.sampler = sampler
         sampler.tolerance = rules.tolerance
         self.sets = RealSets(sampler, rules.require_simplified)
         self.parameters = Parameters()
@@ -96,7 +97,8 @@ class Values(ABC):
             return _spoken(gold) == _spoken(answer)
         if isinstance(gold, (Matrix, Bracket)) or isinstance(answer, (Matrix, Bracket)):
             return self._containers(gold, answer)
-        gold, answer = _set_difference(gold), _set_difference(answer)
+        gold = _set_difference(gold)
+        answer = _set_difference(answer)
         if isinstance(gold, (Relation, Listing, Builder)) or isinstance(answer, (Relation, Listing, Builder)):
             return False
         for head in ("percent", "degree"):
@@ -185,7 +187,8 @@ class Values(ABC):
         )
 
     def _residues(self, gold: Apply, answer: Apply) -> bool | None:
-        (one, modulus), (other, other_modulus) = gold.args, answer.args
+        (one, modulus) = gold.args
+        (other, other_modulus) = answer.args
         if not self.sampler.equal(modulus, other_modulus):
             return False
         try:
@@ -198,7 +201,8 @@ class Values(ABC):
 
     def _containers(self, gold: Node, answer: Node) -> bool | None:
         """Tuples, vectors, matrices, intervals, nested sets."""
-        one, other = _rows(gold, isinstance(answer, Matrix)), _rows(answer, isinstance(gold, Matrix))
+        one = _rows(gold, isinstance(answer, Matrix))
+        other = _rows(answer, isinstance(gold, Matrix))
         if one is not None and other is not None:
             if isinstance(answer, Bracket) != isinstance(gold, Bracket):
                 one, other = _as_column(one, other), _as_column(other, one)

@@ -152,7 +152,8 @@ class MathVerifier(Verifier):
         answer = clean(found)
         if not answer or not balanced(answer):
             return _zero(VerdictStatus.UNPARSABLE, "the answer is empty or its braces do not balance", found)
-        number, wrong = read_number(answer), []
+        number = read_number(answer)
+        wrong = []
         for gold in golds:
             reason = self._decide(task, gold, answer, number)
             if reason == "":
@@ -168,7 +169,9 @@ class MathVerifier(Verifier):
         found = self._find(completion)
         assert isinstance(found, str)  # quick said so
         answer = clean(found)
-        golds, number, verdicts = read_golds(task.answer, self.decimal_comma), read_number(answer), []
+        golds = read_golds(task.answer, self.decimal_comma)
+        number = read_number(answer)
+        verdicts = []
         seconds = min(SYMBOLIC_SECONDS, self.time_limit) / len(golds)
         for gold in golds:
             if self._decide(task, gold, answer, number) is None:
@@ -190,10 +193,12 @@ class MathVerifier(Verifier):
 
     def same_answer(self, first: str, second: str) -> bool:
         """Whether two answers are the same; bounded in time, microseconds for numbers and equal texts."""
-        one, other = clean(first[: self.max_length]), clean(second[: self.max_length])
+        one = clean(first[: self.max_length])
+        other = clean(second[: self.max_length])
         if spelling(one) == spelling(other):
             return True
-        a, b = read_number(one), read_number(other)
+        a = read_number(one)
+        b = read_number(other)
         if a and b:
             return a.equals(b, self._number_rules)
         rules = Rules(ordered=self.ordered, require_simplified=False, tolerance=self.tolerance)
@@ -434,7 +439,8 @@ def _final(raw: str) -> str:
         return answers.after_hashes(raw) or raw
     found = answers.boxes(raw)
     if found:
-        parts, next_start = [raw[found[-1][1] : found[-1][2]]], found[-1][0]
+        parts = [raw[found[-1][1] : found[-1][2]]]
+        next_start = found[-1][0]
         for start, content, end in found[-2::-1]:
             gap = raw[end + 1 : next_start]
             if len(gap) > 40 or not _LOOSE_JOINT.fullmatch(gap) or "\n" in gap.strip():

@@ -83,7 +83,8 @@ class Courier:
 
 def _settle(calls: list[_Call]) -> None:
     for call in calls:
-        task, future = call.task, call.future
+        task = call.task
+        future = call.future
         if task is None or future.done():
             continue
         if task.cancelled():

@@ -230,7 +230,8 @@ class VerifierPool:
                 async with self._slots(verifier):
                     return await worker_group.run(job, limit)
             except LoadError as error:
-                name, needs = display_name(verifier), verifier.needs
+                name = display_name(verifier)
+                needs = verifier.needs
                 if error.crashed or needs.sandbox or not isinstance(verifier, FunctionVerifier):
                     failed = Verdict.undecided(f"{name} cannot be loaded: {error}", traceback=error.traceback)
                     return [failed] * len(job.completions)
@@ -259,7 +260,8 @@ class VerifierPool:
 
     async def _composed(self, verifier: Verifier, compose: Any, job: Job) -> Verdict:
         """What a verifier made of verifiers says. It holds no slot and no clock: its parts have theirs."""
-        (completion,), (token_ids,) = job.completions, job.token_ids
+        (completion,) = job.completions
+        (token_ids,) = job.token_ids
 
         def verify(part: Verifier) -> Coroutine[Any, Any, Verdict]:
             return self.verify(part, job.task, completion, token_ids=token_ids)

@@ -31,11 +31,13 @@ def _forward(reads: int) -> None:
     """Copy until the last process that prints has ended. Another thread writes, which may wait for a reader (a pager, Ctrl-S)."""
     texts: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     threading.Thread(target=_write, args=(texts,), name="verifier-prints-out", daemon=True).start()
-    began, left = time.monotonic(), MOST
+    began = time.monotonic()
+    left = MOST
     with os.fdopen(reads, "rb", buffering=0) as source:
         while data := source.read(CHUNK):
             if time.monotonic() > began + PERIOD:
-                began, left = time.monotonic(), MOST
+                began = time.monotonic()
+                left = MOST
             if not left or texts.qsize() >= WAITING:
                 continue
             shown = data[:left]

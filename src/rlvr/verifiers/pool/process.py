@@ -46,14 +46,16 @@ class DeadlineExceededError(Exception):
 
     def __init__(self, seconds: float, computing: bool) -> None:
         super().__init__(f"no verdict after {seconds:.3g} s")
-        self.seconds, self.computing = seconds, computing
+        self.seconds = seconds
+        self.computing = computing
 
 
 class Forker:
     """A process that forks: the server, or a template."""
 
     def __init__(self, stream: Stream, timeout: float = FORK_SECONDS) -> None:
-        self.stream, self.timeout = stream, timeout
+        self.stream = stream
+        self.timeout = timeout
         self._turn = asyncio.Lock()
 
     async def fork(self) -> tuple[int, Stream]:
@@ -138,7 +140,9 @@ class Worker:
     """A worker process, for one job at a time."""
 
     def __init__(self, parent: Forker, pid: int, stream: Stream) -> None:
-        self.parent, self.pid, self.stream = parent, pid, stream
+        self.parent = parent
+        self.pid = pid
+        self.stream = stream
 
     def promote(self) -> None:
         """Have a template become a worker."""

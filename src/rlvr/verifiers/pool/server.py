@@ -32,7 +32,8 @@ from rlvr.verifiers.base import Verifier
 from rlvr.verifiers.pool.wire import END, FORK, REPLY, REQUEST, WORK, Load, receive, send
 from rlvr.verifiers.pool.worker import work
 
-_SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36
+_SET_DEATH_SIGNAL = 1
+_SET_SUBREAPER = 36
 
 Run = Callable[[socket.socket], None]
 """What a child does with its socket."""
@@ -64,7 +65,9 @@ def template(control: socket.socket, memory_mb: int) -> None:
     body = receive(control)
     if body is None:
         return
-    problem, verifier, trace = None, None, ""
+    problem = None
+    verifier = None
+    trace = ""
     try:
         verifier = load(pickle.loads(body))
     except BaseException as error:  # the user's code: SystemExit too costs its verdicts only

@@ -61,7 +61,8 @@ class Threads:
     """Calls on threads of their own, called `name`. `lost` counts the abandoned calls that have not returned."""
 
     def __init__(self, name: str = "verifier-call") -> None:
-        self.name, self.lost = name, 0
+        self.name = name
+        self.lost = 0
 
     async def call(self, function: Callable[[], T]) -> T:
         """The result of `function()`, computed on a new daemon thread; cancelling abandons the call.
@@ -81,7 +82,8 @@ class Threads:
                 future.set_exception(error if known else RuntimeError(repr(error)))
 
         def work() -> None:
-            result, raised = None, None
+            result = None
+            raised = None
             try:
                 result = function()
             except BaseException as error:

@@ -24,7 +24,9 @@ MAX_FRAME = 64 * 2**20
 
 REQUEST = struct.Struct("!ci")
 """What is asked for, and of which process."""
-FORK, END, WORK = b"F", b"E", b"W"
+FORK = b"F"
+END = b"E"
+WORK = b"W"
 """Fork, to serve the socket sent along; kill a child and reap it; become a worker oneself."""
 REPLY = struct.Struct("!i")
 """The process id of the fork (0: it failed), or the exit code of the child that was ended."""

@@ -58,7 +58,8 @@ class WorkerGroups:
     """The crews of a pool, and the server that they come from. For one event loop."""
 
     def __init__(self, memory_mb: int, most: int) -> None:
-        self.memory_mb, self.most = memory_mb, most
+        self.memory_mb = memory_mb
+        self.most = most
         self.background = Background()
         self.closed = False
         self._servers: dict[Any, Server] = {}
@@ -150,7 +151,9 @@ class WorkerGroup:
     """The workers of one verifier."""
 
     def __init__(self, groups: WorkerGroups, verifier: Verifier, load: Load) -> None:
-        self.groups, self.verifier, self.load = groups, verifier, load
+        self.groups = groups
+        self.verifier = verifier
+        self.load = load
         self.idle: list[Worker] = []
         self.alive = 0
         self.busy = 0
@@ -165,9 +168,12 @@ class WorkerGroup:
     async def run(self, job: Job, limit: float) -> list[Verdict]:
         """The verdicts of one job; a worker that broke off is worth a second try, and one that has used up a resource is worth
         one in a fresh worker. LoadError, PicklingError."""
-        body, count = pickle.dumps(job), len(job.completions)
+        body = pickle.dumps(job)
+        count = len(job.completions)
         exhausted: ExhaustedError | None = None
-        broken, deaths, tries = WorkerError("the pool is closed"), 0, 0
+        broken = WorkerError("the pool is closed")
+        deaths = 0
+        tries = 0
         self.busy += 1
         try:
             while deaths < 2 and tries < MAX_TRIES and not self.groups.closed:
@@ -313,7 +319,8 @@ class WorkerGroup:
         except BaseException as error:
             stream.close()
             if isinstance(error, LoadError):
-                self._failure, self._failed_at = error, time.monotonic()
+                self._failure = error
+                self._failed_at = time.monotonic()
             with contextlib.suppress(WorkerError):
                 await server.end(pid)
             raise
@@ -347,7 +354,8 @@ class WorkerGroup:
             raise self._failure
 
     def _too_late(self, error: DeadlineExceededError, limit: float, group: bool) -> Verdict:
-        needs, reason = self.verifier.needs, f"no verdict after {limit:g} s: "
+        needs = self.verifier.needs
+        reason = f"no verdict after {limit:g} s: "
         if group:
             reason += "the group's, so that no one answer is to blame"
         elif needs.remote or (isinstance(self.verifier, FunctionVerifier) and not error.computing):

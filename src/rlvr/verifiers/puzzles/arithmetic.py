@@ -100,7 +100,8 @@ def _value(tokens: list[int | str]) -> Fraction | None:
 
 
 def _apply(operator: str, values: list[Fraction]) -> None:
-    right, left = values.pop(), values.pop()
+    right = values.pop()
+    left = values.pop()
     if operator == "+":
         values.append(left + right)
     elif operator == "-":

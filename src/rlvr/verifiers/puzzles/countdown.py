@@ -40,7 +40,8 @@ class CountdownVerifier(AnswerVerifier):
             raise ConfigError(f"countdown: wrong_value_score={self.wrong_value_score} is not in [0, 1)")
 
     def check_task(self, task: Task) -> str | None:
-        numbers, target = task.info.get("numbers"), self._target(task)
+        numbers = task.info.get("numbers")
+        target = self._target(task)
         if (
             not isinstance(numbers, Sequence)
             or not numbers
@@ -84,7 +85,8 @@ class CountdownVerifier(AnswerVerifier):
         return None
 
     def _broken_rule(self, expression: Expression, given: Sequence[int]) -> str:
-        used, have = Counter(expression.numbers), Counter(given)
+        used = Counter(expression.numbers)
+        have = Counter(given)
         if used - have:
             return f"{_listed(used - have)} not among the numbers left"
         if self.use == "all" and used != have:

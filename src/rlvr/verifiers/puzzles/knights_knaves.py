@@ -79,7 +79,8 @@ def read_assignment(text: str, names: Sequence[str], roles: Mapping[str, str]) -
     token = re.compile(rf"\s*(?:({words})(?!\w)|{_FILLER.pattern}(?:(?<=\W)|(?!\w)))", re.IGNORECASE)
     said: dict[str, str] = {}
     waiting: list[str] = []
-    end, text = 0, text.strip()
+    end = 0
+    text = text.strip()
     while end < len(text):
         match = token.match(text, end)
         if match is None:

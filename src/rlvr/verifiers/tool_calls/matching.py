@@ -44,7 +44,8 @@ class Equality:
         if isinstance(found, str) and isinstance(wanted, str):
             return self._spelling(found) == self._spelling(wanted)
         if self.number_is_text and isinstance(found, str) != isinstance(wanted, str):
-            found, wanted = _as_number(found), _as_number(wanted)
+            found = _as_number(found)
+            wanted = _as_number(wanted)
             return found is not None and found == wanted
         numbers = isinstance(found, (int, float)) and isinstance(wanted, (int, float))
         return ((numbers and self.int_is_float) or type(found) is type(wanted)) and bool(found == wanted)
@@ -124,7 +125,8 @@ def compare(wanted: Wanted, call: Call, equality: Equality) -> Pair:
         if key in wanted.arguments or key not in wanted.defaults or not equality.same(value, wanted.defaults[key])
     }
     omitted = {key for key, argument in wanted.arguments.items() if argument.optional and key not in given}
-    keys, union = given.keys() | omitted, given.keys() | wanted.arguments.keys()
+    keys = given.keys() | omitted
+    union = given.keys() | wanted.arguments.keys()
     right = sum(argument.accepts(given[key], equality) for key, argument in wanted.arguments.items() if key in given)
     return Pair(len(keys & wanted.arguments.keys()) / len(union) if union else 1.0, right + len(omitted))
 
@@ -177,7 +179,8 @@ def match_calls(
 
 
 def _jaccard(first: Iterable[str], second: Iterable[str]) -> float:
-    one, other = Counter(first), Counter(second)
+    one = Counter(first)
+    other = Counter(second)
     return (one & other).total() / (one | other).total()
 
 

@@ -23,7 +23,8 @@ MAX_CALLS = 64
 MAX_PYTHON = 20_000
 """Characters of Python-like calls: its parser is slower and less guarded than that of JSON."""
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_OPEN = "<tool_call>"
+_CLOSE = "</tool_call>"
 _PYTHON_CALL = re.compile(r"\s*\[?\s*[A-Za-z_][\w.]*\s*\(")
 
 
@@ -224,7 +225,8 @@ def read_tools(value: Any) -> dict[str, Tool]:
     tools: dict[str, Tool] = {}
     for entry in entries:
         inner = entry.get("function", entry) if isinstance(entry, Mapping) else {}
-        name, schema = inner.get("name"), inner.get("parameters") or {}
+        name = inner.get("name")
+        schema = inner.get("parameters") or {}
         properties = schema.get("properties", {}) if isinstance(schema, Mapping) else None
         if not isinstance(name, str) or not isinstance(properties, Mapping):
             raise CallError("an entry of info['tools'] has no name, or parameters that are no JSON schema")

@@ -57,9 +57,11 @@ class Hierarchy:
         """Writes that limit a leaf to `memory` bytes and a number of processes and threads."""
         writes = []
         if "memory" in self.controllers:
-            swap, most = ("memory.swappiness", "memory.limit_in_bytes")
+            swap = "memory.swappiness"
+            most = "memory.limit_in_bytes"
             if self.version == 2:
-                swap, most = ("memory.swap.max", "memory.max")
+                swap = "memory.swap.max"
+                most = "memory.max"
             writes += [(swap, "0"), (most, str(memory))]
         if "pids" in self.controllers:
             writes.append(("pids.max", str(processes)))

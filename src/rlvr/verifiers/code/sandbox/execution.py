@@ -59,7 +59,8 @@ class Execution:
 
     def __init__(self, zygote: Zygote, program: Program) -> None:
         """SandboxError when the zygote is gone."""
-        self._zygote, self._program = zygote, program
+        self._zygote = zygote
+        self._program = program
         self._job, self._channel = zygote.fork()
         self._report = b""
         self.started = False
@@ -172,7 +173,9 @@ class Execution:
             return _KILLED, b"", b""
 
     def _as_outcome(self, head: dict[str, Any], out: bytes, err: bytes) -> Outcome:
-        how, why, seconds = head["how"], str(head["why"])[:_WORDS_LENGTH], head["seconds"]
+        how = head["how"]
+        why = str(head["why"])[:_WORDS_LENGTH]
+        seconds = head["seconds"]
         if type(seconds) is not float or not math.isfinite(seconds):
             seconds = 0.0
         if how == "broken":
@@ -198,7 +201,8 @@ class Execution:
 
 def _claim(report: bytes) -> tuple[str, Any, int, str]:
     """The kind of a report (`value`, `raised` or nothing), its value where it is small, the value's size, and its words."""
-    kind, body = report[:1], report[1:]
+    kind = report[:1]
+    body = report[1:]
     if kind not in (VALUE, RAISED):
         return "", None, 0, ""
     try:
@@ -210,7 +214,8 @@ def _claim(report: bytes) -> tuple[str, Any, int, str]:
         return "", None, 0, f"it reported nonsense: {error}"
     if type(value) is not list or len(value) != 4 or any(type(part) is not str for part in value):
         return "", None, 0, "it reported nonsense: an exception that is not described by four texts"
-    name, message = value[0][:_WORDS_LENGTH], value[1][:_WORDS_LENGTH]
+    name = value[0][:_WORDS_LENGTH]
+    message = value[1][:_WORDS_LENGTH]
     return "raised", None, 0, f"{name}: {message}" if message else name
 
 

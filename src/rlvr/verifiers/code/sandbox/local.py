@@ -59,7 +59,8 @@ class LocalRunner:
             order = {"kind": "serve", "once": True, "name": job.call.name, "sealed": job.sealed}
             order["argument"] = job.call.argument
             return await self._twice(Program(order, source, job.limits, job.stdin, job.call.message()))
-        language, tool = NATIVE[job.language], languages()[job.language]
+        language = NATIVE[job.language]
+        tool = languages()[job.language]
         if not language.compiled:
             argv = [tool, f"--max-old-space-size={job.limits.memory_mb}", language.source]
             order = {"kind": "execute", "file": language.source, "argv": argv}

@@ -39,7 +39,9 @@ class Zygote:
     ) -> None:
         self.tier = tier
         self.leaf = leaf
-        self._process, self._control, self._tmp = process, control, tmp
+        self._process = process
+        self._control = control
+        self._tmp = tmp
 
     @classmethod
     async def start(cls, tier: Tier) -> Zygote:
@@ -92,7 +94,8 @@ class Zygote:
 
     def fork(self) -> tuple[Link, Link]:
         """A new supervisor and its program: the links to both. SandboxError when the zygote is gone."""
-        (job, their_job), (channel, their_channel) = socket.socketpair(), socket.socketpair()
+        (job, their_job) = socket.socketpair()
+        (channel, their_channel) = socket.socketpair()
         try:
             socket.send_fds(self._control, [b"J"], [their_job.fileno(), their_channel.fileno()])
         except OSError as error:

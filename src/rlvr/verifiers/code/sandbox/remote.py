@@ -149,11 +149,13 @@ def _text_of(module: ModuleType) -> str:
 
 
 def _outcome(reply: dict[str, Any], job: Job, marker: str) -> Outcome:
-    compiled, ran = _part(reply, "compile_result"), _part(reply, "run_result")
+    compiled = _part(reply, "compile_result")
+    ran = _part(reply, "run_result")
     if not ran and compiled:
         said = str(compiled.get("stderr") or "")
         return Outcome(Ended.RAISED, stderr=said.encode(errors="replace"), reason=f"it does not compile: {said[:300]}")
-    status, code = ran.get("status"), ran.get("return_code")
+    status = ran.get("status")
+    code = ran.get("return_code")
     out, err = (str(ran.get(name) or "").encode("utf-8", "surrogatepass") for name in ("stdout", "stderr"))
     took = ran.get("execution_time")
     seconds = float(took) if isinstance(took, (int, float)) and 0 <= took < 1e9 else 0.0

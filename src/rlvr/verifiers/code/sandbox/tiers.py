@@ -91,7 +91,8 @@ def missing(tier: Tier) -> str | None:
 
 def command(tier: Tier, control: int, trainer_pidfd: int, tmp: str) -> list[str]:
     """The command of a zygote; `tmp` is the writable folder of tiers without bubblewrap."""
-    python, prefix = os.path.realpath(sys.executable), os.path.realpath(sys.base_prefix)
+    python = os.path.realpath(sys.executable)
+    prefix = os.path.realpath(sys.base_prefix)
     hidden = packages(prefix)
     given = [path for package in tier.packages for path in paths_of(package)]
     if not tier.bubblewrap:

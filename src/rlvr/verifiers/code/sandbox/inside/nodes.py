@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-LIST, TREE = "ListNode", "TreeNode"
+LIST = "ListNode"
+TREE = "TreeNode"
 MOST = 2**19
 """Nodes of one list or tree; a list that never ends has more."""
 
@@ -70,7 +71,8 @@ def _linked(values: Sequence[Any], node: Callable[[Any], Any]) -> Any:
     head = None
     for value in reversed(values):
         one = node(value)
-        one.next, head = head, one
+        one.next = head
+        head = one
     return head
 
 
@@ -78,7 +80,8 @@ def _tree(values: Sequence[Any], node: Callable[[Any], Any]) -> Any:
     if not values or values[0] is None:
         return None
     root = node(values[0])
-    parents, rest = deque([root]), deque(values[1:])
+    parents = deque([root])
+    rest = deque(values[1:])
     while rest and parents:
         parent = parents.popleft()
         for side in ("left", "right"):

@@ -18,7 +18,8 @@ from typing import Any
 
 from rlvr.verifiers.code import values
 
-HELD, AWAITED = b"h", b"a"
+HELD = b"h"
+AWAITED = b"a"
 """Reports: an object that is kept, as `[number, name of its class]`, or a function, with no name; the value that a coroutine gave."""
 Ask = Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
 """What the program's process answers to a call: of a name, or of `#number` and what is done with it."""
@@ -98,7 +99,8 @@ class HeldFunction:
     """A function that the program made."""
 
     def __init__(self, ask: Ask, number: int) -> None:
-        self._ask, self._number = ask, number
+        self._ask = ask
+        self._number = number
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._ask(f"#{self._number}", args, kwargs)

@@ -30,7 +30,11 @@ from rlvr.verifiers.code import values
 from rlvr.verifiers.code.sandbox.inside import crossing, frames, kernel, landlock, nodes, objects, sealing, seccomp
 from rlvr.verifiers.code.sandbox.inside.job_limits import STREAMS, Order, Setting
 
-VALUE, RAISED, CALL, LOADED, CHANGED = b"v", b"r", b"c", b"l", b"m"
+VALUE = b"v"
+RAISED = b"r"
+CALL = b"c"
+LOADED = b"l"
+CHANGED = b"m"
 """Reports: a value; an exception as in `crossing`; a test's call of its candidate as `[args, kwargs]`; ready for calls; a value
 and the arguments, which the call changed, as `[value, args, kwargs]`."""
 
@@ -234,7 +238,8 @@ def _text_layers() -> list[TextIO]:
     """Text layers for the descriptors 0 to 2, to be used when those are a program's. What a layer asks its descriptor once, such as
     whether it can seek, it asks of stand-ins of the same kinds: a file to read and pipes to write to."""
     own = [os.dup(fd) for fd in range(3)]
-    given, (read, write) = os.open("/dev/null", os.O_RDONLY), os.pipe()
+    given = os.open("/dev/null", os.O_RDONLY)
+    (read, write) = os.pipe()
     for target, fd in enumerate((given, write, write)):
         os.dup2(fd, target)
     text = functools.partial(open, encoding="utf-8", closefd=False)
@@ -267,9 +272,11 @@ def _hide_own_frames() -> None:
     frame: FrameType | None = sys._getframe(1)
     depth = 0
     while frame is not None:
-        frame, depth = frame.f_back, depth + 1
+        frame = frame.f_back
+        depth = depth + 1
     depth += sys.version_info < (3, 12)  # until then a call of a C function, here `exec`, counts too
-    set_limit, get_limit = sys.setrecursionlimit, sys.getrecursionlimit
+    set_limit = sys.setrecursionlimit
+    get_limit = sys.getrecursionlimit
     set_limit(get_limit() + depth)
     sys.setrecursionlimit = lambda limit: set_limit(min(limit + depth, _LARGEST_LIMIT))
     sys.getrecursionlimit = lambda: get_limit() - depth
@@ -342,7 +349,8 @@ def _answer(kept: objects.Kept, names: dict[str, Any], call: bytes, path: str, a
     if type(value) is CoroutineType:
         import asyncio
 
-        value, report = asyncio.run(value), objects.AWAITED
+        value = asyncio.run(value)
+        report = objects.AWAITED
     held = kept.report(value)
     if held is not None:
         return held
@@ -392,7 +400,8 @@ def _test(what: dict[str, Any], source: str) -> None:
             answer = frames.receive(_CHANNEL)
             if answer is None:
                 os._exit(1)
-            report, body = answer[:1], values.decode(answer[1:])
+            report = answer[:1]
+            body = values.decode(answer[1:])
             error = crossing.raised_again(body, proxies.exceptions) if report == RAISED else None
             if report == CHANGED:
                 body, *after = body

@@ -53,15 +53,25 @@ _LOCKS = (6, 7, 37, 38)
 """F_SETLK, F_SETLKW and those of open file descriptions."""
 _OF_OTHERS = (5, 36, 1024, 1025, 1026)
 """F_GETLK and F_OFD_GETLK, F_SETLEASE, F_GETLEASE, F_NOTIFY: what other programs do with a file."""
-_SEND_BUFFER, _PEER = 7, 77
+_SEND_BUFFER = 7
+_PEER = 77
 """SO_SNDBUF; SO_PEERPIDFD, a handle of the process at the other end, which is the trainer."""
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
-_UNIX_SOCKET, _TYPE_INTO_TERMINAL = 1, 0x5412
+_UNIX_SOCKET = 1
+_TYPE_INTO_TERMINAL = 0x5412
 
-_LOAD, _AND, _EQUAL, _GREATER, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x25, 0x35, 0x45, 0x06
-_ALLOW, _KILL = 0x7FFF0000, 0x80000000
-_NUMBER, _MACHINE = 0, 4
+_LOAD = 0x20
+_AND = 0x54
+_EQUAL = 0x15
+_GREATER = 0x25
+_AT_LEAST = 0x35
+_ANY_BIT = 0x45
+_RETURN = 0x06
+_ALLOW = 0x7FFF0000
+_KILL = 0x80000000
+_NUMBER = 0
+_MACHINE = 4
 """Places in the data that a filter sees."""
 _FEW = 4
 """System calls that are looked for one after the other."""
@@ -120,7 +130,9 @@ def _program() -> bytes:
     machine = platform.machine()
     if machine not in _AUDIT:
         return b""
-    column, allow, no = (0 if machine == "x86_64" else 1), _give(_ALLOW), _refuse(errno.EPERM)
+    column = 0 if machine == "x86_64" else 1
+    allow = _give(_ALLOW)
+    no = _refuse(errno.EPERM)
     prlimit, socket, clone, ioctl, mmap, fcntl, flock, setsockopt, getsockopt, setsid = _LOOKED_INTO[machine]
     nothing = _refuse(0)
     shared = _instruction(_LOAD, _argument(3)) + _instruction(_AND, _SHARED_ANONYMOUS)

@@ -111,7 +111,8 @@ def _run(job: int, channel: int, setting: Setting, order: Order, stdin: bytes) -
 
 def _own_user() -> None:
     """Inside of new namespaces: a user map."""
-    user, group = os.geteuid(), os.getegid()
+    user = os.geteuid()
+    group = os.getegid()
     for name, text in (("setgroups", "deny"), ("gid_map", f"{group} {group} 1"), ("uid_map", f"{user} {user} 1")):
         fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
         os.write(fd, text.encode())
@@ -157,7 +158,9 @@ class _Watch:
     """Reads the program's output and waits for its end, or for the first limit that it passes."""
 
     def __init__(self, job: int, reads: list[int], order: Order, proc: int, setting: Setting) -> None:
-        self.job, self.order, self.proc = job, order, proc
+        self.job = job
+        self.order = order
+        self.proc = proc
         self.pid = 0
         self.alone = setting.processes_beside is not None
         """Our process and network namespaces hold nobody else's processes and sockets."""
@@ -184,14 +187,16 @@ class _Watch:
             how, why = ("exit", str(code)) if code >= 0 else ("signal", str(-code))
             used = os.times()  # of all that has been waited for: the program and what it has waited for
             if used.children_user + used.children_system > self.order.cpu_limit - 0.1:
-                how, why = "time", f"{self.order.cpu_limit} s of processor time"
+                how = "time"
+                why = f"{self.order.cpu_limit} s of processor time"
         return how, why, [bytes(data[: self.order.output_bytes]) for data in self.outputs.values()]
 
     def _until_end(self) -> tuple[str, str]:
         end = os.pidfd_open(self.pid)
         self.poll.register(end, select.POLLIN)
         now = time.monotonic()
-        deadline, look = now + self.order.seconds, now + _WATCH_SECONDS
+        deadline = now + self.order.seconds
+        look = now + _WATCH_SECONDS
         while True:
             if now >= deadline:
                 return "time", f"{self.order.seconds:g} s of wall clock"

@@ -60,7 +60,8 @@ _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 def main() -> None:
     """`python -c ... CONTROL_FD TRAINER_PIDFD SETTING`: the setting as JSON, TRAINER_PIDFD a pidfd of the trainer."""
-    control_fd, trainer_pidfd = int(sys.argv[-3]), int(sys.argv[-2])
+    control_fd = int(sys.argv[-3])
+    trainer_pidfd = int(sys.argv[-2])
     setting = Setting(**json.loads(sys.argv[-1]))
     os.environ.pop(LINKED_AT_ONCE, None)
     if setting.user is not None:
