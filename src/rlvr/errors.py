@@ -90,7 +90,9 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
             text = f"{error}{_advice(error)}"
             print(f"error: {text}", file=sys.stderr)
             tell_launcher(text)
-            return 1 if isinstance(error, TrainingError | WaitTimeout | OSError) else 2
+            if isinstance(error, TrainingError | WaitTimeout | OSError):
+                return 1
+            return 2
         except KeyboardInterrupt:
             print("stopped at once", file=sys.stderr)
             return 130
@@ -117,7 +119,9 @@ def user_traceback(error: BaseException) -> str:
 def _advice(error: Exception) -> str:
     """Words to add to an error that the operating system put into words."""
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return ". The disk is full: free some space there and start again" if full else ""
+    if full:
+        return ". The disk is full: free some space there and start again"
+    return ""
 
 
 def tell_launcher(message: str) -> None:

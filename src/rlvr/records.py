@@ -174,7 +174,10 @@ class Verdict:
     def from_score(cls, score: float | bool | None, **more: Any) -> Verdict:
         """The verdict that a bare number means: 1 correct, 0 wrong, else partial; None and NaN are undecided errors."""
         if score is None or not math.isfinite(score):
-            reason = "no score was given" if score is None else f"the score is {score}"
+            if score is None:
+                reason = "no score was given"
+            else:
+                reason = f"the score is {score}"
             return cls(VerdictStatus.ERROR, None, **{"reason": reason, **more})
         score = float(score)
         status = {1.0: VerdictStatus.CORRECT, 0.0: VerdictStatus.WRONG}.get(score, VerdictStatus.PARTIAL)
@@ -425,7 +428,10 @@ class Batch:
     def group_index(self, key: Callable[[Rollout], str] | None = None) -> np.ndarray:
         """int64 [B]: the group of each rollout, numbered in order of first appearance. `key` defaults to the draw."""
         numbers: dict[str, int] = {}
-        keys = [key(r) for r in self.rollouts] if key else [r.group for r in self.rollouts]
+        if key:
+            keys = [key(r) for r in self.rollouts]
+        else:
+            keys = [r.group for r in self.rollouts]
         return np.asarray([numbers.setdefault(k, len(numbers)) for k in keys], dtype=np.int64)
 
     def groups(self, key: Callable[[Rollout], str] | None = None) -> Iterator[Group]:

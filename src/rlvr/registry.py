@@ -110,7 +110,10 @@ def _source(piece: Any) -> tuple[str, str]:
     """The file of a piece, or its module where that has no file, and its qualified name."""
     module, name = _identity(piece)
     loaded = sys.modules.get(module)
-    file = None if loaded is None else vars(loaded).get("__file__")
+    if loaded is None:
+        file = None
+    else:
+        file = vars(loaded).get("__file__")
     return (module if file is None else str(Path(file).resolve())), name
 
 
@@ -161,7 +164,9 @@ def find(kind: str, name: str) -> Any:
         raise ConfigError(f"a {kind} is written as a name, not {name!r}")
     refuse_words(kind, name)
     if ":" in name:
-        return _from_file(kind, name) if name.split(":")[0].endswith(".py") else _from_module(kind, name)
+        if name.split(":")[0].endswith(".py"):
+            return _from_file(kind, name)
+        return _from_module(kind, name)
     if name not in _pieces[kind]:
         importlib.import_module(ROOMS[kind])
     if name not in _pieces[kind]:
@@ -300,7 +305,10 @@ def check_options(kind: str, spec: SpecLike) -> dict[str, Any]:
 def _adapter(hint: Any) -> TypeAdapter[Any]:
     from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-    held = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+    if typing.get_origin(hint) is typing.Annotated:
+        held = typing.get_args(hint)[0]
+    else:
+        held = hint
     has_config = isinstance(held, type) and (
         issubclass(held, BaseModel) or typing.is_typeddict(held) or dataclasses.is_dataclass(held)
     )

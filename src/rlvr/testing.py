@@ -166,7 +166,10 @@ def check_selector(piece: Piece, *, by_group: bool = True) -> None:
 
     def kept(batch: Batch) -> list[str]:
         chosen = np.asarray(select(batch))
-        chosen = np.flatnonzero(chosen) if chosen.dtype == bool else chosen.astype(np.int64)
+        if chosen.dtype == bool:
+            chosen = np.flatnonzero(chosen)
+        else:
+            chosen = chosen.astype(np.int64)
         assert len(set(chosen.tolist())) == len(chosen), "a rollout is selected twice"
         assert all(0 <= i < len(batch) for i in chosen), "a position is selected that the batch does not have"
         return [batch.rollouts[i].id for i in chosen]
@@ -246,7 +249,10 @@ def _value_and_gradient(
         },
     )
     value = loss(tokens, over).value
-    gradient = torch.autograd.grad(value, logprobs, allow_unused=True)[0] if value.requires_grad else None
+    if value.requires_grad:
+        gradient = torch.autograd.grad(value, logprobs, allow_unused=True)[0]
+    else:
+        gradient = None
     return float(value.detach()), np.zeros(len(sequence)) if gradient is None else gradient.numpy()
 
 
@@ -307,7 +313,9 @@ def _built(kind: str, piece: Piece) -> Any:
     if isinstance(piece, (str, Mapping)):
         return registry.build(kind, piece if isinstance(piece, str) else dict(piece))
     component = adapted(kind, piece)
-    return component() if isinstance(component, type) else component
+    if isinstance(component, type):
+        return component()
+    return component
 
 
 def _per_rollout(values: Any, batch: Batch, what: str) -> list[np.ndarray]:

@@ -140,7 +140,10 @@ class GRPOTrainer(MovedTrainerAttributes):
         """
         with self.stop, status_on_signal(self._status), self.reporting.live(), failing_together(self.world):
             self._begin(self.resolved.resume if resume is None else resume)
-            until = self.resolved.steps if steps is None else min(self.resolved.steps, self.state.step + steps)
+            if steps is None:
+                until = self.resolved.steps
+            else:
+                until = min(self.resolved.steps, self.state.step + steps)
             self.due_evaluations.make_up()
             while self.state.step < until and not self.stop.on_any_rank():
                 self._go_through(self._next_stage(), until)

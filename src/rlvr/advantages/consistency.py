@@ -58,7 +58,10 @@ class Consistency(Advantage):
         if self.agreement:
             rates = rates * (1 - (1 - 1 / size) * entropy / np.log2(np.maximum(size, 2)))
         spread = std(rates, unbiased=True)
-        over_batch = (rates - rates.mean()) / (spread + self.epsilon) if spread > 0 else np.zeros(len(rates))
+        if spread > 0:
+            over_batch = (rates - rates.mean()) / (spread + self.epsilon)
+        else:
+            over_batch = np.zeros(len(rates))
         odds = float(self.sharpness) * (entropy - float(self.level))
         weight = 0.5 * (1 + np.tanh(odds / 2))
         if self.forced:

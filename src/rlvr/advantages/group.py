@@ -192,12 +192,16 @@ class GroupAdvantage(Advantage):
     @property
     def smallest_group(self) -> int:
         """The group size from which the estimator says anything."""
-        return 2 if self.baseline in OF_THE_GROUP or self.scale == "std" else 1
+        if self.baseline in OF_THE_GROUP or self.scale == "std":
+            return 2
+        return 1
 
     @property
     def wants_baseline(self) -> str | None:
         """What the plan must add to every draw: greedy, reference or nothing."""
-        return str(self.baseline) if GIVEN.get(str(self.baseline)) == "baseline" else None
+        if GIVEN.get(str(self.baseline)) == "baseline":
+            return str(self.baseline)
+        return None
 
     def check(self, config: Config, tasks: Sequence[Task]) -> None:
         """ConfigError where the run does not give what the options want."""
@@ -207,7 +211,10 @@ class GroupAdvantage(Advantage):
                 f"algorithm.advantage: baseline {self.baseline!r} needs a response that the plan adds to every draw: set "
                 f"rollout.plan to {{name: single_turn, baseline: {self.baseline}}}"
             )
-        bare = [task.id for task in tasks if task.demonstration is None] if self.baseline == "reference" else []
+        if self.baseline == "reference":
+            bare = [task.id for task in tasks if task.demonstration is None]
+        else:
+            bare = []
         if bare:
             raise ConfigError(
                 f"algorithm.advantage: baseline 'reference' is the reward of a task's demonstration, and {len(bare)} of "
@@ -228,7 +235,10 @@ class GroupAdvantage(Advantage):
     def __call__(self, batch: Batch) -> np.ndarray:
         groups = batch.group_index()
         given = None
-        lengths = Tokens.of(batch).lengths if self.baseline == "length_weighted" else None
+        if self.baseline == "length_weighted":
+            lengths = Tokens.of(batch).lengths
+        else:
+            lengths = None
         if str(self.baseline) in GIVEN:
             given = batch.column(GIVEN[str(self.baseline)])
         options = (self.baseline, self.scale, self.epsilon, self.unbiased, lengths, given)
@@ -285,7 +295,9 @@ def _centred(
     if baseline == "none":
         return r.copy()
     if baseline == "batch_mean":
-        return r - r.mean() if r.min() < r.max() else np.zeros(len(r))
+        if r.min() < r.max():
+            return r - r.mean()
+        return np.zeros(len(r))
     if baseline in ("greedy", "reference"):
         return r - given
     if baseline not in (*OF_THE_GROUP, "history"):
@@ -296,4 +308,6 @@ def _centred(
         size = counts(g)
         advantage *= (size / np.maximum(size - 1, 1))[g]
     advantage[same(r, g)[g]] = 0.0
-    return advantage if given is None else np.where(np.isfinite(given), r - given, advantage)
+    if given is None:
+        return advantage
+    return np.where(np.isfinite(given), r - given, advantage)

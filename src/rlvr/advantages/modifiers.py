@@ -103,8 +103,12 @@ class Whiten(Modifier):
         spread = std(values, weights, self.unbiased)
         mean = np.average(values, weights=weights)
         if not self.shift:
-            return values / (spread + self.epsilon) if spread > 0 else values
-        return (values - mean) / (spread + self.epsilon) if spread > 0 else np.zeros(len(values))
+            if spread > 0:
+                return values / (spread + self.epsilon)
+            return values
+        if spread > 0:
+            return (values - mean) / (spread + self.epsilon)
+        return np.zeros(len(values))
 
 
 @register("modifier", "outliers")
@@ -132,7 +136,9 @@ class Outliers(Modifier):
         if on.any():
             far = np.abs(values - values[on].mean()) > float(self.deviations) * std(values[on])
             values = np.where(far, 0.0, values)
-        return values if tokens is None else tokens.split(values)
+        if tokens is None:
+            return values
+        return tokens.split(values)
 
 
 @register("modifier", "length")
@@ -168,9 +174,14 @@ def informative(batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
     whose reward is not 0 instead.
     """
     on = decided(batch)
-    nonzero = np.asarray([a.any() for a in advantage], dtype=bool) if isinstance(advantage, list) else advantage != 0
+    if isinstance(advantage, list):
+        nonzero = np.asarray([a.any() for a in advantage], dtype=bool)
+    else:
+        nonzero = advantage != 0
     teaching = int((nonzero & on).sum())
-    return elementwise(np.multiply, advantage, on.sum() / teaching) if teaching else advantage
+    if teaching:
+        return elementwise(np.multiply, advantage, on.sum() / teaching)
+    return advantage
 
 
 def times(advantage: AdvantageValues, weights: np.ndarray) -> AdvantageValues:

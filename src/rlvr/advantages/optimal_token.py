@@ -56,7 +56,10 @@ class OptimalTokenBaseline(Advantage):
         plain = np.bincount(cell, rewards[of]) / np.maximum(count, 1)
         weighted = np.bincount(cell, weight * rewards[of]) / np.where(total > 0, total, 1.0)
         baseline = np.where(total > 0, weighted, plain)
-        equal = same(rewards[decided(batch)], groups[decided(batch)]) if len(of) else np.zeros(0, dtype=bool)
+        if len(of):
+            equal = same(rewards[decided(batch)], groups[decided(batch)])
+        else:
+            equal = np.zeros(0, dtype=bool)
         advantage = np.where(equal[groups[of]], 0.0, rewards[of] - baseline[cell])
         result = np.zeros(len(live))
         result[live] = np.where(count[cell] > 1, advantage, rewards[of] if self.tail == "reward" else 0.0)

@@ -78,7 +78,10 @@ class MixedValueAtRisk(Advantage):
             for index in by_size(bundles):
                 result[:, index] = np.quantile(scores[index], levels, axis=1)[:, :, None]
             return result[0], result[1]
-        tracked = np.quantile(scores, levels) if self._quantiles is None else self._quantiles
+        if self._quantiles is None:
+            tracked = np.quantile(scores, levels)
+        else:
+            tracked = self._quantiles
         below = (scores < tracked[:, None]).mean(axis=1)
         self._next = tracked + self.track * (levels - below)
         return np.full(len(scores), tracked[0]), np.full(len(scores), tracked[1])
@@ -100,7 +103,10 @@ class MixedValueAtRisk(Advantage):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the quantiles of a checkpoint."""
-        self._quantiles = None if state["quantiles"] is None else np.asarray(state["quantiles"])
+        if state["quantiles"] is None:
+            self._quantiles = None
+        else:
+            self._quantiles = np.asarray(state["quantiles"])
 
 
 def _papers(groups: np.ndarray, member: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:

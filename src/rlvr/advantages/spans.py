@@ -85,7 +85,10 @@ class SpanAdvantage(Advantage):
         if self.outcome == "last":
             scores[first + count - 1] += rewards
         normal = self._normalised(np.where(on[owner], scores, np.nan), groups[owner])
-        outcome = self._normalised(rewards, groups) if self.outcome == "apart" else np.zeros(len(batch))
+        if self.outcome == "apart":
+            outcome = self._normalised(rewards, groups)
+        else:
+            outcome = np.zeros(len(batch))
         to_go = np.append(_returns(normal, first, count, float(self.discount)), 0.0)
         of = tokens.rollout
         at = np.where(step < count[of], first[of] + step, len(normal))  # past the last step nothing is to come

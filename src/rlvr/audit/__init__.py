@@ -138,7 +138,9 @@ def _audit(options: argparse.Namespace, verifier: Verifier, pool: VerifierPool) 
     trial = Trial()
     stopped = _until_signal(try_tricks(judge, examples, options.verifier, trial))
     show_trial(console, trial)
-    return 128 + stopped if stopped else int(bool(trial.failures))
+    if stopped:
+        return 128 + stopped
+    return int(bool(trial.failures))
 
 
 def _until_signal(work: Coroutine[Any, Any, None]) -> int:
@@ -180,7 +182,10 @@ def read_rows(path: Path) -> Iterator[Row]:
     """The rows of a file of JSON lines, read as they are asked for; blank lines are passed over."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            else:
+                line = line
             if line.strip():
                 yield _row(line, number)
 
@@ -194,7 +199,10 @@ def _row(line: bytes, number: int) -> Row:
     if not isinstance(fields, dict):
         return Row(place, problem=f"{place} is not an object with a `completion`")
     known = fields.get("id")
-    known = known if isinstance(known, (str, int)) and not isinstance(known, bool) else place
+    if isinstance(known, (str, int)) and not isinstance(known, bool):
+        known = known
+    else:
+        known = place
     try:
         return Row(known, _completion(fields, place), _task(fields, place), _expected(fields, place))
     except DataError as error:
@@ -263,7 +271,10 @@ async def score(
             findings.add(Case(str(row.id), name, row.completion, verdict, row.expected, row.task))
         sink.flush()
     if not readable:
-        problem = findings.slowest[0].verdict.reason if findings.rows else "it is empty"
+        if findings.rows:
+            problem = findings.slowest[0].verdict.reason
+        else:
+            problem = "it is empty"
         raise DataError(f"{path} holds no row that can be read: {problem}")
 
 
@@ -276,7 +287,9 @@ def _groups(rows: Iterator[Row], alone: bool) -> Iterator[list[Row]]:
     numbers = itertools.count()
 
     def key(row: Row) -> object:
-        return next(numbers) if alone or row.task is None else (row.task.prompt, row.task.answer, row.task.info)
+        if alone or row.task is None:
+            return next(numbers)
+        return (row.task.prompt, row.task.answer, row.task.info)
 
     for _, group in itertools.groupby(rows, key):
         yield list(group)
@@ -292,7 +305,10 @@ def _examples(options: argparse.Namespace) -> list[Example]:
             key = json.dumps([row.task.prompt, row.task.answer, dict(row.task.info)])
             if key in examples or len(examples) < TRIED_TASKS:
                 known = examples.get(key, Example(row.task))
-                examples[key] = replace(known, completion=row.completion) if row.expected else known
+                if row.expected:
+                    examples[key] = replace(known, completion=row.completion)
+                else:
+                    examples[key] = known
     if not examples:
         raise DataError(f"{options.input} holds no row that can be read")
     return list(examples.values())

@@ -38,7 +38,9 @@ class KLScaleConfig(Section):
     @field_validator("factors", mode="before")
     @classmethod
     def _named_by_text(cls, factors: Any) -> Any:
-        return {str(name): factor for name, factor in factors.items()} if isinstance(factors, dict) else factors
+        if isinstance(factors, dict):
+            return {str(name): factor for name, factor in factors.items()}
+        return factors
 
     @model_validator(mode="after")
     def _names(self) -> KLScaleConfig:

@@ -121,7 +121,10 @@ def _place(location: Iterable[str | int], root: type[BaseModel]) -> _Place:
         path.append(part)
         if isinstance(hint, type) and issubclass(hint, BaseModel):
             known = list(hint.model_fields)
-            hint = hint.model_fields[str(part)].annotation if part in hint.model_fields else None
+            if part in hint.model_fields:
+                hint = hint.model_fields[str(part)].annotation
+            else:
+                hint = None
         else:
             hint = (get_args(hint) or [None])[-1]
     return _Place(tuple(path), known, choice, member)

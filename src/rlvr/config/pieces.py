@@ -44,7 +44,9 @@ class RewardSpec(ComponentSpec):
     def column(self) -> str:
         """The name of the term, whose column is `reward/NAME`."""
         given = self.extra.get("as")
-        return self.short_name if given is None else str(given)
+        if given is None:
+            return self.short_name
+        return str(given)
 
     @property
     def sources(self) -> tuple[str, ...] | None:
@@ -114,7 +116,9 @@ class OfKind:
 
 
 def _as_written(spec: SpecLike) -> Any:
-    return spec.written if isinstance(spec, ComponentSpec) else spec
+    if isinstance(spec, ComponentSpec):
+        return spec.written
+    return spec
 
 
 class Section(BaseModel):

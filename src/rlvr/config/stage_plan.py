@@ -98,7 +98,9 @@ def longest_sequence(plans: Sequence[StagePlan], longest_evaluated: Callable[[St
 
 
 def _known_sections(error: ConfigError) -> str:
-    return f" (sections that a stage may override: {', '.join(STAGE_SECTIONS)})" if "no option" in str(error) else ""
+    if "no option" in str(error):
+        return f" (sections that a stage may override: {', '.join(STAGE_SECTIONS)})"
+    return ""
 
 
 def _share_steps(plans: list[StagePlan], cap: int | None) -> list[StagePlan]:
@@ -109,7 +111,10 @@ def _share_steps(plans: list[StagePlan], cap: int | None) -> list[StagePlan]:
         if plan.steps is None and left is None:
             raise ConfigError(f"stage {plan.name!r} has no number of steps: set run.steps or the stage's `steps`")
         plan.steps = left if plan.steps is None else plan.steps
-        plan.allowed = (plan.steps or 0) if left is None else min(plan.steps or 0, left)
+        if left is None:
+            plan.allowed = plan.steps or 0
+        else:
+            plan.allowed = min(plan.steps or 0, left)
         left = None if left is None else left - plan.allowed
         plan.before = before
         before = before + plan.allowed

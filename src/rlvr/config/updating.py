@@ -87,7 +87,10 @@ class DistributedConfig(Section):
     @property
     def backend_spec(self) -> ComponentSpec:
         """The backend with its options: those of this section, and over them those written with the backend."""
-        own: dict[str, Any] = {"offload_during_rollout": True} if self.offload_during_rollout else {}
+        if self.offload_during_rollout:
+            own: dict[str, Any] = {"offload_during_rollout": True}
+        else:
+            own = {}
         if self.backend.name == "deepspeed":
             own |= {"zero_stage": self.zero_stage or 2, "offload": self.offload, "deepspeed": self.deepspeed}
         return ComponentSpec(self.backend.name, {**own, **self.backend.options})

@@ -100,12 +100,16 @@ class ByColumns(_Function):
 def by_signature(function: Callable[..., Any]) -> ByName | ByColumns:
     """The function ready to be called: in TRL's form when it asks for `prompts` or `completions`."""
     asked = {p.name for p in _parameters(function) if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    return ByColumns(function) if asked & {"prompts", "completions"} else ByName(function)
+    if asked & {"prompts", "completions"}:
+        return ByColumns(function)
+    return ByName(function)
 
 
 def sampled_ids(rollout: Rollout | None) -> list[int] | None:
     """The token ids that the policy wrote; None where there is no rollout."""
-    return None if rollout is None else rollout.token_ids[rollout.sampled].tolist()
+    if rollout is None:
+        return None
+    return rollout.token_ids[rollout.sampled].tolist()
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -121,7 +125,10 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _known(task: Task, completion: str, token_ids: Sequence[int] | None) -> dict[str, Any]:
-    messages = task.prompt if isinstance(task.prompt, list) else [{"role": "user", "content": task.prompt}]
+    if isinstance(task.prompt, list):
+        messages = task.prompt
+    else:
+        messages = [{"role": "user", "content": task.prompt}]
     return {
         **task.info,
         "task": task,
@@ -144,14 +151,19 @@ def _verl_arguments(task: Task, completion: str) -> dict[str, Any]:
 
 def score_of(result: Any) -> Any:
     """Return what a function returned, or its `score` where that is a mapping with one, as verl's functions may return."""
-    return result["score"] if isinstance(result, Mapping) and "score" in result else result
+    if isinstance(result, Mapping) and "score" in result:
+        return result["score"]
+    return result
 
 
 def _columns(task: Task, completions: Sequence[str], token_ids: Sequence[Sequence[int] | None]) -> dict[str, Any]:
     """TRL's arguments: completions of a chat prompt are lists of one message, every column has one entry each."""
     chat = isinstance(task.prompt, list)
     count = len(completions)
-    answers = {} if task.answer is None else dict.fromkeys(ANSWER_NAMES, task.answer)
+    if task.answer is None:
+        answers = {}
+    else:
+        answers = dict.fromkeys(ANSWER_NAMES, task.answer)
     fields = {**answers, **task.info} | {name: value for name, value in answers.items() if name == "answer"}
     return {
         **{name: [value] * count for name, value in fields.items()},

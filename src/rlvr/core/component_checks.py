@@ -78,7 +78,10 @@ def refuse_misspelt(kind: str, component: Any) -> None:
             raise ConfigError(f"{kind} {written_name(component)}: the member {name!r} is called {now!r} now: rename it")
     unread = own - _read_by_itself(component) - set(members)
     for name in sorted(unread):
-        near = None if name.startswith("_") else _nearest(name, _replaceable(members))
+        if name.startswith("_"):
+            near = None
+        else:
+            near = _nearest(name, _replaceable(members))
         if near is not None and near not in own:
             contract = members[near]
             listed = ", ".join(sorted(name for name in _replaceable(members) if name in dir(contract)))
@@ -107,8 +110,13 @@ def _problem(component: Any, member: str, static: Any) -> str | None:
     except Exception:  # the user's property, or a member that is required: where it is read the error says which
         return None
     if member in ("needs", "chooses_by"):
-        wrong = [one for one in value if not isinstance(one, Need)] if isinstance(value, frozenset | set) else [value]
-        return f"holds {wrong[0]!r}: write a frozenset of rlvr.core.needs.Need" if wrong else None
+        if isinstance(value, frozenset | set):
+            wrong = [one for one in value if not isinstance(one, Need)]
+        else:
+            wrong = [value]
+        if wrong:
+            return f"holds {wrong[0]!r}: write a frozenset of rlvr.core.needs.Need"
+        return None
     try:
         default = static.function(component)
     except ConfigError:  # it is required
@@ -143,7 +151,10 @@ def _own_members(component: Any) -> set[str]:
         return set(vars(component))
     names = {name for base in _written(component) for name in (*vars(base), *vars(base).get("__annotations__", ()))}
     if not inspect.isclass(component) and names:
-        names |= set(vars(component)) if hasattr(component, "__dict__") else set()
+        if hasattr(component, "__dict__"):
+            names |= set(vars(component))
+        else:
+            names |= set()
     return names
 
 
@@ -157,9 +168,10 @@ def _written(component: Any) -> list[type]:
 
 def _read_by_itself(component: Any) -> set[str]:
     """Names of attributes that the user's own code reads, of whatever."""
-    values = (
-        [component] if inspect.isfunction(component) else [v for b in _written(component) for v in vars(b).values()]
-    )
+    if inspect.isfunction(component):
+        values = [component]
+    else:
+        values = [v for b in _written(component) for v in vars(b).values()]
     codes = [code for value in values for code in _codes(value)]
     loads = ("LOAD_ATTR", "LOAD_METHOD")
     return {str(step.argval) for code in codes for step in dis.get_instructions(code) if step.opname in loads}

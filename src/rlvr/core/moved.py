@@ -88,7 +88,9 @@ class MovedModules(MetaPathFinder, Loader):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The spec of a moved module, else None."""
-        return ModuleSpec(fullname, self) if fullname in MOVED else None
+        if fullname in MOVED:
+            return ModuleSpec(fullname, self)
+        return None
 
     def create_module(self, spec: ModuleSpec) -> None:
         """Nothing, which gives an empty module; `exec_module` replaces it."""

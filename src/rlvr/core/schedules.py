@@ -143,7 +143,9 @@ def least_value(scalar: AnyScalar) -> float:
             return min(0.0, scalar.minimum)
         if scalar.delta is None and scalar.value > 0:
             # The proportional form multiplies by at least 1 - 0.2 |gain|: above 0, a positive value never comes to 0.
-            return max(scalar.minimum, sys.float_info.min) if 0.2 * abs(scalar.gain) < 1 else scalar.minimum
+            if 0.2 * abs(scalar.gain) < 1:
+                return max(scalar.minimum, sys.float_info.min)
+            return scalar.minimum
         return min(scalar.minimum, scalar.value)
     if isinstance(scalar, Schedule):
         return min(scalar.start, scalar.end)
@@ -172,7 +174,10 @@ def refuse_below(name: str, scalar: AnyScalar | str | None, limit: float, above:
         return
     least = least_value(scalar)
     if least < limit or (above and least == limit):
-        reaches = f"is {least:g}" if isinstance(scalar, (int, float)) else f"goes down to {least:g}"
+        if isinstance(scalar, (int, float)):
+            reaches = f"is {least:g}"
+        else:
+            reaches = f"goes down to {least:g}"
         raise ValueError(f"{name} {reaches}, and must be {'above' if above else 'at least'} {limit:g}")
 
 
@@ -180,8 +185,14 @@ def refuse_above(name: str, scalar: AnyScalar, limit: float) -> None:
     """ValueError where a number, or a schedule or controller of it, may rise above `limit`."""
     most = most_value(scalar)
     if most > limit:
-        reaches = f"is {most:g}" if isinstance(scalar, (int, float)) else f"goes up to {most:g}"
-        fix = " (set `maximum`)" if isinstance(scalar, Controller) else ""
+        if isinstance(scalar, (int, float)):
+            reaches = f"is {most:g}"
+        else:
+            reaches = f"goes up to {most:g}"
+        if isinstance(scalar, Controller):
+            fix = " (set `maximum`)"
+        else:
+            fix = ""
         raise ValueError(f"{name} {reaches}, and must be at most {limit:g}{fix}")
 
 
@@ -203,7 +214,9 @@ def at(piece: Any, step: int, steps: int) -> Any:
         for f in dataclasses.fields(piece)
         if isinstance(value := getattr(piece, f.name), (Schedule, StepSchedule, Controller))
     }
-    return dataclasses.replace(piece, **moving) if moving else piece
+    if moving:
+        return dataclasses.replace(piece, **moving)
+    return piece
 
 
 def moving_options(piece: Any, prefix: str, step: int, steps: int) -> dict[str, float]:

@@ -56,7 +56,10 @@ class Wait:
 
     def __str__(self) -> str:
         now = time.monotonic()
-        left = "no deadline" if math.isinf(self.deadline) else f"deadline in {max(0.0, self.deadline - now):.0f} s"
+        if math.isinf(self.deadline):
+            left = "no deadline"
+        else:
+            left = f"deadline in {max(0.0, self.deadline - now):.0f} s"
         return f"{self.what} for {now - self.began:.0f} s ({left})"
 
     def check(self) -> None:

@@ -48,7 +48,10 @@ def to_task(
     """
     if not isinstance(row, Mapping):
         raise DataError(f"{place}: a task is an object with a `prompt`, not {_kind(row)}")
-    columns = _mapped(dict(row), fields, place) if fields else _recognised(dict(row), place)
+    if fields:
+        columns = _mapped(dict(row), fields, place)
+    else:
+        columns = _recognised(dict(row), place)
     refuse_images(columns, columns["prompt"], place)
     extra = {name: value for name, value in columns.items() if name not in FIELDS}
     info = {**extra, **_object(columns, "info", place)}
@@ -73,7 +76,10 @@ def task_id(prompt: str | Messages, answer: Any, info: Mapping[str, Any], source
 
     That is the reference answer or, where there is none, `info` (tests, rubrics). The values must be JSON types.
     """
-    content = [prompt, answer] if answer is not None else [prompt, dict(info)]
+    if answer is not None:
+        content = [prompt, answer]
+    else:
+        content = [prompt, dict(info)]
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return f"{source or 'task'}-{digest[:16]}"
 
@@ -131,7 +137,10 @@ def _conversation(row: Row, place: str) -> Row:
     if messages[-1]["role"] == "assistant":
         reply = _reply(messages[-1:], "messages", place)
         messages = messages[:-1]
-        row["demonstration"] = reply if row.get("demonstration") is None else row["demonstration"]
+        if row.get("demonstration") is None:
+            row["demonstration"] = reply
+        else:
+            row["demonstration"] = row["demonstration"]
     return {**row, "prompt": messages}
 
 
@@ -160,7 +169,10 @@ def _mapped(row: Row, fields: Mapping[str, Any], place: str) -> Row:
     used: set[str] = set()
     for name, column in fields.items():
         columns = _columns(name, column, row, place)
-        mapped[name] = {one: row[one] for one in columns} if isinstance(column, list) else row[column]
+        if isinstance(column, list):
+            mapped[name] = {one: row[one] for one in columns}
+        else:
+            mapped[name] = row[column]
         used.update(columns)
     rest = {name: value for name, value in row.items() if name not in used}
     if "prompt" not in fields:
@@ -176,7 +188,10 @@ def _columns(name: str, column: Any, row: Row, place: str) -> list[str]:
     """The columns that the map's entry `name: column` takes, checked."""
     if name not in FIELDS:
         raise DataError(f"the field map has no field {name!r}{nearest(name, FIELDS)}")
-    columns = column if name == "info" and isinstance(column, list) else [column]
+    if name == "info" and isinstance(column, list):
+        columns = column
+    else:
+        columns = [column]
     for one in columns:
         if not isinstance(one, str):
             raise DataError(f"the field map gives {column!r} for {name!r}: it must be the name of a column")
@@ -263,10 +278,15 @@ def _missing(name: str, row: Row, place: str, why: str = "") -> DataError:
     hint = nearest(name, row)
     hint = hint if "did you mean" in hint else ""
     has = ", ".join(row) or "nothing"
-    mend = "" if why else "; write it, or map it: fields: {" + name + ": COLUMN}"
+    if why:
+        mend = ""
+    else:
+        mend = "; write it, or map it: fields: {" + name + ": COLUMN}"
     return DataError(f"{place}: there is no field {name!r}{why} (the row has {has}){hint}{mend}")
 
 
 def _kind(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "text", type(None): "null", int: "a number", float: "a number"}
-    return "an empty list" if value == [] else names.get(type(value), type(value).__name__)
+    if value == []:
+        return "an empty list"
+    return names.get(type(value), type(value).__name__)

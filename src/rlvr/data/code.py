@@ -186,7 +186,9 @@ def _seconds_for(test: str) -> float | None:
 
 def _packages(tests: str) -> list[str] | None:
     """What a data set's tests import: EvalPlus compares with numpy."""
-    return ["numpy"] if re.search(r"^(?:import|from) numpy\b", tests, re.MULTILINE) else None
+    if re.search(r"^(?:import|from) numpy\b", tests, re.MULTILINE):
+        return ["numpy"]
+    return None
 
 
 def _apps(row: Row) -> Row:
@@ -195,7 +197,10 @@ def _apps(row: Row) -> Row:
     if packed == "":
         raise NoTestsError(_NO_TESTS)
     info = _in_place(_in_and_out(json.loads(packed) if isinstance(packed, str) else packed), row.get("starter_code"))
-    solutions = json.loads(solutions) if isinstance(solutions, str) and solutions else solutions
+    if isinstance(solutions, str) and solutions:
+        solutions = json.loads(solutions)
+    else:
+        solutions = solutions
     info["solution"] = solutions[0] if solutions else None
     if seconds := _quantity(row.pop("time_limit", None), _SECONDS):
         info["time_limit"] = max(seconds, _APPS_SECONDS)
@@ -206,8 +211,13 @@ def _apps(row: Row) -> Row:
 
 def _quantity(written: Any, units: Mapping[str, float]) -> float | None:
     """A limit of TACO in our unit: `2.0 seconds`, `256.0 megabytes`; None where it is not known or written otherwise."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]+)", written.strip().casefold()) if isinstance(written, str) else None
-    return None if found is None or found[2] not in units else float(found[1]) * units[found[2]] or None
+    if isinstance(written, str):
+        found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]+)", written.strip().casefold())
+    else:
+        found = None
+    if found is None or found[2] not in units:
+        return None
+    return float(found[1]) * units[found[2]] or None
 
 
 def _codecontests(row: Row) -> Row:
@@ -232,7 +242,10 @@ def _codecontests(row: Row) -> Row:
 
 def _livecodebench(row: Row) -> Row:
     metadata = row.pop("metadata", None) or "{}"
-    metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
+    if isinstance(metadata, str):
+        metadata = json.loads(metadata)
+    else:
+        metadata = metadata
     tests = [*_unpacked(row.pop("public_test_cases")), *_unpacked(row.pop("private_test_cases", None) or "[]")]
     value = {"inputs": [t["input"] for t in tests], "outputs": [t["output"] for t in tests]}
     if metadata.get("func_name"):
@@ -243,7 +256,10 @@ def _livecodebench(row: Row) -> Row:
 
 def _verl(row: Row) -> Row | None:
     graded = row["reward_model"]
-    info = tests_of(graded.get("ground_truth")) if isinstance(graded, Mapping) else None
+    if isinstance(graded, Mapping):
+        info = tests_of(graded.get("ground_truth"))
+    else:
+        info = None
     if info is None:
         return None
     extra = dict(row.pop("extra_info", None) or {})
@@ -277,7 +293,9 @@ def _in_and_out(value: Mapping[str, Any]) -> dict[str, Any]:
 def _returned(arguments: Any, output: Any) -> Any:
     """The value that a call returns: written as text where its arguments are, as by LiveCodeBench and verl
     (`lcb_runner/evaluation/testing_util.py`, `reward_score/prime_code/testing_util.py`), else as it stands."""
-    return _value(output) if isinstance(arguments, str) else output
+    if isinstance(arguments, str):
+        return _value(output)
+    return output
 
 
 def _in_place(info: dict[str, Any], starter: Any) -> dict[str, Any]:
@@ -286,16 +304,22 @@ def _in_place(info: dict[str, Any], starter: Any) -> dict[str, Any]:
         return info
     signature = rf"\bdef[ \t]+{re.escape(info['name'])}[ \t]*\((?:(?!\bdef\b).)*?\)[ \t]*->[ \t]*None[ \t]*:"
     found = isinstance(starter, str) and re.search(signature, starter, re.DOTALL)
-    return {**info, "result_argument": 0} if found else info
+    if found:
+        return {**info, "result_argument": 0}
+    return info
 
 
 def _lines(value: Any) -> str:
-    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return "\n".join(map(str, value))
+    return str(value)
 
 
 def _arguments(value: Any) -> list[Any]:
     """A call's arguments: a list of them, or text with one in each line."""
-    return [_value(line) for line in value.split("\n") if line] if isinstance(value, str) else list(value)
+    if isinstance(value, str):
+        return [_value(line) for line in value.split("\n") if line]
+    return list(value)
 
 
 def _value(text: Any) -> Any:
@@ -335,13 +359,19 @@ def _asked(question: str, info: Mapping[str, Any], starter: str | None = None) -
     """The question, and in which form the answer is wanted."""
     if info["kind"] == "stdio":
         return f"{question.strip()}\n\n{_ASK}"
-    started = f" Go on from:\n```python\n{starter.rstrip()}\n```" if starter and starter.strip() else ""
+    if starter and starter.strip():
+        started = f" Go on from:\n```python\n{starter.rstrip()}\n```"
+    else:
+        started = ""
     return f"{question.strip()}\n\nWrite the Python function `{info['name']}`. {_ASK_FUNCTION}{started}"
 
 
 def _with(row: Row, question: str, info: Mapping[str, Any], id_column: str) -> Row:
     known = row.pop(id_column, None)
-    named = {} if known is None or row.get("id") is not None else {"id": known}
+    if known is None or row.get("id") is not None:
+        named = {}
+    else:
+        named = {"id": known}
     kept = {name: value for name, value in info.items() if value not in (None, "")}
     return {**row, **named, "prompt": [{"role": "user", "content": question}], "info": kept}
 

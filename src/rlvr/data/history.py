@@ -34,7 +34,9 @@ class TaskHistory:
     @property
     def pass_rate(self) -> float | None:
         """The mean of all decided scores (with scores of 0 and 1 the share that is correct); None before the first."""
-        return self.total / self.decided if self.decided else None
+        if self.decided:
+            return self.total / self.decided
+        return None
 
 
 class History:

@@ -59,15 +59,24 @@ def refuse_images(columns: Mapping[str, Any], prompt: Any, place: str) -> None:
             )
     if isinstance(prompt, str):
         _refuse_mark(prompt, "prompt", place)
-    messages = prompt if isinstance(prompt, Sequence) and not isinstance(prompt, str) else ()
+    if isinstance(prompt, Sequence) and not isinstance(prompt, str):
+        messages = prompt
+    else:
+        messages = ()
     for number, message in enumerate(messages):
-        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(message, Mapping):
+            content = message.get("content")
+        else:
+            content = None
         where = f"prompt[{number}]"
         if isinstance(content, str):
             _refuse_mark(content, where, place)
         elif isinstance(content, Sequence):
             for part in content:
-                kind = PARTS.get(str(part.get("type"))) if isinstance(part, Mapping) else None
+                if isinstance(part, Mapping):
+                    kind = PARTS.get(str(part.get("type")))
+                else:
+                    kind = None
                 if kind is not None:
                     raise DataError(f"{place}: {_unsupported(kind)}, and {where!r} has one")
 
@@ -84,7 +93,9 @@ def _refuse_mark(text: str, where: str, place: str) -> None:
 
 
 def _unsupported(kind: str) -> str:
-    return "audio is not supported yet" if kind == "audio" else f"{kind} are not supported yet"
+    if kind == "audio":
+        return "audio is not supported yet"
+    return f"{kind} are not supported yet"
 
 
 def _is_there(value: Any, column: str) -> bool:
@@ -106,4 +117,6 @@ def _kind(value: Any) -> str | None:
             return "audio"
         is_file = set(value) == {"bytes", "path"} and any(one is not None for one in value.values())
         return "images" if is_file else None
-    return "images" if type(value).__module__.partition(".")[0] == "PIL" else None
+    if type(value).__module__.partition(".")[0] == "PIL":
+        return "images"
+    return None

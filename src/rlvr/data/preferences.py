@@ -66,4 +66,6 @@ def _text(task: Task, name: str) -> str:
 
 
 def _last(value: Any) -> str:
-    return value if isinstance(value, str) else str(value[-1].get("content", ""))
+    if isinstance(value, str):
+        return value
+    return str(value[-1].get("content", ""))

@@ -46,7 +46,10 @@ def products(
     while len(seen) < count:
         a, b = (numbers.randrange(10 ** (digits - 1), 10**digits) for _ in range(2))
         if f"{a}*{b}" not in seen and in_split(f"{a}*{b}", split, EVAL_SHARE):
-            turn = demonstrate[len(seen) % len(demonstrate)] if demonstrate else None
+            if demonstrate:
+                turn = demonstrate[len(seen) % len(demonstrate)]
+            else:
+                turn = None
             seen.add(f"{a}*{b}")
             yield _task(a, b, turn)
 
@@ -58,5 +61,8 @@ def _task(a: int, b: int, turn: Turn | None) -> Task:
     answer = f"#### {a * b}"
     if turn == "answer":
         prompt += [{"role": "assistant", "content": call}, {"role": "user", "content": str(a * b)}]
-    shown = None if turn is None else call if turn == "call" else answer
+    if turn is None:
+        shown = None
+    else:
+        shown = call if turn == "call" else answer
     return Task(id=f"products-{a}*{b}", prompt=prompt, answer=str(a * b), demonstration=shown, source="products")

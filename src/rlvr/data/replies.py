@@ -70,7 +70,9 @@ def reply_ids(text: str, tokenizer: Any, frame: Frame | None, end: int | None) -
 
 def _behind(text: str, end: str) -> str:
     """`text` without the end token that it begins with, if it does."""
-    return text.lstrip().removeprefix(end) if text.lstrip().startswith(end) else text
+    if text.lstrip().startswith(end):
+        return text.lstrip().removeprefix(end)
+    return text
 
 
 def _unknown(tokenizer: Any, text: str) -> bool:

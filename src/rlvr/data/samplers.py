@@ -166,7 +166,9 @@ class Sampler(Component):
     @property
     def epoch(self) -> int:
         """The epoch of the next draw, from 0."""
-        return self._epoch if self._position < len(self._order) else self._epoch + 1
+        if self._position < len(self._order):
+            return self._epoch
+        return self._epoch + 1
 
     def next(self, count: int) -> list[Draw]:
         """The next `count` (1 or more) draws; past the end of an epoch the next one begins."""

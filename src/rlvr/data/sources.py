@@ -96,7 +96,10 @@ def _open(spec: Any, split: str, fields: Mapping[str, Any] | None) -> Iterator[P
             return _registered(spec, fields)
         return _data_set(_DataSet(spec, split, fields=fields))
     if isinstance(spec, _hub_types()):
-        chosen: Any = spec[_known_split(spec, split)] if isinstance(spec, Mapping) else spec
+        if isinstance(spec, Mapping):
+            chosen: Any = spec[_known_split(spec, split)]
+        else:
+            chosen = spec
         return _filled("the data set", _adapted(_indexed("dataset", chosen), fields, None))
     if isinstance(spec, Mapping):
         return _open_mapping(spec, split, fields)
@@ -168,7 +171,10 @@ def _data_set(spec: _DataSet) -> Iterator[PlacedTask]:
         source = path.resolve().name
     elif path.is_file():
         rows = read_rows(path)
-        source = path.resolve().parent.name if path.stem in SPLITS else path.stem
+        if path.stem in SPLITS:
+            source = path.resolve().parent.name
+        else:
+            source = path.stem
     elif hub := _HUB_NAME.fullmatch(spec.path):
         if path.suffix in SUFFIXES or spec.path.startswith(("./", "../", "~")):
             raise _no_file(spec.path)
@@ -181,7 +187,10 @@ def _data_set(spec: _DataSet) -> Iterator[PlacedTask]:
 
 
 def _no_file(path: str) -> DataError:
-    named = "" if path.endswith(SUFFIXES) else f", it is no registered source{nearest(path, registry.names('source'))}"
+    if path.endswith(SUFFIXES):
+        named = ""
+    else:
+        named = f", it is no registered source{nearest(path, registry.names('source'))}"
     return DataError(f"there is no data at {path!r}: no such file or folder in {Path.cwd()}{named}")
 
 
@@ -207,7 +216,9 @@ def _known_split(splits: Mapping[str, Any], split: str) -> str:
 def _hub_types() -> tuple[type, ...]:
     """The classes of `datasets`, if anyone has imported it: nothing can be of them otherwise."""
     datasets = sys.modules.get("datasets")
-    return (datasets.Dataset, datasets.IterableDataset, datasets.DatasetDict) if datasets else ()
+    if datasets:
+        return (datasets.Dataset, datasets.IterableDataset, datasets.DatasetDict)
+    return ()
 
 
 def _indexed(name: str, items: Iterable[Any]) -> Iterator[tuple[str, Any]]:
@@ -236,7 +247,9 @@ def _as_task(item: Any, place: str, fields: Mapping[str, Any] | None, source: st
     if isinstance(item, Task):
         refuse_images(item.info, item.prompt, place)
         check_json(item.to_json(), place)
-        return item if item.source or not source else dataclasses.replace(item, source=source)
+        if item.source or not source:
+            return item
+        return dataclasses.replace(item, source=source)
     if isinstance(item, str):
         return to_task({"prompt": item}, place=place, source=source)
     return to_task(item, place=place, fields=fields, source=source)

@@ -43,7 +43,9 @@ def _is_different(name: str, one: Any, other: Any, tolerance: float) -> bool:
     if metric is not None and metric.of_the_clock:
         return False
     numbers = all(isinstance(value, (int, float)) for value in (one, other))
-    return differ(one, other, tolerance) if numbers else one != other
+    if numbers:
+        return differ(one, other, tolerance)
+    return one != other
 
 
 def _pairs(a: Iterator[dict[str, Any]], b: Iterator[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

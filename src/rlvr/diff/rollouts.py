@@ -61,7 +61,10 @@ def _written(number: int, one: Recorded | None, other: Recorded | None, decode: 
         return []
     begins = [np.flatnonzero(r.origin != 0) for r in (a, b)]
     first = min((int(b[0]) for b in begins if len(b)), default=0)
-    part = f"token {place - first} of the completion" if place >= first else f"token {place} of the prompt"
+    if place >= first:
+        part = f"token {place - first} of the completion"
+    else:
+        part = f"token {place} of the prompt"
     return [f"{where}: they part at {part}", *(_round(r, place, d) for r, d in zip((a, b), decode, strict=True))]
 
 
@@ -77,7 +80,10 @@ def _made_of_it(number: int, one: Recorded | None, other: Recorded | None, toler
         place = _first(x, y, tolerance)
         if place is not None:
             return [f"{where}, another {name} of token {place}: {x[place]:.9g} and {y[place]:.9g}"]
-    lines = [] if a.stop == b.stop else [f"stopped by {a.stop} and by {b.stop}"]
+    if a.stop == b.stop:
+        lines = []
+    else:
+        lines = [f"stopped by {a.stop} and by {b.stop}"]
     for name in dict.fromkeys([*a.verdicts, *b.verdicts]):
         verdicts = a.verdicts.get(name), b.verdicts.get(name)
         said = [v and (v.status, v.score) for v in verdicts]
@@ -104,7 +110,9 @@ def _first(x: np.ndarray, y: np.ndarray, tolerance: float = 0.0) -> int | None:
         scale = np.maximum(1.0, np.maximum(np.abs(x[:count]), np.abs(y[:count])))
         same |= (np.abs(x[:count] - y[:count]) <= tolerance * scale) & np.isfinite(scale)
     places = np.flatnonzero(~same)
-    return int(places[0]) if len(places) else None if len(x) == len(y) else count
+    if len(places):
+        return int(places[0])
+    return None if len(x) == len(y) else count
 
 
 def _round(rollout: Rollout, place: int, decode: Decode) -> str:

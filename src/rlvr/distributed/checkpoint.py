@@ -121,7 +121,10 @@ def read(path: Path) -> Saved:
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, oldest first, whole or torn."""
-    found = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)] if folder.is_dir() else []
+    if folder.is_dir():
+        found = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
+    else:
+        found = []
     return sorted(found, key=step_of)
 
 
@@ -207,7 +210,9 @@ def score_of(path: Path, metric: str) -> float | None:
         value = _manifest(path).metrics.get(metric)
     except CheckpointError:
         return None
-    return float(value) if isinstance(value, (int, float)) else None
+    if isinstance(value, (int, float)):
+        return float(value)
+    return None
 
 
 def best(folder: Path, metric: str, mode: str) -> tuple[Path, float] | None:

@@ -150,7 +150,9 @@ class Writer:
         what = f"the checkpoint of step {self._step} to be on disk"
         finished(self._under_way, what, time.monotonic() + WRITE_SECONDS)
         error = self._under_way.exception()
-        return error if error is None or isinstance(error, Exception) else RuntimeError(repr(error))
+        if error is None or isinstance(error, Exception):
+            return error
+        return RuntimeError(repr(error))
 
     @property
     def busy(self) -> bool:
@@ -224,7 +226,10 @@ class Writer:
         checkpoint.replace(target, aside)
         _sync(self.folder)
         keeps = self.config.best
-        found = None if keeps is None else checkpoint.best(self.folder, keeps.metric, keeps.mode)
+        if keeps is None:
+            found = None
+        else:
+            found = checkpoint.best(self.folder, keeps.metric, keeps.mode)
         best = None if found is None else found[0]
         checkpoint.remove_old(self.folder, target, self.config.keep, best, self.config.every)
         return target

@@ -108,7 +108,10 @@ class DeepSpeedBackend:
         else:
             self._tried = policy.head_is_enough, policy.packing  # on the plain model, before it is wrapped
             share_from_first(policy.model, self.world)
-            before = _unrounded(self.parameters) if policy.dtype == torch.bfloat16 else {}
+            if policy.dtype == torch.bfloat16:
+                before = _unrounded(self.parameters)
+            else:
+                before = {}
         self.engine, *_ = deepspeed.initialize(
             model=policy.model,
             optimizer=base,
@@ -193,7 +196,9 @@ class DeepSpeedBackend:
             self.optimizer.finalize_gradient_accumulation_boundary()
         self.engine.step()
         norm = float(self.engine.get_global_grad_norm())
-        return norm if self.engine.was_step_applied() else math.nan
+        if self.engine.was_step_applied():
+            return norm
+        return math.nan
 
     # weights
 
@@ -217,7 +222,10 @@ class DeepSpeedBackend:
         found: dict[str, torch.Tensor] = {}
         for name in self.parameters:
             for key, tensor in self.shards.of(name, keep=owner[name] == self.world.rank):
-                full = f"{WEIGHTS}{name}" if key is None else f"{OPTIMIZER}{key}/{name}"
+                if key is None:
+                    full = f"{WEIGHTS}{name}"
+                else:
+                    full = f"{OPTIMIZER}{key}/{name}"
                 if tensor is not None:
                     found[full] = tensor
         return found
@@ -264,5 +272,8 @@ def _join_alone() -> None:
     os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed asks for it, whoever made the process group
     if not dist.is_initialized():
         store = dist.HashStore()
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        if torch.cuda.is_available():
+            backend = "cpu:gloo,cuda:nccl"
+        else:
+            backend = "gloo"
         dist.init_process_group(backend, store=store, rank=0, world_size=1)

@@ -75,7 +75,10 @@ def check_gpus(config: Config, world: World, engine_reason: str | None = None) -
 def _index(home: torch.device, world: World) -> int:
     """The index of this rank's GPU among those that are visible. ConfigError where there is none."""
     shown = devices.visible()
-    index = world.local_rank if home.index is None and world.size > 1 else devices.index_of(home)
+    if home.index is None and world.size > 1:
+        index = world.local_rank
+    else:
+        index = devices.index_of(home)
     if index >= len(shown):
         raise ConfigError(
             f"the run is to train on the GPU of index {index}, and {devices.VISIBLE} shows {len(shown)} ({', '.join(shown)}): start at "

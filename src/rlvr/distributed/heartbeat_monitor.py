@@ -118,10 +118,16 @@ class HeartbeatMonitor:
         rounds = 0
         stuck = 0.0
         while not self._noticed.wait(HEARTBEAT_SECONDS):
-            stuck = stuck + HEARTBEAT_SECONDS if self._rounds == rounds else 0.0
+            if self._rounds == rounds:
+                stuck = stuck + HEARTBEAT_SECONDS
+            else:
+                stuck = 0.0
             rounds = self._rounds
             for rank, beat in list(self._heard.items()):
-                silent[rank] = silent[rank] + HEARTBEAT_SECONDS if last.get(rank) == beat else 0.0
+                if last.get(rank) == beat:
+                    silent[rank] = silent[rank] + HEARTBEAT_SECONDS
+                else:
+                    silent[rank] = 0.0
                 last[rank] = beat
             self._trouble = self._lost(silent, stuck)
             if self._trouble is not None and self._ends_alone(silent, stuck):
@@ -133,7 +139,10 @@ class HeartbeatMonitor:
         for rank, text in sorted(self._failures.items()):
             return LostRankError(f"rank {rank} failed {where}: {text}")
         if stuck > self.heartbeat_timeout:
-            keeper = "the launcher" if self.rank == 0 else "rank 0 or the launcher"
+            if self.rank == 0:
+                keeper = "the launcher"
+            else:
+                keeper = "rank 0 or the launcher"
             who = f"{keeper}, which keeps the ranks' store,"
             seconds = stuck
         else:

@@ -34,7 +34,10 @@ def model_files(policy: Policy, is_main: bool, copied: Mapping[int, torch.Tensor
     """The whole model, or the adapter where one is trained, with the tokenizer. `copied`: address of a weight in use -> a
     copy of it that is there already."""
     model = policy.model
-    kept = policy.trainable() if is_adapter(model) else dict(model.named_parameters(remove_duplicate=False))
+    if is_adapter(model):
+        kept = policy.trainable()
+    else:
+        kept = dict(model.named_parameters(remove_duplicate=False))
     return _files(policy, model, [Source(name, [p], p.detach) for name, p in kept.items()], is_main, copied)
 
 

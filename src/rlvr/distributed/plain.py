@@ -183,4 +183,6 @@ def _cut(flat: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def _number(value: torch.Tensor) -> Any:
     """A saved count as the int that it was; a copy of other values."""
-    return int(value) if value.ndim == 0 and value.dtype == torch.int64 else value.clone()
+    if value.ndim == 0 and value.dtype == torch.int64:
+        return int(value)
+    return value.clone()

@@ -123,4 +123,6 @@ def whole_on_host(
         if whole is not None:
             whole[begin:end].copy_(bits)
     record_event("trainer", "checkpoint", -piece.nbytes)
-    return None if whole is None else whole.view(torch.float32)
+    if whole is None:
+        return None
+    return whole.view(torch.float32)

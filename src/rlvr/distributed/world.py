@@ -229,7 +229,9 @@ class World:
 
     def heard(self, rank: int) -> bytes:
         """The newest sign of life of `rank`."""
-        return self._store.get(heartbeat_key(rank)) if self._store.check([heartbeat_key(rank)]) else b""
+        if self._store.check([heartbeat_key(rank)]):
+            return self._store.get(heartbeat_key(rank))
+        return b""
 
     def raise_failure(self, rank: int, what: str) -> None:
         """LostRankError where `rank` said that it failed."""
@@ -238,7 +240,9 @@ class World:
 
     def failure(self, rank: int) -> str | None:
         """What `rank` said when it failed."""
-        return self._store.get(failure_key(rank)).decode() if self._store.check([failure_key(rank)]) else None
+        if self._store.check([failure_key(rank)]):
+            return self._store.get(failure_key(rank)).decode()
+        return None
 
 
 def machine() -> tuple[str, str]:

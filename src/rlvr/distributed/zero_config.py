@@ -137,5 +137,8 @@ def _over(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in top.items():
         below = base.get(key)
-        merged[key] = _over(below if isinstance(below, Mapping) else {}, value) if isinstance(value, Mapping) else value
+        if isinstance(value, Mapping):
+            merged[key] = _over(below if isinstance(below, Mapping) else {}, value)
+        else:
+            merged[key] = value
     return {key: value for key, value in merged.items() if value is not None}

@@ -37,7 +37,10 @@ def partition(policy: Policy, world: World, config: dict[str, Any], dtype: torch
     deepspeed.init_distributed(dist_init_required=False)  # its own name for the process group that there is
     convert: Any = None
     for parameter in policy.model.parameters():
-        kind = dtype if parameter.is_floating_point() else parameter.dtype
+        if parameter.is_floating_point():
+            kind = dtype
+        else:
+            kind = parameter.dtype
         parameter.data = _here(parameter.data, kind, policy, world)
         if convert is None:
             deepspeed.zero.Init(module=torch.nn.ParameterList([parameter]), config_dict_or_path=config)

@@ -97,18 +97,27 @@ class Shards:
         """A parameter's whole float32 weights (under None) and whole optimizer state by key, in host memory; None in their place
         where `keep` is false. Every rank has to go through them."""
         stretch = self.stretch(name)
-        own = self.offload.on_host(stretch.flat.detach())[stretch.place] if stretch else None
+        if stretch:
+            own = self.offload.on_host(stretch.flat.detach())[stretch.place]
+        else:
+            own = None
         yield None, self._whole(name, own, stretch, keep)
         some: Mapping[str, Any] = next(
             (self.inner.state[flat] for flat in self.flats() if self.inner.state.get(flat)), {}
         )
         for key in sorted(some):
-            state = self.inner.state.get(stretch.flat, {}) if stretch else {}
+            if stretch:
+                state = self.inner.state.get(stretch.flat, {})
+            else:
+                state = {}
             if not torch.is_tensor(some[key]) or some[key].ndim == 0:
                 count = self._count(state.get(key))
                 yield key, count if keep else None
             else:
-                own = self.offload.on_host(state[key])[stretch.place] if stretch else None
+                if stretch:
+                    own = self.offload.on_host(state[key])[stretch.place]
+                else:
+                    own = None
                 yield key, self._whole(name, own, stretch, keep)
 
     def _whole(self, name: str, part: torch.Tensor | None, stretch: Stretch | None, keep: bool) -> torch.Tensor | None:
@@ -116,7 +125,9 @@ class Shards:
         part = None if part is None else part.contiguous()
         start = 0 if stretch is None else stretch.within.start
         whole = whole_on_host(whole_size(parameter), part, start, parameter.device, keep)
-        return None if whole is None else whole.view(whole_shape(parameter))
+        if whole is None:
+            return None
+        return whole.view(whole_shape(parameter))
 
     def _count(self, value: Any) -> torch.Tensor:
         """A number that the ranks with a part of the parameter share."""

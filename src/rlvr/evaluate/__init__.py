@@ -90,13 +90,22 @@ def _run(options: argparse.Namespace) -> int:
     from rlvr.distributed import World
 
     config = _config(options)
-    spec = options.data if options.data is not None else config.evaluation.data or config.data.eval
+    if options.data is not None:
+        spec = options.data
+    else:
+        spec = config.evaluation.data or config.data.eval
     if spec is None:
         raise ConfigError("there are no tasks to evaluate on: give --data, or data.eval")
     if options.output is not None:
         check_output(Path(options.output), _is_result, "a result")
-    spec = spec[0] if isinstance(spec, list) and len(spec) == 1 else spec
-    before = None if options.compare is None else read_result(Path(options.compare))
+    if isinstance(spec, list) and len(spec) == 1:
+        spec = spec[0]
+    else:
+        spec = spec
+    if options.compare is None:
+        before = None
+    else:
+        before = read_result(Path(options.compare))
     if options.contamination is not None:  # what cannot be read is refused before the model is sampled
         load_tasks(options.contamination, split="train", fields=config.data.fields)
     tasks = load_tasks(spec, split="eval", fields=config.data.fields)[: config.evaluation.limit]
@@ -144,7 +153,10 @@ def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse
         for name, value in result["results"].items():
             if not name.endswith(" interval") and value is not None:
                 low_high = result["results"].get(f"{name} interval")
-                span = "" if low_high is None else f"  ({low_high[0]:.4g} to {low_high[1]:.4g})"
+                if low_high is None:
+                    span = ""
+                else:
+                    span = f"  ({low_high[0]:.4g} to {low_high[1]:.4g})"
                 print(f"{name:>16}  {value:.4g}{span}", file=sys.stderr)
     return 0
 
@@ -160,7 +172,10 @@ def _config(options: argparse.Namespace) -> Config:
         source = _of_run(folder, options.verifier)
     given = load_config(source, options.overrides)
     asked: dict[str, Any] = {"at_start": False, "at_end": False}
-    samples = options.samples if options.samples is not None else given.evaluation.samples or 8
+    if options.samples is not None:
+        samples = options.samples
+    else:
+        samples = given.evaluation.samples or 8
     if samples < 0:
         raise ConfigError("--samples is a number from 0 on")
     asked["samples"] = samples
@@ -191,7 +206,9 @@ def _ks(written: str | None, samples: int, given: Config) -> list[int]:
     """The k asked for. ConfigError for one that is no number or larger than the samples."""
     if written is None:
         fitting = [k for k in given.evaluation.k if k <= samples]
-        return fitting if given.evaluation.samples else sorted({1, samples} - {0})
+        if given.evaluation.samples:
+            return fitting
+        return sorted({1, samples} - {0})
     try:
         ks = sorted({int(part) for part in written.split(",")})
     except ValueError:

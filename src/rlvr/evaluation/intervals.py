@@ -44,7 +44,10 @@ def interval(
 
     `values` is [T], or [R, T] for R runs on the same tasks; NaN (of a [T]) is left out.
     """
-    values = values[~np.isnan(values)] if values.ndim == 1 else values
+    if values.ndim == 1:
+        values = values[~np.isnan(values)]
+    else:
+        values = values
     runs, count = (1, len(values)) if values.ndim == 1 else values.shape
     if count == 0:
         return None

@@ -23,7 +23,9 @@ def by_difficulty(task_results: Sequence[TaskResult]) -> dict[str, list[TaskResu
     numbers = {t.difficulty for t in said if isinstance(t.difficulty, (int, float))}
     levels = {t.difficulty for t in said}
     if len(levels) > MOST:
-        return _ranges(said) if len(numbers) == len(levels) else {}
+        if len(numbers) == len(levels):
+            return _ranges(said)
+        return {}
     # Numbers by their size, then texts by their letters.
     ordered = sorted(levels, key=lambda level: (level not in numbers, level if level in numbers else 0, str(level)))
     return {

@@ -81,7 +81,10 @@ class TaskResult:
             self.best = {k: best_of_k(ranking[decided], scores, k) for k in ks if 1 < k <= len(scores)}
         counts = Counter(label for label in clusters(answers, same) if label is not None)
         shares = [count / counts.total() for count in counts.values()]
-        self.answer_entropy = -sum(p * math.log(p) for p in shares) + 0.0 if shares else None
+        if shares:
+            self.answer_entropy = -sum(p * math.log(p) for p in shares) + 0.0
+        else:
+            self.answer_entropy = None
 
     def _count(self, rollouts: Sequence[Rollout]) -> None:
         self.responses += len(rollouts)
@@ -92,7 +95,9 @@ class TaskResult:
 
     def pass_at(self, k: int) -> float | None:
         """The unbiased pass@k; None where fewer than k samples are decided."""
-        return pass_at_k(self.samples, self.correct, k) if self.samples >= k else None
+        if self.samples >= k:
+            return pass_at_k(self.samples, self.correct, k)
+        return None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -86,7 +86,9 @@ class TrainedTokens:
 
     def of(self, values: torch.Tensor) -> torch.Tensor:
         """[T, ...] -> [N, ...]. By places, not by a mask, whose count the host would have to wait for."""
-        return values if self.index is None else values.index_select(0, self.index)
+        if self.index is None:
+            return values
+        return values.index_select(0, self.index)
 
     def of_any(self, values: torch.Tensor | None) -> torch.Tensor | None:
         """The same of what a component may lack."""
@@ -166,14 +168,19 @@ class LossInputs:
 
     def _proximal(self, name: str, statistics: Statistics) -> torch.Tensor:
         """[T]: a statistic of the policy that ratios are taken to."""
-        return statistics[name, CURRENT].detach() if self.first else self.device[name, PROXIMAL]
+        if self.first:
+            return statistics[name, CURRENT].detach()
+        return self.device[name, PROXIMAL]
 
     def token_batch(self, component: ObjectiveTerm, statistics: Statistics) -> TokenBatch | None:
         """The tokens that the component trains; None without any. TrainingError where a ratio needs an unknown log-prob."""
         on = self.trained_by(component)
         if len(on.places) == 0:
             return None
-        correction = self.objective.correction if component.corrected else None
+        if component.corrected:
+            correction = self.objective.correction
+        else:
+            correction = None
         self._refuse_unknown(component, on.places, corrected=correction is not None)
         name = component.name
         behaviour = self.device["logprobs", BEHAVIOUR]
@@ -191,7 +198,9 @@ class LossInputs:
             statistics={key: on.of(values) for key, values in statistics.items()},
             chosen=on.of_any(self.device.get(("chosen", name))),
         )
-        return tokens if correction is None else dataclasses.replace(tokens, importance=correction(tokens))
+        if correction is None:
+            return tokens
+        return dataclasses.replace(tokens, importance=correction(tokens))
 
     def _refuse_unknown(self, component: ObjectiveTerm, places: np.ndarray, corrected: bool) -> None:
         """TrainingError when a log-prob that a ratio of these tokens needs is unknown (NaN)."""
@@ -214,7 +223,9 @@ class LossInputs:
     def of_rollouts(self, what: str, component: ObjectiveTerm, like: torch.Tensor) -> torch.Tensor | None:
         """[S] in the type of `like`; None where the component has none."""
         values = self.device.get((what, component.name))
-        return None if values is None else values.to(like.dtype)
+        if values is None:
+            return None
+        return values.to(like.dtype)
 
 
 def _places(weights: str, weight: np.ndarray, behaviour: np.ndarray) -> dict[tuple[str, str], np.ndarray]:

@@ -129,7 +129,10 @@ class Learner:
             everything.update(of_rank)
             total = {name: total[name] + loss for name, loss in losses_of_rank.items()}
             finite = finite and fine
-        norm = self.backend.step(lr, work.config.max_grad_norm) if finite else math.nan
+        if finite:
+            norm = self.backend.step(lr, work.config.max_grad_norm)
+        else:
+            norm = math.nan
         if not math.isfinite(norm):
             skipped = Averages()
             skipped.add("skipped/nonfinite", 1.0)
@@ -320,14 +323,19 @@ def _term(component: ObjectiveTerm, tokens: TokenBatch, over: Denominators, inpu
         return LossTerm(losses.sum() + (gradients * (sums - sums.detach())).sum())
     assert not isinstance(component.loss, SequenceLoss)
     term = component.loss(tokens, over)
-    return term if tokens.kept is None else LossTerm(term.value, term.metrics | {"tokens/kept": tokens.kept})
+    if tokens.kept is None:
+        return term
+    return LossTerm(term.value, term.metrics | {"tokens/kept": tokens.kept})
 
 
 def _by_whole_groups(batch: Batch, parts: int) -> list[np.ndarray]:
     """Positions of the rollouts of each optimizer step; every group is whole in one of them, none is empty."""
     groups = batch.group_index()
     count = int(groups.max()) + 1 if len(groups) else 0
-    chunks = np.array_split(np.arange(count), min(parts, count)) if count else []
+    if count:
+        chunks = np.array_split(np.arange(count), min(parts, count))
+    else:
+        chunks = []
     return [np.flatnonzero(np.isin(groups, chunk)) for chunk in chunks]
 
 

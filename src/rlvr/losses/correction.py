@@ -108,7 +108,10 @@ class MaskNegatives(Correction):
     def __call__(self, tokens: TokenBatch) -> torch.Tensor:
         left = tokens.behaviour_logprobs - tokens.logprobs.detach()
         far = (tokens.mean_by_sequence(left) > self.max_kl)[tokens.sequence]
-        weight = torch.ones_like(left) if self.cap is None else tokens.behaviour_log_ratio.exp().clamp_max(self.cap)
+        if self.cap is None:
+            weight = torch.ones_like(left)
+        else:
+            weight = tokens.behaviour_log_ratio.exp().clamp_max(self.cap)
         return weight.masked_fill(far & (tokens.advantage < 0), 0.0)
 
 

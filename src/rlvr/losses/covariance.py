@@ -68,7 +68,10 @@ class ClipCovLoss(Loss):
         candidates = (covariance > float(self.least)) & (covariance < float(self.most))
         where = (candidates & ~(found.low | found.high)).nonzero()[:, 0]
         share = float(self.share)
-        count = min(len(where), max(1, int(share * total))) if share > 0 else 0
+        if share > 0:
+            count = min(len(where), max(1, int(share * total)))
+        else:
+            count = 0
         generator = torch.Generator().manual_seed(1_000_003 * total + len(where))
         drawn = where[torch.randperm(len(where), generator=generator)[:count].to(where.device)]
         return torch.zeros_like(covariance).index_fill(0, drawn, 1.0)
@@ -121,7 +124,10 @@ class KLCovLoss(Loss):
         """1 where the token is penalised, else 0, [T]."""
         covariance = covariances(tokens)
         share = float(self.share)
-        count = min(len(covariance), max(1, int(share * len(covariance)))) if share > 0 else 0
+        if share > 0:
+            count = min(len(covariance), max(1, int(share * len(covariance))))
+        else:
+            count = 0
         return torch.zeros_like(covariance).index_fill(0, covariance.topk(count).indices, 1.0)
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:

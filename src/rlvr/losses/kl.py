@@ -65,7 +65,9 @@ class Divergence:
         if self.gradient is not None:
             pulled = self.gradient(logprobs, reference)
             value = value.detach() + (pulled - pulled.detach())
-        return value if self.bound is None else value.clamp(-self.bound, self.bound)
+        if self.bound is None:
+            return value
+        return value.clamp(-self.bound, self.bound)
 
 
 @dataclass(frozen=True)

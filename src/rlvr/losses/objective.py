@@ -54,7 +54,10 @@ class ObjectiveTerm:
 
     def __post_init__(self) -> None:
         needs = set().union(*(selector.needs for selector in self.keep))
-        needs |= self.loss.needs if isinstance(self.loss, SequenceLoss) else self.loss.chooses_by
+        if isinstance(self.loss, SequenceLoss):
+            needs |= self.loss.needs
+        else:
+            needs |= self.loss.chooses_by
         object.__setattr__(self, "needs_of_step", frozenset(Need(n.statistic, n.model, k=n.k) for n in needs))
 
     def at(self, step: int, steps: int) -> ObjectiveTerm:
@@ -63,7 +66,9 @@ class ObjectiveTerm:
         loss = at(term.loss, step, steps)
         keep = tuple(at(selector, step, steps) for selector in term.keep)
         same = loss is term.loss and all(map(operator.is_, keep, term.keep))
-        return term if same else dataclasses.replace(term, loss=loss, keep=keep)
+        if same:
+            return term
+        return dataclasses.replace(term, loss=loss, keep=keep)
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,10 @@ class Objective:
     def at(self, step: int, steps: int) -> Objective:
         """The objective with plain numbers for every scheduled scalar, without the components that weigh nothing."""
         components = [component.at(step, steps) for component in self.components]
-        renewal = self.renewal if self.renewal and (step + 1) % self.renewal.every == 0 else None
+        if self.renewal and (step + 1) % self.renewal.every == 0:
+            renewal = self.renewal
+        else:
+            renewal = None
         return dataclasses.replace(self, components=tuple(c for c in components if c.coef != 0.0), renewal=renewal)
 
     @cached_property
@@ -134,13 +142,19 @@ class Objective:
     def _denominator(self, component: ObjectiveTerm, batch: Batch) -> Denominators:
         sums = np.asarray([float(w.sum()) for w in batch.tokens(f"weight/{component.weights}")])
         constant = component.loss.constant or self.constant
-        groups = len(np.unique(batch.group_index()[sums > 0])) if component.loss.average == "groups" else 0
+        if component.loss.average == "groups":
+            groups = len(np.unique(batch.group_index()[sums > 0]))
+        else:
+            groups = 0
         return Denominators(float(sums.sum()), float((sums > 0).sum()), float(constant), float(groups))
 
     def trains(self, batch: Batch) -> np.ndarray:
         """bool [B]: the rollouts that can have a gradient, so that the others cost no forward and no backward."""
         needed = np.zeros(len(batch), dtype=bool)
-        advantages = batch.tokens("advantage") if batch.has("advantage") else None
+        if batch.has("advantage"):
+            advantages = batch.tokens("advantage")
+        else:
+            advantages = None
         for component in self.components:
             for i, weight in enumerate(batch.tokens(f"weight/{component.weights}")):
                 live = weight != 0
@@ -199,7 +213,9 @@ def is_maximum(name: str) -> bool:
 
 
 def _largest(values: list[float]) -> float:
-    return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)
+    if any(map(math.isnan, values)):
+        return math.nan
+    return max(values, default=0.0)
 
 
 @dataclass(frozen=True)
@@ -240,7 +256,10 @@ class StepMetrics:
         weight is not the ratio, at the level that the correction bounds, or not 1 where a cap of null leaves the ratios out.
         """
         log_ratio = tokens.behaviour_log_ratio
-        measured = log_ratio if known is None else log_ratio.index_select(0, known)
+        if known is None:
+            measured = log_ratio
+        else:
+            measured = log_ratio.index_select(0, known)
         count = float(len(measured))
         for name, total in mismatch_sums(measured).items():
             self.add(name, total, 1.0 if is_maximum(name) else count)
@@ -248,7 +267,10 @@ class StepMetrics:
             return
         self.add("correction/weight", tokens.importance.sum(), count)
         assert correction is not None, "a correction gave the weights"
-        plain = torch.ones_like(log_ratio) if correction.cap is None else ratios(tokens, correction.level)
+        if correction.cap is None:
+            plain = torch.ones_like(log_ratio)
+        else:
+            plain = ratios(tokens, correction.level)
         self.add("correction/touched", (tokens.importance != plain).sum(), count)
 
     def add_loss(self, component: str, value: torch.Tensor) -> None:

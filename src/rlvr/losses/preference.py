@@ -42,7 +42,10 @@ class PairLoss(SequenceLoss):
 
     def sequence_losses(self, sequences: SequenceBatch) -> torch.Tensor:
         """See SequenceLoss."""
-        better, worse = sequences.pairs() if self.pairs == "all" else extremes(sequences)
+        if self.pairs == "all":
+            better, worse = sequences.pairs()
+        else:
+            better, worse = extremes(sequences)
         ratio = sequences.logprobs - sequences.reference
         loss = self.of_margin(ratio[better] - ratio[worse]) / max(1, len(better)) / 2
         return torch.zeros_like(ratio).index_add(0, better, loss).index_add(0, worse, loss)

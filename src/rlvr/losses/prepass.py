@@ -70,7 +70,10 @@ def _of_responses(
     part = batch.select(index)
     logprobs = sums(columns["logprobs", CURRENT]).requires_grad_()
     length = torch.tensor([float(weights[i].sum()) for i in index], dtype=torch.float64)
-    advantage = sums(batch.tokens("advantage")) / length if batch.has("advantage") else torch.zeros_like(length)
+    if batch.has("advantage"):
+        advantage = sums(batch.tokens("advantage")) / length
+    else:
+        advantage = torch.zeros_like(length)
     sequences = SequenceBatch(
         logprobs,
         sums(columns["logprobs", PROXIMAL]),
@@ -82,11 +85,10 @@ def _of_responses(
     )
     with torch.enable_grad():
         sequence_losses = loss.sequence_losses(sequences)
-        (logprob_gradients,) = (
-            torch.autograd.grad(sequence_losses.sum(), logprobs)
-            if sequence_losses.requires_grad
-            else (torch.zeros_like(sequence_losses),)
-        )
+        if sequence_losses.requires_grad:
+            (logprob_gradients,) = torch.autograd.grad(sequence_losses.sum(), logprobs)
+        else:
+            (logprob_gradients,) = (torch.zeros_like(sequence_losses),)
     of_batch = np.zeros((2, len(batch)))
     of_batch[:, index] = torch.stack([sequence_losses.detach(), logprob_gradients]).numpy()
     return PrepassResult(sequence_losses=of_batch[0], logprob_gradients=of_batch[1])

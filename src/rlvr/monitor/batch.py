@@ -132,7 +132,9 @@ def _entropy(batch: Batch) -> float | None:
     with, for which no forward pass is needed. None where no log-prob is known."""
     logprobs = np.concatenate([r.behaviour_logprobs[r.sampled] for r in batch.rollouts] or [np.empty(0)])
     known = logprobs[np.isfinite(logprobs)]
-    return -float(known.mean(dtype=np.float64)) if len(known) else None
+    if len(known):
+        return -float(known.mean(dtype=np.float64))
+    return None
 
 
 def _origins(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
@@ -154,7 +156,9 @@ def _repetition(batch: Batch, sampled: np.ndarray, row: np.ndarray) -> float | N
     for place in range(REPEATED):
         key = key * _FACTOR + ids[place : place + count]
     key = key[whole]
-    return (len(key) - len(np.unique(key))) / len(key) if len(key) else None
+    if len(key):
+        return (len(key) - len(np.unique(key))) / len(key)
+    return None
 
 
 def _duplicates(rollouts: Sequence[Rollout]) -> float | None:
@@ -183,14 +187,19 @@ def _squared_correlation(group: np.ndarray, first: np.ndarray, second: np.ndarra
 
     def within(values: np.ndarray) -> np.ndarray:
         kept = values[known]
-        rest: np.ndarray = kept - (np.bincount(group, weights=kept) / size)[group] if len(kept) else kept
+        if len(kept):
+            rest: np.ndarray = kept - (np.bincount(group, weights=kept) / size)[group]
+        else:
+            rest = kept
         return np.where(np.abs(rest) > SAME * (1 + np.abs(kept)), rest, 0.0)
 
     x = within(first)
     y = within(second)
     if not y.any():
         return None
-    return float((x @ y) ** 2 / ((x @ x) * (y @ y))) if x.any() else 0.0
+    if x.any():
+        return float((x @ y) ** 2 / ((x @ x) * (y @ y)))
+    return 0.0
 
 
 def staleness_metrics(batch: Batch, version: int) -> dict[str, float | None]:

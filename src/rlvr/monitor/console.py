@@ -221,7 +221,10 @@ def _is_terminal(file: TextIO) -> bool:
 
 
 def _output(file: TextIO | None, live: bool) -> _Output:
-    plain: dict[str, Any] = {} if live else {"force_terminal": False, "color_system": None, "width": 160}
+    if live:
+        plain: dict[str, Any] = {}
+    else:
+        plain = {"force_terminal": False, "color_system": None, "width": 160}
     # A notebook gets lines of text, not an HTML block for each.
     return _Output(file=file, force_jupyter=False, markup=False, highlight=False, emoji=False, **plain)
 

@@ -29,7 +29,10 @@ def step_cells(metrics: Mapping[str, Any], rewards: Sequence[float]) -> Cells:
         cells["trend"] = sparkline(rewards)
     cells["length"] = _if(get("completion/length_mean"), lambda length: f"{length:.0f}")
     groups = [_if(get(f"group/{kind}"), lambda share: f"{100 * share:.0f}") for kind in _GROUPS]
-    cells["right/mixed/wrong"] = None if None in groups else "/".join(map(str, groups)) + "%"
+    if None in groups:
+        cells["right/mixed/wrong"] = None
+    else:
+        cells["right/mixed/wrong"] = "/".join(map(str, groups)) + "%"
     cells["kl"] = _if(get("kl/ref"), number)
     cells["grad"] = _if(get("grad_norm"), number)
     cells["tok/s"] = _if(get("time/tokens_per_second"), lambda rate: f"{rate:.0f}")
@@ -59,7 +62,9 @@ def number(value: Any) -> str:
         return str(value)
     if value and not 1e-3 <= abs(value) < 1e5:
         return f"{value:.1e}"
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+    if abs(value) < 1000:
+        return f"{value:.3g}"
+    return f"{value:.0f}"
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -74,4 +79,6 @@ def duration(seconds: float) -> str:
     """Seconds as `h:mm:ss` or `m:ss`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    if hours:
+        return f"{hours}:{minutes:02d}:{rest:02d}"
+    return f"{minutes}:{rest:02d}"

@@ -71,7 +71,10 @@ class MlflowTracker:
     def _open(self, uri: str, artifacts: str | None, folder: Path, name: str, run: Mapping[str, Any]) -> None:
         self._client = self._mlflow.MlflowClient(tracking_uri=uri)
         known = folder / _RUN_ID
-        self._run = _same_run(self._client, uri, known.read_text()) if known.exists() else ""
+        if known.exists():
+            self._run = _same_run(self._client, uri, known.read_text())
+        else:
+            self._run = ""
         if self._run:
             return
         experiment = self._client.get_experiment_by_name(self.experiment)

@@ -88,7 +88,10 @@ def read_recorded(path: str | Path, notes: list[str] | None = None) -> Iterator[
             try:
                 recorded = _recorded(line, number)
             except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
-                what = "it is cut" if not line.endswith("\n") else f"{type(error).__name__}: {error}"
+                if not line.endswith("\n"):
+                    what = "it is cut"
+                else:
+                    what = f"{type(error).__name__}: {error}"
                 if notes is None:
                     raise DataError(
                         f"{path}, line {number}: not a rollout: {what}; copy the file anew, or leave this step and those "

@@ -192,7 +192,9 @@ def _rows(
 def _by_rollout(columns: Mapping[str, np.ndarray], count: int) -> list[dict[str, float]]:
     """Name -> value for each rollout."""
     values = [np.asarray(column, dtype=np.float64).tolist() for column in columns.values()]
-    return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)] if values else [{}] * count
+    if values:
+        return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
+    return [{}] * count
 
 
 def _key(rollout: Rollout) -> tuple[str, int, str]:
@@ -238,9 +240,13 @@ def _finite(value: Any) -> Any:
         return {name: _finite(one) for name, one in value.items()}
     if isinstance(value, np.ndarray | list | tuple):
         return [_finite(one) for one in (value.tolist() if isinstance(value, np.ndarray) else value)]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def _plain(value: Any) -> Any:
     """What JSON lacks, which an answer or info may hold: an array is written as a list, the rest as its text."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return str(value)

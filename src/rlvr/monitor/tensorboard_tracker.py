@@ -79,7 +79,10 @@ def _line(cells: Sequence[Any]) -> str:
 
 
 def _cell(value: Any) -> str:
-    text = "" if value is None else clean(shorten(str(value), CELL))
+    if value is None:
+        text = ""
+    else:
+        text = clean(shorten(str(value), CELL))
     for sign, written in {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "`": "&#96;", "\n": "<br>"}.items():
         text = text.replace(sign, written)
     return text

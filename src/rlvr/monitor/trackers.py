@@ -87,7 +87,9 @@ class MetricsFile:
 
     def lines(self) -> int:
         """The number of whole lines."""
-        return self.path.read_bytes().count(b"\n") if self.path.exists() else 0
+        if self.path.exists():
+            return self.path.read_bytes().count(b"\n")
+        return 0
 
     def last_step(self) -> int | None:
         """The step of the last whole line; None when there is none."""

@@ -57,7 +57,10 @@ class LiveBytes(TorchDispatchMode):
         self._seen = weakref.WeakSet(tensor.untyped_storage() for tensor in before)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        product = _grouped_product if function is torch.ops.aten._grouped_mm.default else function
+        if function is torch.ops.aten._grouped_mm.default:
+            product = _grouped_product
+        else:
+            product = function
         output = product(*args, **(kwargs or {}))
         for tensor in tree_leaves(output):
             if isinstance(tensor, torch.Tensor):
@@ -136,7 +139,10 @@ class Given:
     @classmethod
     def of(cls, model: Any, adapted: bool) -> Given:
         """That of `model`; `adapted`: a plain one gets an adapter."""
-        adapters = tuple(model.peft_config.items()) if is_adapter(model) else ()
+        if is_adapter(model):
+            adapters = tuple(model.peft_config.items())
+        else:
+            adapters = ()
         freezes = adapted and not adapters
         trains = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         types = Counter(
@@ -186,7 +192,10 @@ class Decoder:
             if isinstance(module, GradientCheckpointingLayer)
         }
         depth = int(model.config.get_text_config().num_hidden_layers)
-        own = None if given is None else Given.of(given, adapted=config.adapter is not None)
+        if given is None:
+            own = None
+        else:
+            own = Given.of(given, adapted=config.adapter is not None)
         return cls(type(model), model.config, config, depth, alike=len(layers) == 1, given=own)
 
     def passes(self, way: Way, layers: int | None = None) -> DecoderPasses:
@@ -289,7 +298,10 @@ def to_cpu(model: torch.nn.Module) -> None:
                 if id(tensor) not in made:
                     new = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
                     is_weight = tensors is module._parameters
-                    made[id(tensor)] = torch.nn.Parameter(new, tensor.requires_grad) if is_weight else new
+                    if is_weight:
+                        made[id(tensor)] = torch.nn.Parameter(new, tensor.requires_grad)
+                    else:
+                        made[id(tensor)] = new
                 tensors[name] = made[id(tensor)]
 
 

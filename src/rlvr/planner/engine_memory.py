@@ -108,7 +108,10 @@ def batch_limits(options: CommonSettings, devices: Devices) -> tuple[int, int]:
     EngineArgs.get_batch_defaults)."""
     if devices.on_gpu:
         large = devices.memory >= LARGE_GPU
-        tokens = 16384 if devices.memory >= HUGE_GPU else 8192 if large else 2048
+        if devices.memory >= HUGE_GPU:
+            tokens = 16384
+        else:
+            tokens = 8192 if large else 2048
         sequences = 1024 if large else 256
     else:
         tokens = 2048
@@ -133,7 +136,10 @@ def cached_bytes(shape: Shape, length: int, in_flight: int) -> float:
     """Keys and values of a sequence of `length` tokens in vLLM's cache. A layer with a sliding window keeps those in the window and
     of `in_flight` tokens that are under way (vLLM 0.32, SlidingWindowSpec)."""
     each = shape.keys_and_values / shape.layers
-    kept = min(length, shape.window - 1 + in_flight + BLOCK) if shape.windowed else length
+    if shape.windowed:
+        kept = min(length, shape.window - 1 + in_flight + BLOCK)
+    else:
+        kept = length
     return each * ((shape.layers - shape.windowed) * length + shape.windowed * kept)
 
 
@@ -145,8 +151,14 @@ def _in_vllm(options: CommonSettings, shape: Shape, config: Config, devices: Dev
     tokens, _ = batch_limits(options, devices)
     # vLLM 0.32 quantises linear layers and experts one by one as their weights arrive, not the embeddings and the LM head
     # (model_executor/layers/quantization/online); scales are less than a hundredth
-    saved = 0 if options.quantization is None else (width - 1) * shape.linear
-    cached = 1 / width if options.kv_cache_dtype.startswith("fp8") else 1.0
+    if options.quantization is None:
+        saved = 0
+    else:
+        saved = (width - 1) * shape.linear
+    if options.kv_cache_dtype.startswith("fp8"):
+        cached = 1 / width
+    else:
+        cached = 1.0
     return {
         "weights": (width * shape.parameters - saved) / split,
         "keys and values of one sequence": cached * cached_bytes(shape, length, IN_FLIGHT * tokens) / split,

@@ -52,7 +52,9 @@ class Change:
         """The settings that it changes, by their names."""
         names = frozenset(re.findall(r"([\w.]+)=", self.text(self.values[-1])))
         one = Devices(1, 1.0)
-        return names if self.devices(one, self.values[-1]) == one else names | {"devices"}
+        if self.devices(one, self.values[-1]) == one:
+            return names
+        return names | {"devices"}
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,9 @@ def _text(planner: Planner, changes: Sequence[Change], values: Sequence[Any]) ->
     text = " ".join(filter(None, overrides))
     if devices == planner.devices:
         return text
-    return f"{text}, on {devices.count} devices" if text else f"{devices.count} devices"
+    if text:
+        return f"{text}, on {devices.count} devices"
+    return f"{devices.count} devices"
 
 
 def _made(planner: Planner, stages: Stages, changes: Sequence[Change], values: Sequence[Any]) -> float | None:
@@ -238,7 +242,10 @@ def _changes(planner: Planner, stages: Stages) -> Iterator[Change]:
     optims = [stage.config.optim for stage in stages]
     if any(optim.micro_batch_tokens != "auto" for optim in optims):
         automatic = {"micro_batch_tokens": "auto", "micro_batch_size": None}
-        sized = " optim.micro_batch_size=null" if any(optim.micro_batch_size is not None for optim in optims) else ""
+        if any(optim.micro_batch_size is not None for optim in optims):
+            sized = " optim.micro_batch_size=null"
+        else:
+            sized = ""
         yield _setting(f"optim.micro_batch_tokens=auto{sized}", "optim", **automatic)
     if config.model.gradient_checkpointing is False:
         yield _setting("model.gradient_checkpointing=true", "model", gradient_checkpointing=True)
@@ -251,7 +258,10 @@ def _changes(planner: Planner, stages: Stages) -> Iterator[Change]:
         yield _setting("model.activation_offload=true model.gradient_checkpointing=true", "model", **offloaded)
     if backend == "plain" and config.optim.optimizer.name == "adamw":
         yield _setting("optim.optimizer=adamw_8bit", "optim", optimizer=ComponentSpec("adamw_8bit"))
-    stage = backend_options.get("zero_stage", 0) if backend == "deepspeed" else 0
+    if backend == "deepspeed":
+        stage = backend_options.get("zero_stage", 0)
+    else:
+        stage = 0
     if backend in ("plain", "deepspeed") and ranks > 1 and stage < 3:
         yield _sharded(range(max(2, stage + 1), 4))
     if on_gpu and backend in ("plain", "deepspeed") and not moves:

@@ -94,7 +94,9 @@ def _frozen_bytes(weight: Any, packs: bool, width: int | None) -> float:
     """Bytes of a weight that does not train, of `width` bytes for each number (None: those that it has now) or in 4 bits."""
     if packs or is_quantized(weight):
         return _numel(weight) * FOUR_BITS
-    return weight.nbytes if width is None else weight.numel() * width
+    if width is None:
+        return weight.nbytes
+    return weight.numel() * width
 
 
 def _without_storage(config: ModelConfig, model: Any) -> Any:

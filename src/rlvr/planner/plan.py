@@ -115,7 +115,9 @@ def training_ranks(config: Config, devices: Devices) -> int:
             f"rollout.engine takes {taken} GPUs that no rank trains on, and there are {devices.count}: give more devices, start fewer "
             "servers, or use the engine `vllm` with tensor_parallel_size 1, which shares the trainer's GPU"
         )
-    return devices.count - taken if devices.on_gpu else devices.count
+    if devices.on_gpu:
+        return devices.count - taken
+    return devices.count
 
 
 def step_rows(config: Config, ranks: int, sampled: bool) -> int:
@@ -179,8 +181,14 @@ def _phases(work: Passes, engine: EngineMemory) -> list[Phase]:
     """All phases, with what the engine has in each."""
     trainer = work.trainer
     program = {"programs": (CONTEXT if work.devices.on_gpu else PROGRAM) + engine.program}
-    beside = engine.always if engine.sleeps else engine.awake | engine.always
-    overlapping = engine.sampling if work.config.rollout.staleness else {}
+    if engine.sleeps:
+        beside = engine.always
+    else:
+        beside = engine.awake | engine.always
+    if work.config.rollout.staleness:
+        overlapping = engine.sampling
+    else:
+        overlapping = {}
     found: dict[str, StageContext] = {
         START: program | trainer.at(START) | engine.demanded,
         UPDATE: program | trainer.at(UPDATE) | beside | _added(work.update(), overlapping),
@@ -227,7 +235,9 @@ class Passes:
             layouts.append(self.shared())
         tried = (self._micro_batch(*layout) for layout in layouts or [self.apart()])
         parts = max(tried, key=lambda parts: sum(parts.values()))
-        return parts if self.trainer.casts else parts | self.trainer.pass_weights(UPDATE)
+        if self.trainer.casts:
+            return parts
+        return parts | self.trainer.pass_weights(UPDATE)
 
     def _micro_batch(self, tokens: float, trained: float, prefix: int) -> StageContext:
         _, length = lengths(self.shape, self.config)

@@ -77,7 +77,10 @@ class Planner:
     def plans(self, stages: Sequence[StagePlan], devices: Devices | None = None) -> list[Plan]:
         """The plan of each stage. ConfigError where engines leave no device to train on."""
         devices = devices or self.devices
-        ranks = self.ranks if self.ranks is not None else training_ranks(stages[0].config, devices)
+        if self.ranks is not None:
+            ranks = self.ranks
+        else:
+            ranks = training_ranks(stages[0].config, devices)
         shape = self.shape(stages[0].config.model)
         return [plan_stage(shape, stage, devices, ranks, self.eval_tasks) for stage in stages]
 
@@ -171,7 +174,10 @@ def with_tokens(stage: dict[str, Any], tokens: Any) -> dict[str, Any]:
     if not isinstance(optim, dict):
         return stage
     if optim.get("micro_batch_tokens") == "auto":
-        own = None if optim.get("micro_batch_size") is not None else tokens
+        if optim.get("micro_batch_size") is not None:
+            own = None
+        else:
+            own = tokens
         return {**stage, "optim": {**optim, "micro_batch_tokens": own}}
     if optim.get("micro_batch_size") is not None and "micro_batch_tokens" not in optim:
         return {**stage, "optim": {**optim, "micro_batch_tokens": None}}

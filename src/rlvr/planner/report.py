@@ -14,7 +14,9 @@ GIB = 1 << 30
 
 def gib(size: float) -> str:
     """Bytes in words."""
-    return f"{size / GIB:.1f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):.1f} MiB"
+    if size >= GIB / 10:
+        return f"{size / GIB:.1f} GiB"
+    return f"{size / (1 << 20):.1f} MiB"
 
 
 def plan_lines(stages: Sequence[StagePlan], plans: Sequence[Plan]) -> list[str]:
@@ -22,9 +24,18 @@ def plan_lines(stages: Sequence[StagePlan], plans: Sequence[Plan]) -> list[str]:
     lines = []
     for number, (stage, plan) in enumerate(zip(stages, plans, strict=True), 1):
         worst = plan.worst
-        bound = "data.max_prompt_tokens" if stage.config.data.max_prompt_tokens else "data.max_prompt_tokens is not set"
-        recomputed = "with" if stage.config.model.checkpoints_activations else "without"
-        trained_on = f", {plan.ranks} of them trained on" if plan.ranks < plan.devices.count else ""
+        if stage.config.data.max_prompt_tokens:
+            bound = "data.max_prompt_tokens"
+        else:
+            bound = "data.max_prompt_tokens is not set"
+        if stage.config.model.checkpoints_activations:
+            recomputed = "with"
+        else:
+            recomputed = "without"
+        if plan.ranks < plan.devices.count:
+            trained_on = f", {plan.ranks} of them trained on"
+        else:
+            trained_on = ""
         lines += [
             f"memory of stage {number} ({stage.name}) on {plan.devices}{trained_on}: at most about {gib(worst.total)} of "
             f"{gib(worst.available)}, in: {worst.name}",
@@ -71,5 +82,8 @@ def _ways_out(planner: Planner, stages: list[StagePlan]) -> str:
         texts.append(f"({number}) {fix.text} ({gib(fix.needed)}{enough})")
     if found and found[0].enough:
         return f"What makes it fit, the smallest change first: {'; '.join(texts)}"
-    other = f". What needs less: {'; '.join(texts)}" if texts else ""
+    if texts:
+        other = f". What needs less: {'; '.join(texts)}"
+    else:
+        other = ""
     return f"Nothing that was tried makes it fit: take a smaller model{other}"

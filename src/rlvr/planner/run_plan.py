@@ -118,14 +118,20 @@ def _plan_resumed(plan: RunPlan, saved: Mapping[str, Any]) -> RunPlan:
     kept = with_saved(plan.written, saved)
     keys = automatic_keys(plan.written)
     # a plan that does not fit itself is one that nobody checks
-    shortage = None if plan.problem is not None else _shortage(plan.planner, kept)
+    if plan.problem is not None:
+        shortage = None
+    else:
+        shortage = _shortage(plan.planner, kept)
     if shortage is None:
         found = _plan(kept, plan.planner)
         values = ", ".join(f"{key}={setting(found.config, key)}" for key in keys)
         return replace(found, written=plan.written, brief=f"{found.brief}; kept from the checkpoint: {values}")
     changes = ", ".join(f"{key} {setting(kept, key)} -> {setting(plan.config, key)}" for key in keys)
     dropout = plan.config.model.adapter is not None and plan.config.model.adapter.dropout > 0
-    differ = "rounding and by what the adapter's dropout leaves out" if dropout else "rounding alone"
+    if dropout:
+        differ = "rounding and by what the adapter's dropout leaves out"
+    else:
+        differ = "rounding alone"
     notice = (
         f"with the checkpoint's values the run would need {gib(shortage.total)} of the {gib(shortage.available)} here, in: "
         f"{shortage.name}. It goes on with those of the present plan, and results differ by {differ}: {changes}"

@@ -37,7 +37,10 @@ def lengths(shape: Shape, config: Config) -> tuple[int, int]:
 def in_training(shape: Shape, config: Config) -> Sampled:
     """Prompts and responses of a step of a stage."""
     rollout = config.rollout
-    more = 1.0 if rollout.dynamic_sampling is None else rollout.dynamic_sampling.oversample
+    if rollout.dynamic_sampling is None:
+        more = 1.0
+    else:
+        more = rollout.dynamic_sampling.oversample
     prompts = math.ceil(rollout.prompts_per_step * more) * (1 + rollout.staleness)
     return Sampled(*lengths(shape, config), prompts, prompts * rollout.group_size)
 
@@ -48,7 +51,10 @@ def in_evaluation(shape: Shape, config: Config, given: Any = None) -> Sampled | 
     `given`: tasks that were given in Python, in the place of `data.eval`.
     """
     asked = config.evaluation
-    spec = asked.data if asked.data is not None else config.data.eval if given is None else given
+    if asked.data is not None:
+        spec = asked.data
+    else:
+        spec = config.data.eval if given is None else given
     if spec is None or not (asked.every or asked.at_start or asked.at_end):
         return None
     tasks = min(_count(spec), asked.limit or BLOCK)

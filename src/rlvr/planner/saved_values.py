@@ -61,7 +61,10 @@ def setting(config: Config, key: str) -> str:
     """The value of one of `automatic_keys` as it is written in YAML."""
     value: Any = config.dump()
     for part in key.split("."):
-        value = value[int(part)] if isinstance(value, list) else value[part]
+        if isinstance(value, list):
+            value = value[int(part)]
+        else:
+            value = value[part]
     return "null" if value is None else str(value).lower()
 
 

@@ -99,7 +99,10 @@ def _shares(planner: Planner, stages: list[StagePlan]) -> Iterator[tuple[list[St
 
 def _micro_batches(planner: Planner, stages: list[StagePlan]) -> str:
     (plan,) = planner.plans(stages)
-    recomputed = ", recomputed" if stages[0].config.model.checkpoints_activations else ""
+    if stages[0].config.model.checkpoints_activations:
+        recomputed = ", recomputed"
+    else:
+        recomputed = ""
     return f"{plan.tokens / 1024:.0f}k{recomputed}"
 
 

@@ -100,7 +100,9 @@ class TrainerMemory:
         here = self.width * self.shape.trained + self.shape.frozen
         if self.stage < 3:
             return here
-        return 0.0 if self.offload == "parameters" and self.on_gpu else here / self.ranks
+        if self.offload == "parameters" and self.on_gpu:
+            return 0.0
+        return here / self.ranks
 
     def _away(self, phase: str) -> bool:
         """Whether what only the optimizer reads is in host memory. On a CPU that is the same memory."""
@@ -128,7 +130,9 @@ class TrainerMemory:
             return (4 * trained if live else 0) + (2 * trained if phase in GRADIENTS_LIVE else 0)
         if self.stage == 1:
             flat = part if phase == STEP and not offloaded else 0.0
-            return 4 * trained + flat if phase in GRADIENTS_LIVE else 0.0
+            if phase in GRADIENTS_LIVE:
+                return 4 * trained + flat
+            return 0.0
         if self.stage == 2:
             if phase not in GRADIENTS_LIVE:
                 return 0.0
@@ -152,7 +156,9 @@ class TrainerMemory:
         here = (4 if self.follows else self.width) * self.shape.trained
         if self.stage < 3:
             return here
-        return 0.0 if self.offload == "parameters" and self.on_gpu else here / self.ranks
+        if self.offload == "parameters" and self.on_gpu:
+            return 0.0
+        return here / self.ranks
 
     def _checkpoint(self) -> float:
         """Bytes that a checkpoint copies to host memory, which is a CPU's own: float32 weights and optimizer state, of which each rank
@@ -160,7 +166,10 @@ class TrainerMemory:
         may come after the first checkpoint, or during one."""
         if self.on_gpu:
             return 0.0
-        reference = (4 if self.follows else self.width) * self.shape.trained if self.reference else 0
+        if self.reference:
+            reference = (4 if self.follows else self.width) * self.shape.trained
+        else:
+            reference = 0
         merged = 4 * self.shape.parameters if self.merges else 0
         return ((4 + self.state) * self.shape.trained + reference) / self.ranks + merged
 
@@ -168,7 +177,9 @@ class TrainerMemory:
         """Of communication between ranks, and of weights on their way to host memory."""
         largest = min(self.shape.largest, self.shape.trained)
         if self.stage == 0:
-            return max(REDUCE_BYTES, 4 * largest) if phase == STEP and self.ranks > 1 else 0.0
+            if phase == STEP and self.ranks > 1:
+                return max(REDUCE_BYTES, 4 * largest)
+            return 0.0
         zero = self._zero()
         bucket = zero["reduce_bucket_size"]
         always = self.width * bucket if self.stage == 3 else 0.0
@@ -178,7 +189,10 @@ class TrainerMemory:
             return always
         # one is filled while the other is reduced (stage_1_and_2.py, setup_buckets); bf16_optimizer.py has no such buffers
         in_bf16_optimizer = self.stage == 1 and self.bfloat16 and self.offload == "none"
-        second = bucket if self.stage < 3 and zero.get("overlap_comm", False) and not in_bf16_optimizer else 0
+        if self.stage < 3 and zero.get("overlap_comm", False) and not in_bf16_optimizer:
+            second = bucket
+        else:
+            second = 0
         return always + self.width * (max(bucket, largest) + second)
 
     def pass_weights(self, phase: str) -> StageContext:
@@ -191,7 +205,10 @@ class TrainerMemory:
         largest = max(self._zero()["stage3_max_live_parameters"], self.shape.largest_module)
         whole = min(largest, self.shape.parameters)
         # the LM head is whole from the start of a backward pass to its end, beside what the layers have
-        head = self.shape.vocabulary * self.shape.hidden if phase == UPDATE else 0
+        if phase == UPDATE:
+            head = self.shape.vocabulary * self.shape.hidden
+        else:
+            head = 0
         return {"gathered weights": self.width * min(whole + head, self.shape.parameters)}
 
     def published(self) -> StageContext:
@@ -205,7 +222,10 @@ def trainer_memory(
 ) -> TrainerMemory:
     """How the stage of `config` trains on each of so many ranks."""
     backend = registry.build("backend", config.distributed.backend_spec)
-    zero = backend if isinstance(backend, DeepSpeedOptions) else None
+    if isinstance(backend, DeepSpeedOptions):
+        zero = backend
+    else:
+        zero = None
     follows = config.algorithm.kl is not None and config.algorithm.kl.renew_every is not None
     return TrainerMemory(
         shape=shape,

@@ -92,7 +92,10 @@ class Spans:
         own = _padded(self.start[members], self.length[members], longest)
         before = _padded(self.start[self.context[members]], contexts, context)
         keys = np.concatenate([before, own], axis=1)
-        each = contexts[:1] if (contexts == context).all() else contexts
+        if (contexts == context).all():
+            each = contexts[:1]
+        else:
+            each = contexts
         take_queries, take_keys, context_length = to_device([own.ravel(), keys.ravel(), each], self.device)
         return Block(len(members), longest, context, take_queries, take_keys, context_length)
 
@@ -106,7 +109,9 @@ class Spans:
 
         def visible(batch: Any, head: Any, q: Any, k: Any) -> Any:
             seen = ((own[q] == own[k]) & (k <= q)) | (context[q] == own[k])
-            return seen if window is None else seen & (position[q] - position[k] < window)
+            if window is None:
+                return seen
+            return seen & (position[q] - position[k] < window)
 
         size = len(self.positions)
         return create_block_mask(visible, None, None, size, size, self.device, _compile=self.device.type == "cuda")

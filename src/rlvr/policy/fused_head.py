@@ -179,7 +179,9 @@ class Logits:
                 z.addmm_(x[rows], weight.t())
         if self.plan.cap is not None:
             z.mul_(self.plan.scale / self.plan.cap).tanh_()
-        return z if self.unchanged else z.mul_(self.factor[rows])
+        if self.unchanged:
+            return z
+        return z.mul_(self.factor[rows])
 
 
 class Running:
@@ -417,7 +419,9 @@ def _gradients(
 
 def _sums(into: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Where a tile's gradients of the weights are summed: in place, or beside it where it is less precise."""
-    return into if into.dtype == dtype else torch.zeros_like(into, dtype=dtype)
+    if into.dtype == dtype:
+        return into
+    return torch.zeros_like(into, dtype=dtype)
 
 
 def _add_product(into: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:

@@ -44,7 +44,10 @@ def load_policy(config: ModelConfig, seed: int = 0, shared_out: bool = False, is
             "model.quantization does not go with distributed.zero_stage 3, which shares weights out: use 2"
         )
     # Weights that train stay in float32; those frozen under an adapter take the type computed in.
-    dtype = torch.float32 if config.adapter is None else dtype_of(config)
+    if config.adapter is None:
+        dtype = torch.float32
+    else:
+        dtype = dtype_of(config)
     if config.scratch is not None:
         tokenizer: Any = build_tokenizer(config.scratch)
         with init_empty_weights(include_buffers=False) if empty else contextlib.nullcontext():
@@ -207,7 +210,9 @@ def make_current(device: torch.device) -> None:
 def dtype_of(config: ModelConfig) -> torch.dtype:
     """The type computed in."""
     if config.dtype == "auto":
-        return torch.bfloat16 if device_of(config).type == "cuda" else torch.float32
+        if device_of(config).type == "cuda":
+            return torch.bfloat16
+        return torch.float32
     return getattr(torch, config.dtype)
 
 

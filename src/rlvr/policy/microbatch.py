@@ -308,7 +308,9 @@ def _common(ids: Sequence[np.ndarray]) -> int:
     """The length of the longest prefix that all have."""
     shortest = min(len(one) for one in ids)
     same = np.all([one[:shortest] == ids[0][:shortest] for one in ids[1:]], axis=0)
-    return shortest if same.all() else int(np.argmin(same))
+    if same.all():
+        return shortest
+    return int(np.argmin(same))
 
 
 @dataclass(frozen=True)
@@ -407,7 +409,9 @@ def micro_batches(
 
 def token_limit(optim: OptimConfig) -> int | None:
     """`micro_batch_tokens` as a number; None where it is still `auto`, which a run resolves at its start."""
-    return None if optim.micro_batch_tokens == "auto" else optim.micro_batch_tokens
+    if optim.micro_batch_tokens == "auto":
+        return None
+    return optim.micro_batch_tokens
 
 
 def check_packing(policy: Policy, config: OptimConfig) -> None:
@@ -456,7 +460,9 @@ class _Layouts:
             _say_once(f"rows are padded, not packed: {self.policy.packing.reason}")
             return plain
         better = [layout for layout in better if self.policy.packing.shares or not layout.shares]
-        return min(better, key=lambda layout: layout.cost) if better or plain is None else plain
+        if better or plain is None:
+            return min(better, key=lambda layout: layout.cost)
+        return plain
 
     def _all_packed(self, most: float) -> Iterator[_Layout]:
         """The packed layouts that config allows, but for those whose tokens alone cost over `most`."""

@@ -77,7 +77,9 @@ class Policy:
     @property
     def causal_lm(self) -> Any:
         """The Hugging Face model, with adapter layers in place but without peft's wrapper."""
-        return self.model.base_model.model if self.has_adapter else self.model
+        if self.has_adapter:
+            return self.model.base_model.model
+        return self.model
 
     @property
     def device(self) -> torch.device:
@@ -294,7 +296,9 @@ class Head:
     @property
     def vocabulary(self) -> int:
         """V: the rows of the head, those beyond the tokenizer included. Of a partitioned head only while it is gathered."""
-        return self.weights[0].shape[0] if self.weights else self.inputs[0].shape[1]
+        if self.weights:
+            return self.weights[0].shape[0]
+        return self.inputs[0].shape[1]
 
 
 def head_of(policy: Policy, hidden: torch.Tensor) -> Head | None:
@@ -302,7 +306,10 @@ def head_of(policy: Policy, hidden: torch.Tensor) -> Head | None:
     module = policy.causal_lm.get_output_embeddings()
     dtype = None if policy.dtype == torch.float32 else policy.dtype
     with torch.autocast(policy.device.type, policy.dtype, enabled=policy.dtype != torch.float32):
-        terms = _lora(module, hidden, dtype) if policy.has_adapter else _linear(module, hidden, dtype)
+        if policy.has_adapter:
+            terms = _lora(module, hidden, dtype)
+        else:
+            terms = _linear(module, hidden, dtype)
     if terms is None:
         return None
     inputs, weights = zip(*terms, strict=True)
@@ -381,7 +388,9 @@ def _lora(module: Any, hidden: torch.Tensor, dtype: torch.dtype | None) -> _Term
         return _linear(module, hidden, dtype)
     terms = _linear(module.base_layer, hidden, dtype)
     if terms is None or module.disable_adapters or module.merged or module.fan_in_fan_out:
-        return terms if terms is not None and module.merged and not module.disable_adapters else None
+        if terms is not None and module.merged and not module.disable_adapters:
+            return terms
+        return None
     for name in module.active_adapters:
         if name not in module.lora_A:
             continue

@@ -50,7 +50,10 @@ def _disagree(hidden_states: Callable[..., torch.Tensor], model: Any, tolerance:
     ids = (torch.arange(10, device=device) * 7 + 3) % weight.shape[0]
     apart = torch.stack([torch.cat([ids[:4], ids[4:7]]), torch.cat([ids[:4], ids[7:]])])
     steps = torch.arange(7, device=device)
-    spans = Spans(np.asarray([4, 3, 3]), np.asarray([-1, 0, 0]), device) if shared else None
+    if shared:
+        spans = Spans(np.asarray([4, 3, 3]), np.asarray([-1, 0, 0]), device)
+    else:
+        spans = None
     together = ids if shared else apart.flatten()
     positions = torch.cat([steps, steps[4:] if shared else steps])
     try:

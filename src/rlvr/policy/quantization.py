@@ -64,12 +64,16 @@ def dense(weight: torch.nn.Parameter) -> torch.Tensor:
 
 def dense_shape(weight: torch.nn.Parameter, plain: torch.Size) -> torch.Size:
     """The shape of `dense` of a weight, which is `plain` where the weight is not in 4 bits."""
-    return torch.Size(_state(weight).shape) if is_quantized(weight) else plain
+    if is_quantized(weight):
+        return torch.Size(_state(weight).shape)
+    return plain
 
 
 def dense_dtype(weight: torch.nn.Parameter) -> torch.dtype:
     """The type of `dense` of a weight."""
-    return _state(weight).dtype if is_quantized(weight) else weight.dtype
+    if is_quantized(weight):
+        return _state(weight).dtype
+    return weight.dtype
 
 
 def dense_model(model: Any) -> Any:

@@ -29,7 +29,10 @@ CHAT_TEMPLATE = (
 
 def build_tokenizer(scratch: ScratchConfig) -> PreTrainedTokenizerFast:
     """The character-level tokenizer; ids in the order pad, eos, unk, roles, words, characters."""
-    alphabet = scratch.alphabet if scratch.alphabet is not None else string.printable[:95] + "\n"
+    if scratch.alphabet is not None:
+        alphabet = scratch.alphabet
+    else:
+        alphabet = string.printable[:95] + "\n"
     entries = [PAD, END, UNKNOWN, *ROLES.values(), *scratch.words, *alphabet]
     vocabulary = {entry: i for i, entry in enumerate(dict.fromkeys(entries))}
     raw = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))

@@ -40,14 +40,20 @@ def forward(
         raise ValueError("pair_logprobs was asked for without saying of which token ids")
     top_k = max((need.k for need in needs), default=0)
     # ids that are not the targets have to be read from the device to be checked
-    known = rows.target_range if "pair_logprobs" not in asked else None
+    if "pair_logprobs" not in asked:
+        known = rows.target_range
+    else:
+        known = None
     found = _fused(policy, rows, _with_pairs(asked), _ids(rows.targets, asked, pairs), top_k, known)
     if (chosen := found.pop("pair_logprobs", None)) is not None:
         first = int("logprobs" in asked)
         for name, part in (("logprobs", chosen[:, 0]), ("pair_logprobs", chosen[:, first:])):
             if name in asked:
                 found[name] = part if asked[name] else part.detach()
-    names = [*asked, "top_k_ids"] if "top_k" in asked else list(asked)
+    if "top_k" in asked:
+        names = [*asked, "top_k_ids"]
+    else:
+        names = list(asked)
     return {(name, CURRENT): found[name] for name in names}
 
 
@@ -62,7 +68,10 @@ def _with_pairs(asked: Mapping[str, bool]) -> dict[str, bool]:
 def _ids(targets: torch.Tensor, asked: Mapping[str, bool], pairs: torch.Tensor | None) -> torch.Tensor | None:
     """int64 [T, K]: the tokens, then the ids asked for beside them."""
     parts = [targets[:, None]] if "logprobs" in asked else []
-    parts += [pairs] if "pair_logprobs" in asked and pairs is not None else []
+    if "pair_logprobs" in asked and pairs is not None:
+        parts += [pairs]
+    else:
+        parts += []
     return torch.cat(parts, 1) if parts else None
 
 

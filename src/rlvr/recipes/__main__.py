@@ -100,7 +100,10 @@ def _smoke(paper: Paper, against: bool) -> int:
             print(f"{paper.slug}: {row['run/stage']} step {row['step']}: {said}")
         if against:
             for name, apart in against_grpo(paper).items():
-                plain = "grpo" if any(plan.kind != "sft" for plan in stage_plans(paper.config)) else "sft"
+                if any(plan.kind != "sft" for plan in stage_plans(paper.config)):
+                    plain = "grpo"
+                else:
+                    plain = "sft"
                 print(
                     f"{paper.slug} against {plain}, {name}: gradient {apart.norm:.4g} against {apart.plain_norm:.4g}, cosine "
                     f"{apart.cosine:.4f}, difference {apart.relative:.4g} of {plain}'s"

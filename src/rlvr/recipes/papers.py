@@ -100,7 +100,10 @@ def _flow(value: Any) -> str:
 
 def folder_of(folder: str | Path | None = None) -> Path:
     """The folder of the files. ConfigError where there is none."""
-    tried = [Path(folder)] if folder is not None else [FOLDER, Path(__file__).resolve().parents[3] / FOLDER]
+    if folder is not None:
+        tried = [Path(folder)]
+    else:
+        tried = [FOLDER, Path(__file__).resolve().parents[3] / FOLDER]
     found = next((path for path in tried if path.is_dir()), None)
     if found is None:
         raise ConfigError(f"there are no recipes at {tried[0]}: give their folder with --folder")

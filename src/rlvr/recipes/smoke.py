@@ -204,7 +204,10 @@ def _gradients(stage: Stage, collected: StepRollouts, policy: Any) -> dict[str, 
                 p += move * p.std(unbiased=False) * torch.randn(p.shape, generator=noise)
         backend = _Recording(policy)
         Learner(backend, stage.reference, World()).update(batch, objective, optim, 1.0)
-        found[name] = backend.gradients[of] if len(backend.gradients) > of else np.zeros(1)
+        if len(backend.gradients) > of:
+            found[name] = backend.gradients[of]
+        else:
+            found[name] = np.zeros(1)
     return found
 
 
@@ -212,5 +215,8 @@ def _difference(own: np.ndarray, plain: np.ndarray) -> Difference:
     size = float(np.linalg.norm(own))
     other = float(np.linalg.norm(plain))
     apart = float(np.linalg.norm(own - plain))
-    cosine = float(own @ plain / (size * other)) if size and other else float("nan")
+    if size and other:
+        cosine = float(own @ plain / (size * other))
+    else:
+        cosine = float("nan")
     return Difference(size, other, cosine, apart / other if other else (float("inf") if apart else 0.0))

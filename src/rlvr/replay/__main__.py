@@ -39,7 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     replay = Replay(options.run, options.rescore, *_steps(options.steps))
     with contextlib.ExitStack() as stack:
         stack.enter_context(naming(options.output or ""))
-        sink = stack.enter_context(_sink(options.output, Path(options.run))) if options.output else None
+        if options.output:
+            sink = stack.enter_context(_sink(options.output, Path(options.run)))
+        else:
+            sink = None
         asyncio.run(_replay(replay, Examples(options.examples), sink))
     return 0
 
@@ -96,7 +99,10 @@ async def _replay(replay: Replay, found: Examples, sink: IO[str] | None) -> None
         if sink is not None:
             lines = (json.dumps(row_of(rescored, place)) + "\n" for place in range(len(rescored.before)))
             sink.writelines(lines)
-    what = "verified and rewarded again" if replay.verifies else "rewarded again, verdicts as recorded"
+    if replay.verifies:
+        what = "verified and rewarded again"
+    else:
+        what = "rewarded again, verdicts as recorded"
     table(console, f"{replay.run}: {what} (shares of rollouts and of groups)", rows)
     examples(console, found)
     for note in dict.fromkeys(replay.notes):

@@ -53,7 +53,10 @@ def row(label: Any, change: Change) -> list[Any]:
     groups = max(1, change.groups)
     shares = [count / rollouts if count else 0 for count in change.flips.tolist()]
     same = [count / groups for count in change.same.tolist()]
-    opposed = change.opposed / change.compared if change.compared else None
+    if change.compared:
+        opposed = change.opposed / change.compared
+    else:
+        opposed = None
     return [label, change.rollouts, *change.mean_rewards, *shares, *same, change.correlation, opposed]
 
 
@@ -63,7 +66,10 @@ def table(console: Console, title: str, rows: Sequence[tuple[int, Change]]) -> N
     shown = []
     for begin in range(0, len(rows), size):
         part = rows[begin : begin + size]
-        label = str(part[0][0]) if len(part) == 1 else f"{part[0][0]}-{part[-1][0]}"
+        if len(part) == 1:
+            label = str(part[0][0])
+        else:
+            label = f"{part[0][0]}-{part[-1][0]}"
         shown.append(row(label, sum((change for _, change in part), Change())))
     if len(rows) > 1:
         shown.append(row("all", sum((change for _, change in rows), Change())))
@@ -86,11 +92,19 @@ def examples(console: Console, found: Examples) -> None:
 def _verdict(verdict: Verdict | None) -> str:
     if verdict is None:
         return "no verdict"
-    score = "undecided" if verdict.score is None else f"{verdict.score:.4g}"
-    answer = "" if verdict.answer is None else f", answer {_cut(verdict.answer)!r}"
+    if verdict.score is None:
+        score = "undecided"
+    else:
+        score = f"{verdict.score:.4g}"
+    if verdict.answer is None:
+        answer = ""
+    else:
+        answer = f", answer {_cut(verdict.answer)!r}"
     return f"{verdict.status}, {score}{answer}" + (f": {_cut(verdict.reason)}" if verdict.reason else "")
 
 
 def _cut(text: str) -> str:
     text = text.encode("utf-8", "replace").decode()
-    return text if len(text) <= TEXT else f"{text[: TEXT // 2]} [...] {text[-TEXT // 2 :]}"
+    if len(text) <= TEXT:
+        return text
+    return f"{text[: TEXT // 2]} [...] {text[-TEXT // 2 :]}"

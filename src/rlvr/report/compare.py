@@ -47,4 +47,6 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, default=str)

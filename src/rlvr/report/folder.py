@@ -122,4 +122,6 @@ def _findings(run: RunData) -> list[Finding]:
 
 def reads(finding: Finding) -> list[str]:
     """The metrics whose curves a finding concerns."""
-    return list(MONITORS[finding.monitor].reads) if finding.monitor in MONITORS else []
+    if finding.monitor in MONITORS:
+        return list(MONITORS[finding.monitor].reads)
+    return []

@@ -36,7 +36,10 @@ def write_report(folders: Sequence[str | Path], output: str | Path | None = None
     """
     runs = [read_run(folder) for folder in folders]
     _name_apart(runs)
-    path = Path(output) if output is not None else runs[0].path / "report.html"
+    if output is not None:
+        path = Path(output)
+    else:
+        path = runs[0].path / "report.html"
     check_output(path, lambda head: "<title>rlvr report</title>" in head, "a report")
     page = render(runs, rollouts)
     try:
@@ -100,7 +103,9 @@ def _finite(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(k): _finite(v) for k, v in value.items()}
-    return [_finite(v) for v in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return value
 
 
 def _run(run: RunData) -> dict[str, Any]:
@@ -145,11 +150,17 @@ def _thinned(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
 
 def _short(value: Any) -> Any:
     """A number to six digits."""
-    return float(f"{value:.6g}") if isinstance(value, float) else value if isinstance(value, (int, str)) else None
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, (int, str)):
+        return value
+    return None
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, default=str)
 
 
 def _stages(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:

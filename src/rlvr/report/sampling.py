@@ -111,7 +111,10 @@ def _shown(row: Mapping[str, Any], step: int, decode: Any) -> dict[str, Any]:
     if row.get("char_ends"):
         ends = [row["char_ends"][place] for place in sampled]
     else:
-        ends = ends_of(text, [row["token_ids"][place] for place in sampled], decode) if decode else []
+        if decode:
+            ends = ends_of(text, [row["token_ids"][place] for place in sampled], decode)
+        else:
+            ends = []
     shown = {
         "step": step,
         "task": str(task.get("id", "")),

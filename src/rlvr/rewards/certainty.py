@@ -90,8 +90,14 @@ class PhaseEntropy(RewardTerm):
 def thinking_tokens(rollout: Rollout, closing: str) -> np.ndarray:
     """bool [T]: the sampled tokens up to and with the first `closing` in the text; all of them where it does not stand."""
     found = rollout.text.find(closing)
-    end = len(rollout.text) if found < 0 else found + len(closing)
-    ends = np.full(len(rollout), -1) if rollout.char_ends is None else rollout.char_ends
+    if found < 0:
+        end = len(rollout.text)
+    else:
+        end = found + len(closing)
+    if rollout.char_ends is None:
+        ends = np.full(len(rollout), -1)
+    else:
+        ends = rollout.char_ends
     thinking: np.ndarray = rollout.sampled & (ends <= end)
     return thinking
 
@@ -99,4 +105,6 @@ def thinking_tokens(rollout: Rollout, closing: str) -> np.ndarray:
 def _mean(values: np.ndarray) -> float:
     """The mean of what is known; NaN where nothing is."""
     known = values[np.isfinite(values)]
-    return float(known.mean(dtype=np.float64)) if len(known) else float("nan")
+    if len(known):
+        return float(known.mean(dtype=np.float64))
+    return float("nan")

@@ -159,7 +159,9 @@ class ByPassRate(RewardTerm):
     def __call__(self, batch: Batch, then: np.ndarray, otherwise: np.ndarray, of: np.ndarray) -> np.ndarray:
         groups = batch.group_index()
         high = self._high(pass_rates(of, groups))
-        return np.where(high[groups], then, otherwise) if len(batch) else np.zeros(0)
+        if len(batch):
+            return np.where(high[groups], then, otherwise)
+        return np.zeros(0)
 
     def _high(self, rates: np.ndarray) -> np.ndarray:
         """bool [G], False for groups without a decided member."""
@@ -167,7 +169,9 @@ class ByPassRate(RewardTerm):
         if self.top is None:
             return rates >= (0.5 if self.at_least is None else float(self.at_least))
         count = int(np.ceil(float(self.top) * len(decided) - 1e-9))
-        return rates >= decided[count - 1] if count > 0 else np.zeros(len(rates), dtype=bool)
+        if count > 0:
+            return rates >= decided[count - 1]
+        return np.zeros(len(rates), dtype=bool)
 
 
 def pass_rates(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
@@ -253,7 +257,10 @@ class Bounded(RewardTerm):
             against = self._squashed(term[index][:, None] - term[index][None, :])
             own = np.diag(against).copy()
             peers = len(index) - 1
-            result[index] = (against.sum(axis=1) - own) / peers if peers > 0 else own
+            if peers > 0:
+                result[index] = (against.sum(axis=1) - own) / peers
+            else:
+                result[index] = own
         return result
 
     def _squashed(self, values: np.ndarray) -> np.ndarray:
@@ -261,7 +268,9 @@ class Bounded(RewardTerm):
             return 0.5 * (1 + np.tanh(values / self.scale / 2))
         if self.squash == "tanh":
             return self.scale * np.tanh(values / self.scale)
-        return np.clip(values, self.low, self.high) if self.squash == "clip" else values
+        if self.squash == "clip":
+            return np.clip(values, self.low, self.high)
+        return values
 
 
 def _some(terms: tuple[TermSpec, ...]) -> None:

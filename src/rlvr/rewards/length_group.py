@@ -46,7 +46,10 @@ class Brevity(RewardTerm):
         shape = {"sigmoid": self._sigmoid, "range": self._range, "kimi": self._kimi}[self.form]
         result = np.where(np.isnan(of), np.nan, 0.0)
         for group in batch.groups():
-            compared = np.isfinite(of[group.index]) if self.form == "kimi" else of[group.index] >= 1.0
+            if self.form == "kimi":
+                compared = np.isfinite(of[group.index])
+            else:
+                compared = of[group.index] >= 1.0
             index = group.index[compared]
             if len(index):
                 result[index] = shape(used[index], of[index] >= 1.0, alpha)
@@ -55,7 +58,10 @@ class Brevity(RewardTerm):
     @staticmethod
     def _sigmoid(used: np.ndarray, right: np.ndarray, alpha: float) -> np.ndarray:
         spread = used.std()
-        z = (used - used.mean()) / spread if spread > 0 else np.zeros(len(used))
+        if spread > 0:
+            z = (used - used.mean()) / spread
+        else:
+            z = np.zeros(len(used))
         return 1 - alpha / (1 + np.exp(-z))
 
     @staticmethod
@@ -66,5 +72,8 @@ class Brevity(RewardTerm):
     @staticmethod
     def _kimi(used: np.ndarray, right: np.ndarray, alpha: float) -> np.ndarray:
         span = used.max() - used.min()
-        bonus = 0.5 - (used - used.min()) / span if span > 0 else np.zeros(len(used))
+        if span > 0:
+            bonus = 0.5 - (used - used.min()) / span
+        else:
+            bonus = np.zeros(len(used))
         return alpha * np.where(right, bonus, np.minimum(bonus, 0.0))

@@ -88,7 +88,9 @@ def typical_lengths(used: np.ndarray, of: np.ndarray, batch: Batch, right_first:
         return np.zeros(0)
     everyone = pass_rates(np.where(np.isnan(of), np.nan, used), groups)
     right = pass_rates(np.where(of >= 1.0, used, np.nan), groups)
-    return np.where(np.isnan(right), everyone, right)[groups] if right_first else everyone[groups]
+    if right_first:
+        return np.where(np.isnan(right), everyone, right)[groups]
+    return everyone[groups]
 
 
 @register("reward", "adaptive_length_target")

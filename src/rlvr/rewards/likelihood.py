@@ -64,7 +64,10 @@ class AnswerLikelihood(RewardTerm):
         wanted = []
         seen = set()
         for i, rollout in enumerate(batch.rollouts):
-            answer = [] if rollout.task.answer is None else encode(str(rollout.task.answer))
+            if rollout.task.answer is None:
+                answer = []
+            else:
+                answer = encode(str(rollout.task.answer))
             prompt = rollout.token_ids[rollout.origin == 0].tolist()
             if not answer:
                 continue
@@ -81,7 +84,9 @@ class AnswerLikelihood(RewardTerm):
         if found < 0 or rollout.char_ends is None:
             return None
         within = np.flatnonzero(rollout.sampled & (rollout.char_ends <= found + len(self.opening)))
-        return int(within[-1]) + 1 if len(within) else int(np.flatnonzero(rollout.sampled)[0])
+        if len(within):
+            return int(within[-1]) + 1
+        return int(np.flatnonzero(rollout.sampled)[0])
 
     def __call__(self, batch: Batch, scored: Sequence[tuple[Continuation, np.ndarray]] = ()) -> np.ndarray:
         result = np.asarray(
@@ -98,7 +103,10 @@ class AnswerLikelihood(RewardTerm):
             return result
         for i, logprobs in own.items():
             value = self._value(logprobs)
-            result[i] = np.clip(value - bare[groups[i]], 0.0, 1.0) if self.debias else value
+            if self.debias:
+                result[i] = np.clip(value - bare[groups[i]], 0.0, 1.0)
+            else:
+                result[i] = value
         return result
 
     def _value(self, logprobs: np.ndarray) -> float:

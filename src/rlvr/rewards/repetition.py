@@ -39,9 +39,13 @@ class Repetition(RewardTerm):
         return np.asarray([self._penalty(self._units(r)) for r in batch.rollouts], dtype=np.float64)
 
     def _units(self, rollout: Rollout) -> Sequence[Hashable]:
-        return rollout.text.lower().split() if self.of == "words" else rollout.token_ids[rollout.sampled].tolist()
+        if self.of == "words":
+            return rollout.text.lower().split()
+        return rollout.token_ids[rollout.sampled].tolist()
 
     def _penalty(self, units: Sequence[Hashable]) -> float:
         grams = list(zip(*(units[i:] for i in range(self.n)), strict=False))
         repeated = len(grams) - len(set(grams))
-        return -float(repeated) if self.count else -repeated / max(1, len(grams))
+        if self.count:
+            return -float(repeated)
+        return -repeated / max(1, len(grams))

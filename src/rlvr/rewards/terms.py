@@ -162,14 +162,19 @@ def _term(given: Any, top: bool = True) -> Term:
     for option in piece.inner if isinstance(piece, RewardTerm) else ():
         held = getattr(piece, option)
         if held is not None:
-            inner[option] = [_term(one, False) for one in held] if isinstance(held, tuple) else _term(held, False)
+            if isinstance(held, tuple):
+                inner[option] = [_term(one, False) for one in held]
+            else:
+                inner[option] = _term(held, False)
     return Term(name, _of_batch(piece, name), spec.weight, spec.sources, inner)
 
 
 def _inner(function: Any) -> tuple[str, ...]:
     """The options of a registered class that hold terms; none of a function."""
     written = adapted("reward", function)
-    return written.inner if inspect.isclass(written) and issubclass(written, RewardTerm) else ()
+    if inspect.isclass(written) and issubclass(written, RewardTerm):
+        return written.inner
+    return ()
 
 
 def _of_batch(function: Callable[..., Any], name: str) -> RewardTerm:
@@ -277,7 +282,10 @@ def call_plain(batch: Batch, terms: Sequence[Term]) -> None:
     """Call the terms that are plain functions, and those inside of other terms, for the rollouts that they apply to; the values
     are kept with the rollouts, where `score` finds them."""
     for term in terms:
-        part = batch if term.sources is None else batch.select(np.flatnonzero(_applies(term, batch)))
+        if term.sources is None:
+            part = batch
+        else:
+            part = batch.select(np.flatnonzero(_applies(term, batch)))
         for one in walk([term]):
             if isinstance(one.function, PerCompletion):
                 one.function(part)
@@ -351,7 +359,9 @@ def _weighted(weight: Scalar, values: np.ndarray) -> np.ndarray:
     Where no step is known (`at_step` was not called) the weight is that of the first step.
     """
     factor = _factor(weight)
-    return factor * values if factor else np.zeros(len(values))
+    if factor:
+        return factor * values
+    return np.zeros(len(values))
 
 
 def _factor(weight: Scalar) -> float:
@@ -376,7 +386,10 @@ class VerdictScore(RewardTerm):
         """Return float64 [B]. ConfigError where no verdict has the score `part`."""
         found = [r.verdict if self.verifier is None else r.verdicts.get(self.verifier) for r in batch.rollouts]
         if self.part is None:
-            absent = np.nan if self.verifier is None or self.missing is None else self.missing
+            if self.verifier is None or self.missing is None:
+                absent = np.nan
+            else:
+                absent = self.missing
             scores = [absent if v is None else np.nan if v.score is None else v.score for v in found]
             return np.asarray(scores, dtype=np.float64)
         decided = [v for v in found if v is not None and v.decided]
@@ -391,7 +404,9 @@ class VerdictScore(RewardTerm):
 
 
 def _part(verdict: Verdict | None, part: str, missing: float) -> float:
-    return np.nan if verdict is None or not verdict.decided else verdict.scores.get(part, missing)
+    if verdict is None or not verdict.decided:
+        return np.nan
+    return verdict.scores.get(part, missing)
 
 
 def lengths(batch: Batch) -> np.ndarray:

@@ -74,7 +74,10 @@ class MajorityVote(RewardTerm):
             of_task.setdefault(group.rollouts[0].task.id, polls[id(group)])
         for group in groups:
             task = group.rollouts[0].task
-            poll = of_task.get(task.info.get("partner", "")) if self.of == "partner" else polls[id(group)]
+            if self.of == "partner":
+                poll = of_task.get(task.info.get("partner", ""))
+            else:
+                poll = polls[id(group)]
             for i in group.index:
                 if poll and batch.rollouts[i].verdict is not None and answers[i] is not None:
                     result[i] = self._value(task, str(answers[i]), poll)
@@ -94,18 +97,24 @@ class MajorityVote(RewardTerm):
                 home.append(answer)
         voters = sum(map(len, kinds))
         poll = [(kind[0], len(kind) / voters) for kind in kinds]
-        return poll if poll and max(share for _, share in poll) >= self.at_least else []
+        if poll and max(share for _, share in poll) >= self.at_least:
+            return poll
+        return []
 
     def _value(self, task: Task, answer: str, poll: Sequence[tuple[str, float]]) -> float:
         share = next((s for kind, s in poll if kind == answer or self._same(task, kind, answer)), 0.0)
         if self.of == "share":
             return share
         most = max(s for _, s in poll)
-        return 1 / sum(s == most for _, s in poll) if share == most else 0.0
+        if share == most:
+            return 1 / sum(s == most for _, s in poll)
+        return 0.0
 
 
 def _answer(rollout: Rollout) -> str | None:
-    return None if rollout.verdict is None else rollout.verdict.answer
+    if rollout.verdict is None:
+        return None
+    return rollout.verdict.answer
 
 
 def _decided(rollout: Rollout) -> bool:

@@ -17,7 +17,10 @@ def with_engine(config: Config, on_gpu: bool, here: bool = True, saved: Any = No
     """
     if config.rollout.engine.name != "auto":
         return config, None
-    written, reason = _chosen(on_gpu, here) if saved is None else (saved, "the checkpoint was made with it")
+    if saved is None:
+        written, reason = _chosen(on_gpu, here)
+    else:
+        written, reason = (saved, "the checkpoint was made with it")
     engine = ComponentSpec.parse(written)
     rollout = config.rollout.model_copy(update={"engine": engine})
     return config.model_copy(update={"rollout": rollout}), f"rollout.engine: auto takes {engine.name}: {reason}"

@@ -84,7 +84,10 @@ class Watch:
         """Complete groups whose rewards are being computed (dynamic sampling)."""
 
     def __str__(self) -> str:
-        scoring = f", the rewards of {self.scoring} being computed" if self.scoring else ""
+        if self.scoring:
+            scoring = f", the rewards of {self.scoring} being computed"
+        else:
+            scoring = ""
         return f"rollouts ({self.open} of {self.groups} groups open{scoring})"
 
     async def group(self, draw: Draw, plan: Plan, context: RolloutContext) -> list[Rollout]:
@@ -241,7 +244,10 @@ class RolloutBuffer:
         Raises WaitTimeout, Interrupted, and what a plan raised; `roll_back` then makes the draws available again.
         """
         self._taken = []  # those of the step before were trained
-        begun = self._prefetched[-1].step + 1 if self._prefetched else step
+        if self._prefetched:
+            begun = self._prefetched[-1].step + 1
+        else:
+            begun = step
         for number in range(begun, min(step + self.config.staleness, self.last - 1) + 1):
             self._prefetched.append(self._begin(number))
         batch = self._prefetched[0]
@@ -299,9 +305,10 @@ class RolloutBuffer:
         dynamic_sampling = self.config.dynamic_sampling
         context = self.contexts(batch.step)
         wanted = self.config.prompts_per_step
-        most, oversample = (
-            (wanted * dynamic_sampling.attempts, dynamic_sampling.oversample) if dynamic_sampling else (wanted, 1.0)
-        )
+        if dynamic_sampling:
+            most, oversample = (wanted * dynamic_sampling.attempts, dynamic_sampling.oversample)
+        else:
+            most, oversample = (wanted, 1.0)
         kept: list[Group] = []
         dropped: list[Group] = []
         running: dict[asyncio.Task[tuple[list[Rollout], bool]], Draw] = {}
@@ -350,7 +357,10 @@ class RolloutBuffer:
     def _draw(self, batch: _Batch, count: int) -> list[Draw]:
         with self._lock:
             again = [self._requeued.popleft() for _ in range(min(count, len(self._requeued)))]
-            fresh = self.sampler.next(count - len(again)) if count > len(again) else []
+            if count > len(again):
+                fresh = self.sampler.next(count - len(again))
+            else:
+                fresh = []
             batch.draws += [*again, *fresh]
             return [*again, *fresh]
 

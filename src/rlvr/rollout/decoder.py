@@ -71,7 +71,10 @@ class Decoder:
                 log.info("rollout.engine hf: %s is decoded by its own modules: %s", kind, reason)
         self.stale |= cache.length == 0  # a prompt is read: nothing says that the weights are those of the last one
         if self.steps is None:  # some models warn where they are given no mask
-            seen = ids.new_ones(len(ids), cache.length + ids.shape[1]) if seen is None else seen
+            if seen is None:
+                seen = ids.new_ones(len(ids), cache.length + ids.shape[1])
+            else:
+                seen = seen
         elif ids.shape[1] == 1 and cache.length < self.steps.window:
             if self.stale:
                 self.stale = False
@@ -106,7 +109,10 @@ class Steps:
         self._table = torch.empty(0, 0)
         scaled = ("logit_scale", "logits_scaling", "final_logit_softcapping")
         plain = all(getattr(config, name, None) is None for name in scaled)
-        self._logits: Any = Product([policy.causal_lm.get_output_embeddings()]) if plain else policy.logits
+        if plain:
+            self._logits: Any = Product([policy.causal_lm.get_output_embeddings()])
+        else:
+            self._logits = policy.logits
         self.refresh()
 
     def refresh(self) -> None:
@@ -263,7 +269,10 @@ def _try_block(layer: Any, steps: Steps) -> None:
         return torch.randn(*shape, generator=generator, device=device)
 
     for parameter in layer.parameters():
-        spread = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.5
+        if parameter.ndim > 1:
+            spread = parameter.shape[-1] ** -0.5
+        else:
+            spread = 0.5
         parameter.copy_(spread * normal(*parameter.shape))
     block = Block(layer)
     number = int(layer.self_attn.layer_idx)
@@ -331,7 +340,9 @@ class Product:
     @property
     def size(self) -> int:
         """Numbers that are copied to make them one."""
-        return sum(m.weight.numel() for m in self.modules) if len(self.modules) > 1 and self._plain else 0
+        if len(self.modules) > 1 and self._plain:
+            return sum(m.weight.numel() for m in self.modules)
+        return 0
 
     @property
     def _plain(self) -> bool:
@@ -353,15 +364,21 @@ class Product:
         """[R, out] of [R, in]."""
         if self._weight is None:
             parts = [module(x) for module in self.modules]
-            return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        return torch.mm(x, self._weight) if self._bias is None else torch.addmm(self._bias, x, self._weight)
+            if len(parts) == 1:
+                return parts[0]
+            return torch.cat(parts, -1)
+        if self._bias is None:
+            return torch.mm(x, self._weight)
+        return torch.addmm(self._bias, x, self._weight)
 
     def onto(self, base: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """`base` + the product."""
         if self._weight is None:
             return base + self(x)
         sums = torch.addmm(base, x, self._weight)
-        return sums if self._bias is None else sums.add_(self._bias)
+        if self._bias is None:
+            return sums
+        return sums.add_(self._bias)
 
 
 class Norm:
@@ -411,7 +428,9 @@ def rms_epsilon(module: Any) -> float | None:
         x = sizes * normal(4, *weight.shape)
         bound = weight.new_tensor(len(weight) * epsilon).sqrt()
         ours = _rms(x, trial.weight * len(weight) ** 0.5, bound)
-        return epsilon if torch.allclose(trial(x), ours, rtol=1e-5, atol=1e-6) else None
+        if torch.allclose(trial(x), ours, rtol=1e-5, atol=1e-6):
+            return epsilon
+        return None
 
 
 def _rms(x: torch.Tensor, weight: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:

@@ -82,7 +82,10 @@ class Published:
 
     def metrics(self) -> dict[str, float]:
         """As a step's record has it."""
-        speed = self.bytes / 1e9 / self.seconds if self.seconds else 0.0
+        if self.seconds:
+            speed = self.bytes / 1e9 / self.seconds
+        else:
+            speed = 0.0
         return {"publish/bytes": self.bytes, "publish/seconds": self.seconds, "publish/gb_per_second": speed}
 
 

@@ -118,7 +118,9 @@ class EpisodeCalls:
             self._calls.warn(trouble)
         if remembers and trouble is not None and trouble.startswith("no answer"):
             self._lost = trouble
-        return result if trouble is None else f"error: {trouble}"
+        if trouble is None:
+            return result
+        return f"error: {trouble}"
 
     async def close(self) -> None:
         """End what was begun."""
@@ -140,7 +142,9 @@ async def calculator(text: str, task: Task, *, opening: str = "[", closing: str 
     if start < 0:
         return None
     expression = read_expression(text[start + len(opening) : end])
-    return f"error: {expression}" if isinstance(expression, str) else str(expression.value)
+    if isinstance(expression, str):
+        return f"error: {expression}"
+    return str(expression.value)
 
 
 @register("environment", "script")

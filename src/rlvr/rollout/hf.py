@@ -228,7 +228,10 @@ class HFEngine:
         (host_ids, unused) = padded(list(by_prompt))
         ids = torch.from_numpy(host_ids).to(device)
         positions = np.arange(host_ids.shape[1]) - unused[:, None]
-        seen = torch.from_numpy(positions >= 0).to(device) if unused.any() else None
+        if unused.any():
+            seen = torch.from_numpy(positions >= 0).to(device)
+        else:
+            seen = None
         cache = RowCache(self._layers)
         places = torch.from_numpy(positions.clip(0)).to(device)
         logits = self._decoder.next_logits(ids, seen, places, cache)

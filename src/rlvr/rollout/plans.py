@@ -106,7 +106,9 @@ class Activity:
 
     def batch_delay(self) -> float:
         """Seconds that a verdict can wait for others; none where it is the last that is waited for."""
-        return BATCH_DELAY if self.asked["sampling"] > self.done["sampling"] else 0.0
+        if self.asked["sampling"] > self.done["sampling"]:
+            return BATCH_DELAY
+        return 0.0
 
     @contextmanager
     def counted(self, name: str, count: int = 1) -> Iterator[None]:
@@ -331,7 +333,9 @@ def single_turn(
         return make_rollout(draw, number, request, await context.generate(request))
 
     members = side_by_side(draw, context, member)
-    return members if baseline is None else _with_baseline(members, draw, context, baseline)
+    if baseline is None:
+        return members
+    return _with_baseline(members, draw, context, baseline)
 
 
 async def _with_baseline(
@@ -350,7 +354,10 @@ async def _with_baseline(
             stop = completion.stop
         rollout = tokens.rollout(draw, context.group_size, stop, 1.0)
         rollout.role = BASELINE
-        rollout.text = rollout.text if baseline == "greedy" else draw.task.demonstration or ""
+        if baseline == "greedy":
+            rollout.text = rollout.text
+        else:
+            rollout.text = draw.task.demonstration or ""
         return await context.verify(rollout)
 
     task = asyncio.ensure_future(compared())

@@ -60,7 +60,10 @@ def probe(
     gap = float((ours.cpu() - torch.from_numpy(completion.logprobs)).abs().mean())
     if not gap <= (LOW_PRECISION if low_precision else 1e-3 if policy.dtype == torch.float32 else 0.1):
         names = engine.mismatched_weights(weights)
-        known = f"these tensors differ: {', '.join(names)}" if names else "no tensor that can be compared differs"
+        if names:
+            known = f"these tensors differ: {', '.join(names)}"
+        else:
+            known = "no tensor that can be compared differs"
         raise TrainingError(
             f"the engine does not sample with the weights that were published as version {engine.version}: its log-probs "
             f"are {gap:.3g} nats off on a fixed prompt; {known}"

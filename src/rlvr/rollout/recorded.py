@@ -44,7 +44,10 @@ class RecordedOptions(EngineFactory):
 
     def open(self, policy: Policy, in_flight: InFlight | None = None) -> HFEngine:
         """The engine that evaluations sample with."""
-        copies = copied_weights(self.path) if self.copy_weights is None else self.copy_weights
+        if self.copy_weights is None:
+            copies = copied_weights(self.path)
+        else:
+            copies = self.copy_weights
         return HFEngine(policy, HFEngineOptions(copy_weights=copies), in_flight)
 
 

@@ -98,7 +98,10 @@ class Turns(RolloutPlan):
             answering += time.perf_counter() - start
             if text is None:
                 break
-            end = int(completion.token_ids[-1]) if stop is StopReason.END else None
+            if stop is StopReason.END:
+                end = int(completion.token_ids[-1])
+            else:
+                end = None
             reply = context.reply(draw.task, text, self.role, end)
             if cut := _cut(tokens, len(reply), context):
                 stop = cut
@@ -126,4 +129,6 @@ def _cut(tokens: RolloutTokens, reply: int, context: RolloutContext) -> StopReas
     """Why there is no room for a reply of so many tokens and one sampled token after it; None where there is."""
     if tokens.sampled >= context.sampling.max_new_tokens:
         return StopReason.LENGTH
-    return StopReason.CONTEXT if len(tokens) + reply >= context.context else None
+    if len(tokens) + reply >= context.context:
+        return StopReason.CONTEXT
+    return None

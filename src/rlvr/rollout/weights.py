@@ -208,7 +208,10 @@ def host_copies(weights: Iterable[Source], keep: bool, size: int = BUCKET_BYTES)
                     found[source.name] = found[first[key]]
                     continue
                 made = source.make()
-                found[source.name] = made.cpu() if made.device.type != "cpu" else made.clone()
+                if made.device.type != "cpu":
+                    found[source.name] = made.cpu()
+                else:
+                    found[source.name] = made.clone()
                 first[key] = source.name
         record_event("trainer", "gathered", -taken)
     return found

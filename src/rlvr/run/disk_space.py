@@ -40,7 +40,10 @@ def kept_checkpoints(config: CheckpointConfig, steps: int) -> int:
     best = int(config.best is not None)
     if config.every == 0:
         return min(config.keep, 2, max(1, steps)) + best  # how many more there will be, only the clock can tell
-    between = checkpoint.kept_between(config.keep) if config.minutes else 1
+    if config.minutes:
+        between = checkpoint.kept_between(config.keep)
+    else:
+        between = 1
     return min(config.keep, steps // config.every) + between + best
 
 

@@ -40,7 +40,10 @@ def recorded_bytes(config: Config, plans: Sequence[StagePlan]) -> tuple[int, int
         total += of_step * plan.allowed / max(1, config.logging.rollouts)
     if config.logging.rollouts == 0:
         return 0, 0
-    limit = math.inf if config.logging.rollouts_gb is None else config.logging.rollouts_gb * 1e9
+    if config.logging.rollouts_gb is None:
+        limit = math.inf
+    else:
+        limit = config.logging.rollouts_gb * 1e9
     return largest, int(min(total, max(limit, largest)))
 
 
@@ -48,7 +51,9 @@ def size_text(size: float) -> str:
     """A number of bytes in words, such as 3.4 MB."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:.1f} {unit}"
+            if unit == "bytes" or size >= 100:
+                return f"{size:.0f} {unit}"
+            return f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
 
@@ -76,9 +81,15 @@ def _stage_lines(number: int, plan: StagePlan, limit: int) -> list[str]:
     else:
         size = min(optim.micro_batch_size or per_update, per_update)
         micro = f"{math.ceil(per_update / size)} micro-batches of {size}"
-    made = f"{rollout.prompts_per_step} prompts x {group} = {rows} completions" if sampled else f"{rows} demonstrations"
+    if sampled:
+        made = f"{rollout.prompts_per_step} prompts x {group} = {rows} completions"
+    else:
+        made = f"{rows} demonstrations"
     new = min(limit, rollout.max_new_tokens)
-    tokens = f", at most {new} new tokens each ({rows * new} in all)" if sampled else ""
+    if sampled:
+        tokens = f", at most {new} new tokens each ({rows * new} in all)"
+    else:
+        tokens = ""
     if sampled and new < rollout.max_new_tokens:
         tokens += (
             f": the context leaves no more of rollout.max_new_tokens={rollout.max_new_tokens} after the shortest prompt"

@@ -81,9 +81,10 @@ class DueEvaluations:
             return self.evaluate()
         except EvaluationError as error:
             if self.world.is_main:
-                later = (
-                    "this one when the run is resumed here" if self.state.step else "the one at the start is left out"
-                )
+                if self.state.step:
+                    later = "this one when the run is resumed here"
+                else:
+                    later = "the one at the start is left out"
                 log.warning(
                     "%s. Training goes on: the next evaluation is made when it is due, %s",
                     error,

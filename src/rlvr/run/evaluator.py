@@ -81,7 +81,10 @@ class Evaluator:
                 raise
             except Exception as error:  # whatever a verifier, an engine or a scorer raises: the other ranks wait
                 failure = error
-        problem = None if failure is None else f"{type(failure).__name__}: {failure}"
+        if failure is None:
+            problem = None
+        else:
+            problem = f"{type(failure).__name__}: {failure}"
         results, problem = self.world.broadcast((results, problem), "the evaluation")
         if problem is not None:
             raise EvaluationError(f"the evaluation at step {self.state.step} failed: {problem}") from failure

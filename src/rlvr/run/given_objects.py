@@ -131,7 +131,10 @@ def kept_in_folder(config: Config, split: str, given: Any) -> bool:
     """
     if given is not None:
         return not _is_plain(given, (str, dict))
-    spec = config.data.train if split == "train" else config.data.eval
+    if split == "train":
+        spec = config.data.train
+    else:
+        spec = config.data.eval
     return bool(spec == _spec_in_folder(config, split))
 
 
@@ -194,7 +197,9 @@ def _instance(value: Any) -> Any:
 def _with_options(piece: Any, options: dict[str, Any]) -> Any:
     if not options:
         return piece
-    return {"name": piece, **options} if isinstance(piece, str) else {**piece, **options}
+    if isinstance(piece, str):
+        return {"name": piece, **options}
+    return {**piece, **options}
 
 
 def _value(value: Any) -> Any:
@@ -261,11 +266,15 @@ def importable(module_name: str) -> str | None:
     file = vars(module).get("__file__")
     spec = vars(module).get("__spec__")
     if vars(module).get("__package__"):
-        return str(spec.name) if module_name == "__main__" and spec is not None else module_name
+        if module_name == "__main__" and spec is not None:
+            return str(spec.name)
+        return module_name
     if file is not None and Path(file).suffix == ".py" and Path(file).is_file():
         path = Path(file).resolve()
         return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
-    return None if module_name == "__main__" else module_name
+    if module_name == "__main__":
+        return None
+    return module_name
 
 
 def _registering(named: set[str]) -> Iterator[str]:
@@ -294,7 +303,9 @@ def _model_path(model: Any) -> str:
     if hasattr(model, "peft_config"):
         return f"<a model with an adapter ({kind})>"
     name = foreign(foreign(model, "config"), "_name_or_path", "")  # where transformers keeps it
-    return str(name) if name else f"<a model as an object ({kind})>"
+    if name:
+        return str(name)
+    return f"<a model as an object ({kind})>"
 
 
 def _lines(tasks: Sequence[Task]) -> str | None:

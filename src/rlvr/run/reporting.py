@@ -35,9 +35,15 @@ class Reporting:
         self.folder = folder
         self.is_main = is_main
         self.console = Console(how.console if is_main else "off", how.samples_every, counts=counts)
-        self.trackers = background_trackers(how, config.run.name, trackers) if is_main else []
+        if is_main:
+            self.trackers = background_trackers(how, config.run.name, trackers)
+        else:
+            self.trackers = []
         self.health = Health(config.health, self.console, folder.health if is_main else None)
-        limit = math.inf if how.rollouts_gb is None else how.rollouts_gb * 1e9
+        if how.rollouts_gb is None:
+            limit = math.inf
+        else:
+            limit = how.rollouts_gb * 1e9
         self.rollout_log = RolloutLog(folder.path, how.rollouts if is_main else 0, limit)
         self.profiler = StepProfiler(folder.path, how.profile)
 

@@ -48,7 +48,10 @@ class ResolvedConfig:
     def lines(self, longest: Sequence[int]) -> list[str]:
         """The run in words: folder, stages, the reason for the engine, memory. `longest`: for each stage the tokens that the
         context leaves for a response."""
-        reason = [] if self.engine_reason is None else [self.engine_reason]
+        if self.engine_reason is None:
+            reason = []
+        else:
+            reason = [self.engine_reason]
         planned = plan_lines(self.config, self.plans, self.config.folder, longest)
         return [*planned, *reason, self.memory_plan.brief]
 
@@ -98,7 +101,10 @@ def written_config(given: Config | Mapping[str, Any] | str | Path | None, model:
     ConfigError where it is wrong: before ranks wait for each other.
     """
     registry.leave_loaded_script()
-    config = given if isinstance(given, Config) else load_config(given)
+    if isinstance(given, Config):
+        config = given
+    else:
+        config = load_config(given)
     if isinstance(model, (str, Path)):
         named = config.model.model_copy(update={"path": str(model), "scratch": None})
         config = config.model_copy(update={"model": named})

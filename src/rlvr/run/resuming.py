@@ -177,7 +177,10 @@ class Resumer:
         limit = self.resolved.config.logging.rollouts_gb
         before = state["config"]["logging"].get("rollouts_gb")
         lowered = limit is not None and (before is None or limit < before)
-        kept_until = state["step"] if lowered else state.get("rollouts_kept", 0)
+        if lowered:
+            kept_until = state["step"]
+        else:
+            kept_until = state.get("rollouts_kept", 0)
         kept = self.reporting.rollout_log.keep_until(kept_until)
         self._kept_rollouts = kept
         if lowered and kept:

@@ -30,15 +30,24 @@ class RunTasks:
 
     def training(self, config: Config) -> list[Task]:
         """The tasks that a stage with this configuration trains on. ConfigError where it names none."""
-        spec = self._given["train"] if self._given["train"] is not None else config.data.train
+        if self._given["train"] is not None:
+            spec = self._given["train"]
+        else:
+            spec = config.data.train
         if spec is None:
             raise ConfigError("the config names no tasks: set data.train to a file, a folder, a hub name or a source")
         return self._load(spec, "train", config)[: config.data.limit]
 
     def evaluation(self, config: Config) -> list[Task]:
         """The tasks that are evaluated on under a stage's configuration; empty without any."""
-        given = self._given["eval"] if self._given["eval"] is not None else config.data.eval
-        spec = config.evaluation.data if config.evaluation.data is not None else given
+        if self._given["eval"] is not None:
+            given = self._given["eval"]
+        else:
+            given = config.data.eval
+        if config.evaluation.data is not None:
+            spec = config.evaluation.data
+        else:
+            spec = given
         if spec is None:
             return []
         return self._load(spec, "eval", config)[: config.evaluation.limit]

@@ -32,7 +32,10 @@ class BalanceSources(Selector):
         by_source: dict[str | None, list[tuple[float, str, np.ndarray]]] = {}
         for group in batch.groups():
             known = rewards[group.index][np.isfinite(rewards[group.index])]
-            spread = float(known.std()) if len(known) and known.min() < known.max() else 0.0
+            if len(known) and known.min() < known.max():
+                spread = float(known.std())
+            else:
+                spread = 0.0
             by_source.setdefault(group.rollouts[0].task.source, []).append((-spread, group.key, group.index))
         least = min(map(len, by_source.values()), default=0)
         keep = int(self.most * least)

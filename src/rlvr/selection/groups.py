@@ -87,7 +87,10 @@ class SpreadFilter(Selector):
         for group in batch.groups():
             known = rewards[group.index][np.isfinite(rewards[group.index])]
             if len(known):
-                spread = float(known.std()) if known.min() < known.max() else 0.0
+                if known.min() < known.max():
+                    spread = float(known.std())
+                else:
+                    spread = 0.0
                 spreads.append(spread)
                 keep[group.index] = spread >= self.share * (self._average or 0.0) and (spread > 0 or self.share == 0)
         self._new = float(np.mean(spreads)) if spreads else None

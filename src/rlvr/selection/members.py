@@ -26,7 +26,9 @@ def ranked(batch: Batch, by: str) -> Iterator[np.ndarray]:
 
 def positions(parts: list[np.ndarray]) -> np.ndarray:
     """The positions chosen, in the order of the batch."""
-    return np.sort(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.int64)
+    if parts:
+        return np.sort(np.concatenate(parts))
+    return np.zeros(0, dtype=np.int64)
 
 
 @register("selector", "best_worst")
@@ -124,7 +126,10 @@ class Shortest(Selector):
         for order in ranked(batch, "reward"):
             if not len(order):
                 continue
-            competing = rewards[order] == rewards[order].max() if self.right_only else np.ones(len(order), dtype=bool)
+            if self.right_only:
+                competing = rewards[order] == rewards[order].max()
+            else:
+                competing = np.ones(len(order), dtype=bool)
             racers = order[competing]
             kept += [order[~competing], racers[np.argsort(lengths[racers], kind="stable")[: self.keep]]]
         return positions(kept)

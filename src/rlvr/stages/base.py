@@ -155,7 +155,10 @@ class Stage(Component):
 
         The prompt must be there and leave room for a response, and the demonstration must fit after it.
         """
-        context = self.context.longest_sequence if self.samples else self.context.policy.context
+        if self.samples:
+            context = self.context.longest_sequence
+        else:
+            context = self.context.policy.context
         limit = min(self.config.data.max_prompt_tokens or context, context - 1)
         if not 0 < length <= limit:
             problem = f"its prompt has {length} tokens, and 1 to {limit} are possible"
@@ -282,7 +285,10 @@ def learning_rate(optim: OptimConfig, step: int, steps: int) -> float:
     if optim.schedule == "constant":
         return optim.lr
     done = min(1.0, (step - optim.warmup_steps) / max(1, steps - optim.warmup_steps))
-    left = 1 - done if optim.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    if optim.schedule == "linear":
+        left = 1 - done
+    else:
+        left = (1 + math.cos(math.pi * done)) / 2
     return optim.min_lr + (optim.lr - optim.min_lr) * left
 
 

@@ -44,4 +44,6 @@ class Chooser:
 
 def chooser(config: Config, policy: Policy, tasks: Sequence[Task], apart: bool = False) -> Chooser | None:
     """The scorer of an evaluation under `config`, where it has one."""
-    return None if config.evaluation.scorer is None else Chooser(config, policy, tasks, apart)
+    if config.evaluation.scorer is None:
+        return None
+    return Chooser(config, policy, tasks, apart)

@@ -78,7 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.dry_run:
             return sweep(config, options.resume)
         config = of_seed(config, config.run.seeds[0])
-    return _dry_run(config, options.devices) if options.dry_run else _train(config, options.resume)
+    if options.dry_run:
+        return _dry_run(config, options.devices)
+    return _train(config, options.resume)
 
 
 def _dry_run(config: Config, devices: str | None) -> int:
@@ -157,7 +159,10 @@ def _summary(trainer: Any) -> None:
         "      your own tasks go into data.train, your own verifier into verifier=FILE.py:Class"
     )
     last = trainer.metrics[-1] if trainer.metrics else {}
-    reward = "" if last.get("reward/mean") is None else f", reward {last['reward/mean']:.3f}"
+    if last.get("reward/mean") is None:
+        reward = ""
+    else:
+        reward = f", reward {last['reward/mean']:.3f}"
     trainer.reporting.console.closing(f"done: {trainer.step} steps{reward}, run folder {folder}")
 
 
@@ -190,5 +195,8 @@ def _milestones(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     if not evaluations:
         return []
     last = {row["stage"]: row for row in evaluations if row["step"] > 0}
-    first = [{**evaluations[0], "label": "start"}] if evaluations[0]["step"] == 0 else []
+    if evaluations[0]["step"] == 0:
+        first = [{**evaluations[0], "label": "start"}]
+    else:
+        first = []
     return first + [{**row, "label": f"after {stage} (step {row['step']})"} for stage, row in last.items()]

@@ -74,7 +74,9 @@ def sweep(config: Config, resume: str | None = None) -> int:
     if done:
         _conclude(config, done, console)
     if len(done) < len(codes):
-        return 2 if not done and set(codes.values()) == {2} else 1
+        if not done and set(codes.values()) == {2}:
+            return 2
+        return 1
     return 0
 
 
@@ -157,4 +159,6 @@ def _results(config: Config, folders: Sequence[Path]) -> Iterator[tuple[str, dic
 
 
 def _range(low_high: Sequence[float] | None) -> str:
-    return "-" if low_high is None else f"{low_high[0]:.3g} to {low_high[1]:.3g}"
+    if low_high is None:
+        return "-"
+    return f"{low_high[0]:.3g} to {low_high[1]:.3g}"

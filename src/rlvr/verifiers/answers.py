@@ -134,7 +134,9 @@ def extract_answer(
     the reasoning (`whole`). With `think_opened_by_prompt` a completion without `</think>` is still reasoning.
     """
     text = final_text(completion, think_opened_by_prompt)
-    return None if text is None else find_answer(text, methods, fallback)
+    if text is None:
+        return None
+    return find_answer(text, methods, fallback)
 
 
 def find_answer(text: str, methods: Sequence[Method] = METHODS, fallback: Fallback = "none") -> str | None:
@@ -166,7 +168,9 @@ def own_turn(completion: str) -> str:
     header = _HEADER.match(completion)
     start = header.end() if header else 0
     end = _TURN.search(completion, start)
-    return completion[start : end.start()] if end else completion[start:]
+    if end:
+        return completion[start : end.start()]
+    return completion[start:]
 
 
 def after_reasoning(completion: str, think_opened_by_prompt: bool = False) -> str | None:
@@ -175,7 +179,9 @@ def after_reasoning(completion: str, think_opened_by_prompt: bool = False) -> st
     closed, end = max((completion.rfind(mark), len(mark)) for _, mark in _REASONING)
     if opened > closed or (think_opened_by_prompt and closed < 0):
         return None
-    return completion[closed + end :] if closed >= 0 else completion
+    if closed >= 0:
+        return completion[closed + end :]
+    return completion
 
 
 def boxes(text: str) -> list[tuple[int, int, int]]:
@@ -206,7 +212,10 @@ def last_boxed(text: str) -> str | None:
     next_start, content, end = found[-1]
     parts = [text[content:end]]
     for start, content, end in found[-2::-1]:
-        joint = _JOINT.fullmatch(text, end + 1, next_start) if next_start - end <= _JOINT_LENGTH else None
+        if next_start - end <= _JOINT_LENGTH:
+            joint = _JOINT.fullmatch(text, end + 1, next_start)
+        else:
+            joint = None
         if joint is None:
             break
         parts += [" or " if joint["word"].endswith("or") else ", ", text[content:end]]
@@ -218,7 +227,9 @@ def after_hashes(text: str) -> str | None:
     """The rest of the line after the last `####`, unless it is a heading (`#### Step 2: ...`)."""
     _, mark, rest = text.rpartition("####")
     line = rest.partition("\n")[0]
-    return line if mark and not _HEADING.match(line) else None
+    if mark and not _HEADING.match(line):
+        return line
+    return None
 
 
 def last_tag(text: str) -> str | None:
@@ -243,7 +254,9 @@ def after_phrase(text: str) -> str | None:
             break
         sentence = following
     prose = _PROSE.match(sentence[0])
-    return sentence[0][prose.end() :] if prose and sentence[0][prose.end() :].strip() else sentence[0]
+    if prose and sentence[0][prose.end() :].strip():
+        return sentence[0][prose.end() :]
+    return sentence[0]
 
 
 def formulas(text: str) -> Iterator[tuple[int, int, int]]:
@@ -285,7 +298,10 @@ def _as_written(number: re.Match[str]) -> str:
         value = f"{number['percent']}%"
     else:
         value = number["number"]
-    sign = "-" if number["minus"] else number[0][: number.start("number") - number.start()].strip("\\ ")
+    if number["minus"]:
+        sign = "-"
+    else:
+        sign = number[0][: number.start("number") - number.start()].strip("\\ ")
     return sign + value
 
 
@@ -310,12 +326,17 @@ _FINDERS: dict[str, Callable[[str], str | None]] = {
 
 def read_texts(answer: Any) -> tuple[str, ...] | str:
     """The texts that are right, at least one, none empty; else in words why the gold cannot be used."""
-    texts = answer if isinstance(answer, (list, tuple)) else [answer]
+    if isinstance(answer, (list, tuple)):
+        texts = answer
+    else:
+        texts = [answer]
     if not texts:
         return "the list of answers is empty"
     for text in texts:
         if isinstance(text, bool) or not isinstance(text, (str, int, float)):
-            return "the task has no answer" if text is None else f"the answer {text!r} is not a text or a number"
+            if text is None:
+                return "the task has no answer"
+            return f"the answer {text!r} is not a text or a number"
         if isinstance(text, int) and abs(text) >= 10**1000:
             return "the answer has too many digits"
         if not str(text).strip():
@@ -353,11 +374,15 @@ class AnswerVerifier(Verifier):
         found = self._find(task, completion)
         if isinstance(found, Verdict):
             return found
-        return None if self.needs.process else self.judge(task, found)
+        if self.needs.process:
+            return None
+        return self.judge(task, found)
 
     def verify(self, task: Task, completion: str) -> Verdict:
         found = self._find(task, completion)
-        return found if isinstance(found, Verdict) else self.judge(task, found)
+        if isinstance(found, Verdict):
+            return found
+        return self.judge(task, found)
 
     def _find(self, task: Task, completion: str) -> str | Verdict:
         """The extracted answer, or the verdict where there is nothing to judge."""
@@ -392,7 +417,10 @@ def graded(score: float, answer: str, threshold: float | None = None, **scores: 
     """
     score = min(max(score, 0.0), 1.0)
     scores = {"score": score, **scores}
-    decided = score if threshold is None else float(score >= threshold)
+    if threshold is None:
+        decided = score
+    else:
+        decided = float(score >= threshold)
     return Verdict.from_score(decided, answer=answer, scores=scores)
 
 
@@ -457,7 +485,9 @@ class ExactVerifier(AnswerVerifier):
         if isinstance(golds, str):
             return golds
         emptied = [gold for gold in golds if not self._key(gold)]
-        return f"nothing is left of the answer {emptied[0]!r} after normalisation" if emptied else None
+        if emptied:
+            return f"nothing is left of the answer {emptied[0]!r} after normalisation"
+        return None
 
     def judge(self, task: Task, answer: str) -> Verdict:
         return Verdict.from_score(
@@ -475,4 +505,6 @@ class ExactVerifier(AnswerVerifier):
             text = text.casefold()
         if self.ignore_punctuation:
             text = "".join(c for c in text if not unicodedata.category(c).startswith("P"))
-        return " ".join(text.split()) if self.ignore_space else text.strip()
+        if self.ignore_space:
+            return " ".join(text.split())
+        return text.strip()

@@ -140,7 +140,9 @@ class FunctionVerifier(Verifier):
     @property
     def verify_group(self) -> Callable[..., Any] | None:  # type: ignore[override]
         """The verdicts on a group in one call, where the function has TRL's form."""
-        return self._verify_group if isinstance(self.call, ByColumns) else None
+        if isinstance(self.call, ByColumns):
+            return self._verify_group
+        return None
 
     def check_task(self, task: Task) -> str | None:
         return self.call.missing(task)
@@ -150,9 +152,13 @@ class FunctionVerifier(Verifier):
     ) -> Verdict | Awaitable[Verdict]:
         if isinstance(self.call, ByName):
             result = self.call(task, completion, token_ids)
-            return self._awaited(result) if inspect.isawaitable(result) else as_verdict(result, self.name)
+            if inspect.isawaitable(result):
+                return self._awaited(result)
+            return as_verdict(result, self.name)
         alone = self._verify_group(task, [completion], [token_ids])
-        return self._awaited(alone, first=True) if inspect.isawaitable(alone) else as_verdicts(alone, self.name, 1)[0]
+        if inspect.isawaitable(alone):
+            return self._awaited(alone, first=True)
+        return as_verdicts(alone, self.name, 1)[0]
 
     def _verify_group(
         self, task: Task, completions: Sequence[str], token_ids: Sequence[Sequence[int] | None] | None = None
@@ -162,7 +168,9 @@ class FunctionVerifier(Verifier):
 
     async def _awaited(self, result: Awaitable[Any], first: bool = False) -> Verdict:
         value = await result
-        return as_verdicts(value, self.name, 1)[0] if first else as_verdict(value, self.name)
+        if first:
+            return as_verdicts(value, self.name, 1)[0]
+        return as_verdict(value, self.name)
 
 
 def is_coroutine(function: Any) -> bool:
@@ -276,12 +284,16 @@ async def judged_group(
 
 async def _result(verify: Callable[[], Any], call: Caller | None) -> Any:
     result = verify() if call is None else await call(verify)
-    return await result if inspect.isawaitable(result) else result
+    if inspect.isawaitable(result):
+        return await result
+    return result
 
 
 def timed(verdict: Verdict, start: float) -> Verdict:
     """The verdict with the seconds since `start`, unless it says its own."""
-    return verdict if verdict.seconds else replace(verdict, seconds=time.perf_counter() - start)
+    if verdict.seconds:
+        return verdict
+    return replace(verdict, seconds=time.perf_counter() - start)
 
 
 def as_verifier(piece: Any) -> Verifier:

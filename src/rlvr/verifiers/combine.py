@@ -113,7 +113,9 @@ class CombineVerifier(Verifier):
     def judge_of(self, task: Task) -> Verifier:
         """The part that judges the task alone, where `how` is `routed`."""
         label = self._route(task) if self.how == "routed" else None
-        return self if label is None else self.verifiers[label].judge_of(task)
+        if label is None:
+            return self
+        return self.verifiers[label].judge_of(task)
 
     def same_answer(self, first: str, second: str) -> bool:
         """Whether some part holds the two for the same."""
@@ -223,7 +225,9 @@ def _traceback(verdicts: Mapping[str, Verdict]) -> str:
 
 
 def _score(verdict: Verdict) -> float:
-    return math.nan if verdict.score is None else verdict.score
+    if verdict.score is None:
+        return math.nan
+    return verdict.score
 
 
 def _part(written: Any) -> tuple[str, Verifier, float | None]:

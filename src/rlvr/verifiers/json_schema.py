@@ -107,7 +107,10 @@ class JsonSchemaVerifier(Verifier):
         from referencing.exceptions import Unresolvable
 
         try:
-            misfit = None if schema is None else _misfit(schema, self.formats, document)
+            if schema is None:
+                misfit = None
+            else:
+                misfit = _misfit(schema, self.formats, document)
         except Unresolvable as error:
             return Verdict.undecided(f"bad task: {_dead(error)}")
         except TimeoutError:
@@ -128,7 +131,10 @@ class JsonSchemaVerifier(Verifier):
         except DocumentError as error:
             return f"the answer: {error}"
         try:
-            misfit = None if schema is None else _misfit(schema, self.formats, expected)
+            if schema is None:
+                misfit = None
+            else:
+                misfit = _misfit(schema, self.formats, expected)
         except TimeoutError:
             return "a pattern of the schema takes too long on the answer itself"
         if misfit:
@@ -170,7 +176,10 @@ class JsonSchemaVerifier(Verifier):
             return Verdict.undecided(f"bad gold: {error}")
         fields = matched_fields(document, expected)
         equal = same_json(document, expected)
-        score = fields if self.compare == "fields" and not equal else float(equal)
+        if self.compare == "fields" and not equal:
+            score = fields
+        else:
+            score = float(equal)
         return Verdict.from_score(score, answer=text, scores={"fields": fields})
 
 
@@ -197,7 +206,9 @@ def _misfit(schema: Any, formats: bool, document: Any) -> str | None:
         raise
     except Exception as raised:  # the schema was probed before training: what goes wrong now is the document's doing
         return f"{type(raised).__name__} while the document was checked"
-    return None if error is None else f"{error.json_path}: {error.message}"[:_SHOWN]
+    if error is None:
+        return None
+    return f"{error.json_path}: {error.message}"[:_SHOWN]
 
 
 @functools.lru_cache(maxsize=256)
@@ -234,7 +245,10 @@ def _cached_schema_problem(schema: str, formats: bool) -> str | None:
 
     loaded = json.loads(schema)
     validator = _validator(schema, formats)
-    draft = loaded.get("$schema") if isinstance(loaded, dict) else None
+    if isinstance(loaded, dict):
+        draft = loaded.get("$schema")
+    else:
+        draft = None
     if draft is not None and jsonschema.validators.validator_for(loaded, default=None) is None:
         return f"the schema names a draft that is not known: {draft!r}"
     try:
@@ -263,8 +277,14 @@ def _targets(validator: Any, schema: Any) -> Iterator[Any]:
     from jsonschema_specifications import REGISTRY
     from referencing.jsonschema import DRAFT202012, specification_with
 
-    draft = schema.get("$schema") if isinstance(schema, dict) else None
-    specification = DRAFT202012 if draft is None else specification_with(draft)
+    if isinstance(schema, dict):
+        draft = schema.get("$schema")
+    else:
+        draft = None
+    if draft is None:
+        specification = DRAFT202012
+    else:
+        specification = specification_with(draft)
     root = specification.create_resource(schema)
     waiting = [(root, REGISTRY.resolver_with_root(root))]
     seen: set[int] = set()

@@ -61,7 +61,9 @@ class LabelVerifier(AnswerVerifier):
         found = last_label(answer, labels)
         if found is None:
             return unparsable("no label, or several in the last line that names one", answer)
-        return Verdict.from_score(1.0, answer=found) if found == _gold(task.answer, labels) else wrong("", found)
+        if found == _gold(task.answer, labels):
+            return Verdict.from_score(1.0, answer=found)
+        return wrong("", found)
 
     def same_answer(self, first: str, second: str) -> bool:
         return bare(first).casefold() == bare(second).casefold()
@@ -80,7 +82,9 @@ def _gold(answer: Any, labels: Labels) -> str | None:
 
 
 def _short(value: Any) -> str:
-    return repr(value)[:80] if not isinstance(value, int) or abs(value) < 10**80 else "a huge number"
+    if not isinstance(value, int) or abs(value) < 10**80:
+        return repr(value)[:80]
+    return "a huge number"
 
 
 def read_labels(labels: Any) -> Labels | str:
@@ -158,12 +162,13 @@ class RatingVerifier(AnswerVerifier):
             raise ConfigError(f"rating: within tolerance={self.tolerance} every rating would be correct")
 
     def check_task(self, task: Task) -> str | None:
-        gold = None if isinstance(task.answer, bool) else self._read(_short(task.answer).strip("'\""))
-        return (
-            None
-            if gold is not None
-            else f"the answer {_short(task.answer)} is no number from {self.low:g} to {self.high:g}"
-        )
+        if isinstance(task.answer, bool):
+            gold = None
+        else:
+            gold = self._read(_short(task.answer).strip("'\""))
+        if gold is not None:
+            return None
+        return f"the answer {_short(task.answer)} is no number from {self.low:g} to {self.high:g}"
 
     def judge(self, task: Task, answer: str) -> Verdict:
         gold = self._read(str(task.answer))
@@ -174,12 +179,16 @@ class RatingVerifier(AnswerVerifier):
         distance = abs(said - gold)
         if distance <= self.tolerance + 1e-9:
             return Verdict.from_score(1.0, answer=answer)
-        return graded(1 - distance / (self.high - self.low), answer) if self.partial_credit else wrong("", answer)
+        if self.partial_credit:
+            return graded(1 - distance / (self.high - self.low), answer)
+        return wrong("", answer)
 
     def same_answer(self, first: str, second: str) -> bool:
         one = self._read(first)
         other = self._read(second)
-        return one == other if one is not None else first.strip() == second.strip()
+        if one is not None:
+            return one == other
+        return first.strip() == second.strip()
 
     def _read(self, text: str) -> float | None:
         lines = [line for line in map(bare, text.splitlines()) if any(c.isdigit() for c in line)]
@@ -192,4 +201,6 @@ class RatingVerifier(AnswerVerifier):
                 return None
             line = line[: out_of.start()]
         number = read_one_number(line)
-        return number[0] if number and not number[1] and self.low <= number[0] <= self.high else None
+        if number and not number[1] and self.low <= number[0] <= self.high:
+            return number[0]
+        return None

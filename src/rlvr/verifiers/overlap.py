@@ -35,7 +35,9 @@ class OverlapVerifier(AnswerVerifier):
         if isinstance(golds, str):
             return golds
         long = [gold for gold in golds if len(gold) > self.max_length]
-        return f"an answer of {len(long[0])} characters is over max_length={self.max_length}" if long else None
+        if long:
+            return f"an answer of {len(long[0])} characters is over max_length={self.max_length}"
+        return None
 
 
 @register_verifier("rouge")
@@ -62,11 +64,9 @@ class RougeVerifier(OverlapVerifier):
         if problem is not None:
             return problem
         unread = [gold for gold in read_texts(task.answer) if not any(c.isascii() and c.isalnum() for c in gold)]
-        return (
-            f"the answer {unread[0]!r} has no letter a-z and no digit: ROUGE's tokenizer reads no other"
-            if unread
-            else None
-        )
+        if unread:
+            return f"the answer {unread[0]!r} has no letter a-z and no digit: ROUGE's tokenizer reads no other"
+        return None
 
     def judge(self, task: Task, answer: str) -> Verdict:
         scores = self._scorer().score_multi(read_texts(task.answer), answer)[self.kind]

@@ -146,7 +146,10 @@ class Raised:
         kind = traceback.rpartition("\n")[2].partition(":")[0]
         if self._speaks and (who, kind) not in self._said:
             self._said.add((who, kind))
-            count = f"all {asked}" if raised == asked else f"{raised} of {asked}"
+            if raised == asked:
+                count = f"all {asked}"
+            else:
+                count = f"{raised} of {asked}"
             log.warning(
                 "%s failed on %s answers of a step, which are left out unless another part decides them (said once for each "
                 "kind):\n%s",

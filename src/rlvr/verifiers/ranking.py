@@ -64,7 +64,9 @@ class RankingVerifier(AnswerVerifier):
         if len(set(known)) < len(known):
             return 'info["candidates"] has an id twice'
         strange = [identity for identity, grade in grades.items() if grade > 0 and identity not in known]
-        return f'the relevant id {strange[0]!r} is not among info["candidates"]' if strange else None
+        if strange:
+            return f'the relevant id {strange[0]!r} is not among info["candidates"]'
+        return None
 
     def judge(self, task: Task, answer: str) -> Verdict:
         grades = read_grades(task.answer)
@@ -100,7 +102,9 @@ def read_grades(answer: Any) -> dict[str, float] | str:
         grades = {str(identity): float(grade) for identity, grade in answer.items()}
     else:
         return f"the answer is {type(answer).__name__}, not a mapping of ids to grades or a list of relevant ids"
-    return grades if any(grades.values()) else "no id of the answer is relevant"
+    if any(grades.values()):
+        return grades
+    return "no id of the answer is relevant"
 
 
 def read_ranking(text: str, candidates: set[str]) -> list[str] | str:
@@ -111,7 +115,9 @@ def read_ranking(text: str, candidates: set[str]) -> list[str] | str:
     unknown = next((identity for identity in ranked if identity not in candidates), None)
     if unknown is not None:
         return f"{unknown[:40]!r} is none of the candidates"
-    return ranked if len(set(ranked)) == len(ranked) else "an id stands twice"
+    if len(set(ranked)) == len(ranked):
+        return ranked
+    return "an id stands twice"
 
 
 def _split(text: str) -> list[str]:

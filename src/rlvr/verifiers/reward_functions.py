@@ -158,7 +158,10 @@ class VerlBatchScore(_VerlRewardFunction):
         self, data_sources: Any, solution_strs: Any, ground_truths: Any, extra_infos: Any = None, **more: Any
     ) -> list[float]:
         """The scores of a batch; ConfigError at the first call where the data cannot be read."""
-        extras = [None] * len(solution_strs) if extra_infos is None else extra_infos
+        if extra_infos is None:
+            extras = [None] * len(solution_strs)
+        else:
+            extras = extra_infos
         return self.scores(data_sources, solution_strs, ground_truths, extras)
 
 
@@ -182,11 +185,16 @@ def completion_text(completion: Any) -> str | None:
             return "".join(str(block.get("text") or "") for block in completion if isinstance(block, Mapping))
     if completion is None:
         return ""
-    return completion if isinstance(completion, str) else None
+    if isinstance(completion, str):
+        return completion
+    return None
 
 
 def _kind(value: Any) -> str:
-    inner = f" of {type(value[-1]).__name__}" if isinstance(value, (list, tuple)) and value else ""
+    if isinstance(value, (list, tuple)) and value:
+        inner = f" of {type(value[-1]).__name__}"
+    else:
+        inner = ""
     return type(value).__name__ + inner
 
 
@@ -212,7 +220,9 @@ def _is_plain(value: Any) -> bool:
 def _column(values: Any, count: int) -> list[Any] | None:
     """A column with one entry for each completion; None for anything else that TRL hands over."""
     listed = _plain(values)
-    return listed if isinstance(listed, list) and len(listed) == count else None
+    if isinstance(listed, list) and len(listed) == count:
+        return listed
+    return None
 
 
 def _info(extra: Any) -> dict[str, Any]:

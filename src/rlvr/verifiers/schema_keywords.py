@@ -194,7 +194,9 @@ def _multiple_of(validator: Any, divisor: float, instance: Any, schema: Any) -> 
 
 
 def _exact(number: float) -> Fraction:
-    return Fraction(number) if isinstance(number, int) else Fraction(repr(number))
+    if isinstance(number, int):
+        return Fraction(number)
+    return Fraction(repr(number))
 
 
 def _unique_items(validator: Any, wanted: bool, instance: Any, schema: Any) -> Iterator[Any]:

@@ -79,12 +79,17 @@ class RegexVerifier(AnswerVerifier):
 
     def judge(self, task: Task, answer: str) -> Verdict:
         compiled = re.compile(self._pattern(task), self._flags)
-        found = compiled.fullmatch(answer) if self.match == "full" else compiled.search(answer)
+        if self.match == "full":
+            found = compiled.fullmatch(answer)
+        else:
+            found = compiled.search(answer)
         return Verdict.from_score(found is not None, answer=answer)
 
     @property
     def _flags(self) -> re.RegexFlag:
-        return re.IGNORECASE if self.ignore_case else re.NOFLAG
+        if self.ignore_case:
+            return re.IGNORECASE
+        return re.NOFLAG
 
     def _pattern(self, task: Task) -> str:
         pattern: str = self.pattern or task.info.get("pattern") or task.answer
@@ -125,7 +130,9 @@ class NumericVerifier(AnswerVerifier):
         if isinstance(golds, str):
             return golds
         bad = [gold for gold in golds if read_one_number(gold) is None]
-        return f"the answer {bad[0]!r} is not one number" if bad else None
+        if bad:
+            return f"the answer {bad[0]!r} is not one number"
+        return None
 
     def judge(self, task: Task, answer: str) -> Verdict:
         found = read_one_number(answer)
@@ -139,7 +146,9 @@ class NumericVerifier(AnswerVerifier):
     def same_answer(self, first: str, second: str) -> bool:
         one = read_one_number(first)
         other = read_one_number(second)
-        return self._equal(one, other) if one and other else first.strip() == second.strip()
+        if one and other:
+            return self._equal(one, other)
+        return first.strip() == second.strip()
 
     def _equal(self, found: tuple[float, bool], gold: tuple[float, bool]) -> bool:
         (value, percent) = found
@@ -194,7 +203,9 @@ class TokenF1Verifier(AnswerVerifier):
         if isinstance(golds, str):
             return golds
         bad = [gold for gold in golds if not squad_words(gold)]
-        return f"the answer {bad[0]!r} has no word" if bad else None
+        if bad:
+            return f"the answer {bad[0]!r} has no word"
+        return None
 
     def judge(self, task: Task, answer: str) -> Verdict:
         said = squad_words(answer)
@@ -217,4 +228,6 @@ def token_f1(said: list[str], gold: list[str]) -> float:
     if said != gold and any(words in (["yes"], ["no"], ["noanswer"]) for words in (said, gold)):
         return 0.0
     shared = (Counter(said) & Counter(gold)).total()
-    return 2 * shared / (len(said) + len(gold)) if shared else 0.0
+    if shared:
+        return 2 * shared / (len(said) + len(gold))
+    return 0.0

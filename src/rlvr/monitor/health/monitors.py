@@ -71,7 +71,10 @@ class Drift(Monitor):
         now = series.last(FIRST)
         numbers = [middle(series.first), middle(now)]
         for place in range(1, len(self.reads)):
-            numbers += [middle(series.first, place), middle(now, place)] if self.versus_others else [middle(now, place)]
+            if self.versus_others:
+                numbers += [middle(series.first, place), middle(now, place)]
+            else:
+                numbers += [middle(now, place)]
         if not self.bad(*numbers):
             return None
         return Trouble(now[0].step, {"start": numbers[0], "value": numbers[1]})
@@ -145,7 +148,10 @@ class Parting(Monitor):
         best = max(evaluated, key=lambda place: entries[place].values[1])
         (_, score, tasks) = entries[-1].values
         (_, top, _) = entries[best].values
-        chance = 3 * math.sqrt((score * (1 - score) + top * (1 - top)) / tasks) if 0 <= score <= top <= 1 else 0.0
+        if 0 <= score <= top <= 1:
+            chance = 3 * math.sqrt((score * (1 - score) + top * (1 - top)) / tasks)
+        else:
+            chance = 0.0
         before = self._reward(entries, best)
         now = self._reward(entries, len(entries) - 1)
         if top - score <= max(0.03, chance) or now - before < 0.02:
@@ -172,7 +178,9 @@ class Dominating(Monitor):
         shares = {name.removeprefix("explained/"): v for name, v in row.items() if name.startswith("explained/")}
         known = {name: value for name, value in shares.items() if value is not None}
         others = [value for name, value in known.items() if name not in self.named]
-        return (max(others), max((known.get(name, 0.0) for name in self.named), default=0.0)) if others else None
+        if others:
+            return (max(others), max((known.get(name, 0.0) for name in self.named), default=0.0))
+        return None
 
     def look(self, series: Series) -> Trouble | None:
         """Whether it held at each of the newest steps."""

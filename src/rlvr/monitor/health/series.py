@@ -70,7 +70,10 @@ class Finding:
         return cls(**{**row, "examples": tuple(row.get("examples", ()))})
 
     def __str__(self) -> str:
-        since = "" if self.since >= self.step else f" (since step {self.since})"
+        if self.since >= self.step:
+            since = ""
+        else:
+            since = f" (since step {self.since})"
         return f"{self.monitor}: {self.message}{since}. Try: {self.advice}"
 
 

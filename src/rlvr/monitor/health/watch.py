@@ -27,7 +27,10 @@ EXAMPLES = 3
 
 def checked_modes(written: str | Mapping[str, str]) -> dict[str, str]:
     """The mode of each monitor, from one word or from words by name. ValueError for a name or word that is not known."""
-    modes = {DEFAULT: written} if isinstance(written, str) else dict(written)
+    if isinstance(written, str):
+        modes = {DEFAULT: written}
+    else:
+        modes = dict(written)
     # A key over a bare word keeps the word under `name` (see rlvr.core.tree.merge).
     modes = {DEFAULT: modes.pop("name", "warn"), **modes}
     for name, mode in modes.items():

@@ -74,7 +74,9 @@ class AdapterFiles:
         self._written.append(written)
         self._remove_old()
         seconds = time.perf_counter() - start
-        return Published(sent, seconds) if base is None else Published(sent + base.bytes, seconds + base.seconds)
+        if base is None:
+            return Published(sent, seconds)
+        return Published(sent + base.bytes, seconds + base.seconds)
 
     def release(self) -> None:
         """From now on the adapter may change: the next `write` writes it whatever its version, which may be one that was written

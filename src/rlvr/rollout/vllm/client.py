@@ -140,7 +140,9 @@ class Client:
                     raise DataError(f"{self.url}{path} is closed to us ({response.status}): {_text(content)}")
                 if response.status >= 300:
                     raise ServerTrouble(f"{path} answers {response.status}: {_text(content)}")
-                return (await response.json()) if content and response.content_type == "application/json" else None
+                if content and response.content_type == "application/json":
+                    return await response.json()
+                return None
         except TimeoutError as error:
             raise ServerTrouble(f"{path} did not answer within {timeout:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:

@@ -59,14 +59,18 @@ def visible() -> list[str]:
 
 def _named() -> list[str] | None:
     named = os.environ.get(VISIBLE)
-    return None if named is None else [name.strip() for name in named.split(",") if name.strip()]
+    if named is None:
+        return None
+    return [name.strip() for name in named.split(",") if name.strip()]
 
 
 def _for_processes(each: int) -> list[str]:
     """The GPUs that processes of `each` GPUs may be given: those that this one may use, and of parts of GPUs (MIG) all that are named.
     CUDA shows a process one part only, which is why a process of several can have none of the others."""
     parts = itertools.takewhile(is_part, _named() or [])
-    return [*parts] if each == 1 and any(map(is_part, visible())) else visible()
+    if each == 1 and any(map(is_part, visible())):
+        return [*parts]
+    return visible()
 
 
 def is_part(name: str) -> bool:
@@ -76,7 +80,9 @@ def is_part(name: str) -> bool:
 
 def index_of(home: torch.device) -> int:
     """The index of the GPU `home` in torch."""
-    return home.index if home.index is not None else torch.cuda.current_device()
+    if home.index is not None:
+        return home.index
+    return torch.cuda.current_device()
 
 
 def training(home: torch.device) -> list[int]:
@@ -84,7 +90,10 @@ def training(home: torch.device) -> list[int]:
     found = visible()
     own = index_of(home)
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    used = [own, *(index for index in range(ranks) if index != own)] if ranks > 1 else [own]
+    if ranks > 1:
+        used = [own, *(index for index in range(ranks) if index != own)]
+    else:
+        used = [own]
     if missing := [index for index in used if index >= len(found)]:
         raise ConfigError(
             f"{ranks} ranks on this machine need as many GPUs, and {VISIBLE} shows {len(found)} ({', '.join(found)}): there "
@@ -158,7 +167,10 @@ def check_free(home: torch.device, options: EngineSettings) -> None:
     free_cached(home)  # what torch's allocator keeps unused is free for the engine
     free, total = torch.cuda.mem_get_info(home)
     own = torch.cuda.memory_reserved(home)
-    beside = f" and {own / GIB:.1f} GiB by the trainer" if own else ""
+    if own:
+        beside = f" and {own / GIB:.1f} GiB by the trainer"
+    else:
+        beside = ""
     _check_memory(visible()[index_of(home)], free, total, options, own, beside, "model.device or ")
 
 

@@ -269,7 +269,10 @@ def nccl_transfer(
 
 def _in_a_thread(work: Callable[[], None]) -> Future[None]:
     """Do `work`, which cannot be interrupted, on a thread of its own."""
-    device = torch.cuda.current_device() if torch.cuda.is_available() else None
+    if torch.cuda.is_available():
+        device = torch.cuda.current_device()
+    else:
+        device = None
     done: Future[None] = Future()
 
     def run() -> None:

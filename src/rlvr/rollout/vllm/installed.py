@@ -34,14 +34,19 @@ def unfit(found: str) -> str | None:
     """Why a version of vLLM does not fit; None when it does."""
     numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2] if part.isdigit())
     low, high = (".".join(map(str, v)) for v in (OLDEST, BEFORE))
-    return None if OLDEST <= numbers < BEFORE else f"this engine works with {low} up to, not including, {high}"
+    if OLDEST <= numbers < BEFORE:
+        return None
+    return f"this engine works with {low} up to, not including, {high}"
 
 
 def check(device: torch.device) -> None:
     """ConfigError where vLLM is missing, of a version that does not fit, or built for another kind of device than `device`."""
     version()
     if (device.type == "cpu") != for_cpu():
-        here, other = ("a CPU", "a GPU") if device.type == "cpu" else ("a GPU", "a CPU")
+        if device.type == "cpu":
+            here, other = ("a CPU", "a GPU")
+        else:
+            here, other = ("a GPU", "a CPU")
         raise ConfigError(f"model.device is {here}, and the vLLM installed here is built for {other}: {INSTALL}")
 
 

@@ -109,7 +109,9 @@ def engine_arguments(policy: Policy, folder: Path, options: CommonSettings, tran
 
 def quantization(options: CommonSettings) -> str | None:
     """What vLLM calls the quantization of weights; `fp8` is its name for checkpoints that are quantised already."""
-    return "fp8_per_tensor" if options.quantization == "fp8" else options.quantization
+    if options.quantization == "fp8":
+        return "fp8_per_tensor"
+    return options.quantization
 
 
 def check_speculation(config: Mapping[str, Any] | None, home: torch.device) -> None:

@@ -101,7 +101,9 @@ class VLLMServerOptions(ServerSettings):
 def low_precision(spec: SpecLike) -> tuple[str, ...]:
     """The options in `spec`, a value of rollout.engine, by which vLLM computes in less than the policy's type."""
     options = registry.build("engine", spec)
-    return options.low_precision if isinstance(options, CommonSettings) else ()
+    if isinstance(options, CommonSettings):
+        return options.low_precision
+    return ()
 
 
 def devices_apart(spec: SpecLike) -> bool:

@@ -77,7 +77,10 @@ class SharedMemoryEngine(WeightTransferEngine[Nothing, SharedBucket]):
         """See the base class."""
         model: Any = self.model
         loaded = model.load_weights(update_info.tensors())
-        self.loaded = None if self.loaded is None or loaded is None else self.loaded | loaded
+        if self.loaded is None or loaded is None:
+            self.loaded = None
+        else:
+            self.loaded = self.loaded | loaded
 
     def finish_weight_update(self) -> None:
         """See the base class."""
@@ -109,12 +112,14 @@ class WorkerExtension:
         plain_values = {name: held for name, held in mine.items() if held.element_size() > 1}
         found = {name: _checksum(name, shapes, plain_values, packed, alone) for name in shapes}
         engine = self.weight_transfer_engine
-        loaded = engine.loaded if isinstance(engine, SharedMemoryEngine) else None
-        unreached = (
-            []
-            if loaded is None
-            else sorted(plain for name in mine if (plain := name.replace(".base_layer.", ".")) not in loaded)
-        )
+        if isinstance(engine, SharedMemoryEngine):
+            loaded = engine.loaded
+        else:
+            loaded = None
+        if loaded is None:
+            unreached = []
+        else:
+            unreached = sorted(plain for name in mine if (plain := name.replace(".base_layer.", ".")) not in loaded)
         # Adapters have ways of their own, and scales are computed from the weights that arrived.
         sent = [name for name in unreached if ".lora_" not in name and not name.endswith("_scale")]
         return {"checksums": found, "unreached": sent}
@@ -139,7 +144,9 @@ def _checksum(
         return None
     if alone:
         held = held[: shapes[name][0]]  # a vocabulary is padded at its end
-    return checksum(held) if list(held.shape) == shapes[name] else None
+    if list(held.shape) == shapes[name]:
+        return checksum(held)
+    return None
 
 
 WeightTransferEngineFactory.register_engine(SHARED_MEMORY, SharedMemoryEngine)

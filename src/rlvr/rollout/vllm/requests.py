@@ -94,7 +94,10 @@ def completion(item: Opened, answer: Answer, policy: Policy) -> Completion:
     ids = np.asarray(answer.token_ids, dtype=np.int64)
     versions = np.full(len(ids), -1, dtype=np.int32)
     for version, first, end in answer.versions:
-        versions[first:end] = int(version) if answer.adapter is None else answer.adapter
+        if answer.adapter is None:
+            versions[first:end] = int(version)
+        else:
+            versions[first:end] = answer.adapter
     return Completion(
         token_ids=ids,
         logprobs=np.asarray(answer.logprobs, dtype=np.float32),
@@ -107,9 +110,13 @@ def completion(item: Opened, answer: Answer, policy: Policy) -> Completion:
 
 def _reason(item: Opened, answer: Answer) -> StopReason:
     if answer.finish_reason == "length":
-        return StopReason.LENGTH if item.limit == item.request.sampling.max_new_tokens else StopReason.CONTEXT
+        if item.limit == item.request.sampling.max_new_tokens:
+            return StopReason.LENGTH
+        return StopReason.CONTEXT
     if answer.finish_reason == "stop":
-        return StopReason.STOP_STRING if isinstance(answer.stop_reason, str) else StopReason.END
+        if isinstance(answer.stop_reason, str):
+            return StopReason.STOP_STRING
+        return StopReason.END
     if answer.finish_reason == "abort":
         return StopReason.ABORTED
     raise DataError(f"vLLM ended a request for {answer.finish_reason!r}")

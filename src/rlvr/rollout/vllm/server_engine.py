@@ -255,11 +255,15 @@ class VLLMServerEngine:
 
     def _shared(self) -> Path:
         """The folder that servers read."""
-        return Path(self.options.weights_dir) if self.options.weights_dir else self._folder
+        if self.options.weights_dir:
+            return Path(self.options.weights_dir)
+        return self._folder
 
     def _backend(self) -> str:
         """The transfer as vLLM's registry knows it: files are read as shared memory is."""
-        return "nccl" if self._transfer_name == "nccl" else SHARED_MEMORY
+        if self._transfer_name == "nccl":
+            return "nccl"
+        return SHARED_MEMORY
 
     def _make_transfer(self, processes: list[ServerProcess]) -> Transfer:
         name = self._transfer_name

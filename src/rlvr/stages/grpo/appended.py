@@ -37,8 +37,13 @@ def with_token(batch: Batch, token: int, context: int) -> Batch:
     on = [not r.stop.truncated and 0 < len(r) < context for r in batch.rollouts]
 
     def more(name: str, values: np.ndarray, longer: bool) -> np.ndarray:
-        filler = 0.0 if name in ("advantage", "penalty") or name.startswith("weight/") else np.nan
-        return np.append(values, values.dtype.type(filler)) if longer else values
+        if name in ("advantage", "penalty") or name.startswith("weight/"):
+            filler = 0.0
+        else:
+            filler = np.nan
+        if longer:
+            return np.append(values, values.dtype.type(filler))
+        return values
 
     return Batch(
         [_longer(r, token) if longer else r for r, longer in zip(batch.rollouts, on, strict=True)],

@@ -72,7 +72,10 @@ def build_penalty(algorithm: AlgorithmConfig) -> ReferencePenalty | None:
 
 def _divergence(kl: KLConfig) -> Divergence:
     """The estimator that the section asks for."""
-    gradient = None if kl.gradient is None else registry.build("kl", kl.gradient)
+    if kl.gradient is None:
+        gradient = None
+    else:
+        gradient = registry.build("kl", kl.gradient)
     return Divergence(registry.build("kl", kl.estimator), gradient, kl.bound)
 
 
@@ -156,11 +159,15 @@ def _correction(
         return None
     if automatic:
         asked = None if shares_weights else ComponentSpec("truncate")
-    return None if asked is None else registry.build("correction", asked)
+    if asked is None:
+        return None
+    return registry.build("correction", asked)
 
 
 def _renewal(kl: KLConfig) -> Renewal | None:
-    return None if kl.renew_every is None else Renewal(kl.renew_every, kl.renew_mix)
+    if kl.renew_every is None:
+        return None
+    return Renewal(kl.renew_every, kl.renew_mix)
 
 
 def warn_uncorrected(config: Config, objective: Objective) -> None:

@@ -28,7 +28,9 @@ from rlvr.verifiers.pool import verify_again
 def recording_of(plan: StagePlan) -> RecordedOptions | None:
     """The recorded rollouts that a stage is to train on; None where it samples."""
     options = registry.build("engine", plan.config.rollout.engine)
-    return options if isinstance(options, RecordedOptions) else None
+    if isinstance(options, RecordedOptions):
+        return options
+    return None
 
 
 class RecordedBuffer:
@@ -121,4 +123,6 @@ def _parsed(written: Any) -> Any:
     """The verifier or the rewards of a configuration, however they were written."""
     if isinstance(written, list):
         return [RewardSpec.parse(term) for term in written]
-    return None if written is None else ComponentSpec.parse(written)
+    if written is None:
+        return None
+    return ComponentSpec.parse(written)

@@ -72,11 +72,10 @@ class ReferencePenalty:
 
 def less_penalty(values: np.ndarray | list[np.ndarray], batch: Batch) -> list[np.ndarray]:
     """Advantages per token, each less the penalty from its token to the end of the response."""
-    spread = (
-        values
-        if isinstance(values, list)
-        else [np.full(len(r), v) for r, v in zip(batch.rollouts, values, strict=True)]
-    )
+    if isinstance(values, list):
+        spread = values
+    else:
+        spread = [np.full(len(r), v) for r, v in zip(batch.rollouts, values, strict=True)]
     to_go = [np.cumsum(penalty[::-1])[::-1] for penalty in batch.tokens("penalty")]
     return [
         np.where(r.sampled & bool(np.isfinite(reward)), v - lost, v)

@@ -165,7 +165,9 @@ def _reads_of(terms: Sequence[Term]) -> Reads:
 
 def _untouched(term: Term) -> Term:
     """The term with a copy of a function that has a memory: what the copy notes for it is lost."""
-    return dataclasses.replace(term, function=copy.copy(term.function)) if term.function.remembers else term
+    if term.function.remembers:
+        return dataclasses.replace(term, function=copy.copy(term.function))
+    return term
 
 
 class Advantages:
@@ -262,4 +264,6 @@ class Advantages:
             )
         if any(not np.isfinite(v).all() for v in columns):
             raise ConfigError(f"{piece} returned a NaN or an infinity: undecided rollouts get 0")
-        return columns if isinstance(values, list) else columns[0]
+        if isinstance(values, list):
+            return columns
+        return columns[0]

@@ -133,7 +133,10 @@ class GRPOStage(Stage):
         self._sampled = everything.with_own_columns()
         metrics = self.raised.look(everything.rollouts)
         trained = sum(r.role != BASELINE for r in collected.rollouts)
-        batch = everything.select(np.arange(trained)) if trained < len(everything) else everything
+        if trained < len(everything):
+            batch = everything.select(np.arange(trained))
+        else:
+            batch = everything
         self._add_baseline(batch, compared)
         if self.config.algorithm.select_after:
             self._add_advantages(batch)
@@ -167,11 +170,17 @@ class GRPOStage(Stage):
         sampled = np.asarray([r.role != BASELINE for r in everyone], dtype=bool)
 
         def scored(on: np.ndarray, peek: bool) -> Batch:
-            given = None if known is None else {name: values[on] for name, values in known.items()}
+            if known is None:
+                given = None
+            else:
+                given = {name: values[on] for name, values in known.items()}
             return self._scored([everyone[i].as_trained() for i in np.flatnonzero(on)], peek, given)
 
         everything = scored(sampled, peek=False)
-        compared = Batch([]) if sampled.all() else scored(~sampled, peek=True)
+        if sampled.all():
+            compared = Batch([])
+        else:
+            compared = scored(~sampled, peek=True)
         if known is None:
             collected.columns = {
                 name: np.full(len(everyone), np.nan) for name in (everything.columns | compared.columns)
@@ -208,7 +217,9 @@ class GRPOStage(Stage):
 
     def _kl_factors(self, batch: Batch) -> list[np.ndarray] | None:
         kl = self.config.algorithm.kl
-        return None if kl is None or kl.scale is None else kl_factors(batch, kl.scale, self.context.policy.tokenizer)
+        if kl is None or kl.scale is None:
+            return None
+        return kl_factors(batch, kl.scale, self.context.policy.tokenizer)
 
     def controllers(self) -> Iterator[Controller]:
         """Those of the objective, of the advantage and its modifiers, then of rewards and selection."""
@@ -250,7 +261,9 @@ class GRPOStage(Stage):
     def most_groups(self) -> int | None:
         """One for each prompt where the plan is known to make no more, and nothing was recorded."""
         plan: RolloutPlan = registry.build("plan", self.config.rollout.plan)
-        return super().most_groups if plan.one_group and recording_of(self.plan) is None else None
+        if plan.one_group and recording_of(self.plan) is None:
+            return super().most_groups
+        return None
 
     @property
     def keeps_reference(self) -> bool:

@@ -74,10 +74,16 @@ class Agreement:
                 self.true_rejects += 1
             case _, True, False:
                 self.false_accept_count += 1
-                self.false_accepts += [case.id] if len(self.false_accepts) < self.MOST_IDS else []
+                if len(self.false_accepts) < self.MOST_IDS:
+                    self.false_accepts += [case.id]
+                else:
+                    self.false_accepts += []
             case _:
                 self.false_reject_count += 1
-                self.false_rejects += [case.id] if len(self.false_rejects) < self.MOST_IDS else []
+                if len(self.false_rejects) < self.MOST_IDS:
+                    self.false_rejects += [case.id]
+                else:
+                    self.false_rejects += []
 
 
 @dataclass
@@ -139,7 +145,10 @@ def doubts(case: Case) -> Iterator[tuple[str, str]]:
     """(kind of doubt, why) for everything that makes a verdict worth a look."""
     verdict = case.verdict
     answer = case.verdict.answer
-    golds = [] if case.task is None else [gold for gold in gold_texts(case.task) if gold.strip()]
+    if case.task is None:
+        golds = []
+    else:
+        golds = [gold for gold in gold_texts(case.task) if gold.strip()]
     if verdict.status is VerdictStatus.TIMEOUT:
         yield "timeout", verdict.reason
     elif verdict.score is None:

@@ -64,7 +64,10 @@ def _agreement(console: Console, findings: Findings) -> None:
     console.table("agreement with `expected`", ["", "expected true", "expected false"], rows)
     decided = found.total - found.undecided
     right = found.true_accepts + found.true_rejects
-    share = f", {right} of {decided} decided ones agree ({right / decided:.1%})" if decided else ""
+    if decided:
+        share = f", {right} of {decided} decided ones agree ({right / decided:.1%})"
+    else:
+        share = ""
     console.message(f"{found.total} rows have an expectation, {found.undecided} of them undecided{share}")
     for what, count, ids in (
         ("false accepts", found.false_accept_count, found.false_accepts),
@@ -81,7 +84,10 @@ def show_trial(console: Console, trial: Trial) -> None:
             text = f"task {task.id}: no correct completion was paid, so only tricks that need none were tried"
             console.message(text, "warning")
         else:
-            gold = "" if control.target.gold is None else f" {shorten(control.target.gold, 40)!r}"
+            if control.target.gold is None:
+                gold = ""
+            else:
+                gold = f" {shorten(control.target.gold, 40)!r}"
             console.message(
                 f"task {task.id}: a correct answer{gold} in the form {control.target.form.name!r} is paid {control.paid:g}"
             )

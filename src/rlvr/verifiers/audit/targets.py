@@ -52,7 +52,9 @@ FORMS = tuple(
 def form_of(completion: str, answer: str) -> Form | None:
     """The form of a worked completion: the last mention of `answer` in it is the slot. None where there is none."""
     head, found, tail = completion.rpartition(answer)
-    return Form("demonstration", f"{head}{SLOT}{tail}") if found else None
+    if found:
+        return Form("demonstration", f"{head}{SLOT}{tail}")
+    return None
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,10 @@ def wrong_answers(gold: str | None, info: Mapping[str, Any]) -> list[str]:
         return ['{"none": "of these"}', "[]", "[[]]"]
     if digits := re.search(r"\d+(?!\d|\s*\^\s*\{?0)", text):  # anything to the power of 0 is the same
         # A list's other items must not be met: 3, 3 beside 2, 3 would name the same numbers.
-        steps = (170, 290, 1000) if re.search(r",|;|\bor\b|\band\b", text) else (1, 2, 10)
+        if re.search(r",|;|\bor\b|\band\b", text):
+            steps = (170, 290, 1000)
+        else:
+            steps = (1, 2, 10)
         bumped = [int(digits[0][:400]) + step for step in steps]
         return [f"{text[: digits.start()]}{number}{text[digits.end() :]}" for number in bumped]
     if text[:1] in ("{", "["):
@@ -127,6 +132,8 @@ def wrong_answers(gold: str | None, info: Mapping[str, Any]) -> list[str]:
 
 def _number(text: str | None) -> Fraction | None:
     try:
-        return Fraction((text or "").strip()) if len(text or "") < 100 else None
+        if len(text or "") < 100:
+            return Fraction((text or "").strip())
+        return None
     except (ValueError, ZeroDivisionError):
         return None

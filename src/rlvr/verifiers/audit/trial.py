@@ -162,12 +162,16 @@ def outcome_of(trick: Trick, verdict: Verdict, full: float, known_wrong: bool = 
         return Outcome.SURVIVED
     if verdict.score <= 0:
         return Outcome.REFUSED
-    return Outcome.PAID if trick.strict or verdict.score >= full else Outcome.PART
+    if trick.strict or verdict.score >= full:
+        return Outcome.PAID
+    return Outcome.PART
 
 
 def prompt_text(task: Task) -> str:
     """The prompt as one text, of chat messages the last one."""
-    return task.prompt if isinstance(task.prompt, str) else str(task.prompt[-1].get("content"))
+    if isinstance(task.prompt, str):
+        return task.prompt
+    return str(task.prompt[-1].get("content"))
 
 
 def _written(tricks: Sequence[Trick], target: Target) -> Iterator[tuple[Trick, str]]:
@@ -179,7 +183,10 @@ def _written(tricks: Sequence[Trick], target: Target) -> Iterator[tuple[Trick, s
 
 def _plain_answers(example: Example) -> Iterator[tuple[Form, str | None]]:
     """Correct completions as a form and the answer to put into it; without an answer, the form is all."""
-    golds = gold_texts(example.task) if example.gold is None else [example.gold]
+    if example.gold is None:
+        golds = gold_texts(example.task)
+    else:
+        golds = [example.gold]
     if example.completion is not None:
         yield _slotted(example.completion, golds)
     for gold in golds:

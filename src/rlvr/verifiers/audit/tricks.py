@@ -96,7 +96,9 @@ def _part(target: Target) -> list[str]:
     items = [item.strip() for item in str(target.gold).split(",")]
     plain = all(re.fullmatch(r"-?\w+(\.\d+)?", item) for item in items)
     grouped = re.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d+)?", str(target.gold).strip())
-    return [target.form(items[0]), target.form(items[-1])] if len(set(items)) > 1 and plain and not grouped else []
+    if len(set(items)) > 1 and plain and not grouped:
+        return [target.form(items[0]), target.form(items[-1])]
+    return []
 
 
 def _candidates(target: Target) -> list[str]:
@@ -161,7 +163,9 @@ def _approximated(target: Target) -> list[str]:
 
 def _without_letter(target: Target) -> list[str]:
     shorter = re.sub(r"(?<=\d) [a-zA-Z](?:\^\d)?\Z", "", str(target.gold))
-    return [target.form(shorter)] if shorter != target.gold else []
+    if shorter != target.gold:
+        return [target.form(shorter)]
+    return []
 
 
 _FLIPPED = {"=": "=", "<": ">", ">": "<"}
@@ -242,7 +246,9 @@ def _letter_of_something(target: Target) -> list[str]:
 def _unseen_words(target: Target) -> list[str]:
     """The correct completion with its words replaced by characters that nobody sees; tags stay."""
     blank = [re.sub(r"[^\s<>]+(?![^<>]*>)", unseen, target.paid) for unseen in _UNSEEN]
-    return [text for text in blank if text != target.paid] if target.paid else []
+    if target.paid:
+        return [text for text in blank if text != target.paid]
+    return []
 
 
 def _hidden_tags(target: Target) -> list[str]:
@@ -288,11 +294,16 @@ _RELATION = re.compile(r"[<>≤≥]|\\(?:[lg]eq?|[lg]t|[lg]eqslant|neq?|infty)(?
 def _denied(target: Target) -> list[str]:
     """Of an answer of one line: what stands over several (a tool call, say) is done or not done, whatever precedes it."""
     gold = str(target.gold)
-    return [] if "\n" in gold.strip() else [target.form(f"not {gold}"), target.form(rf"\neq {gold}")]
+    if "\n" in gold.strip():
+        return []
+    return [target.form(f"not {gold}"), target.form(rf"\neq {gold}")]
 
 
 def _echo(target: Target) -> list[str]:
-    echoes = [target.prompt] if target.prompt.strip() and target.prompt.strip() != (target.gold or "").strip() else []
+    if target.prompt.strip() and target.prompt.strip() != (target.gold or "").strip():
+        echoes = [target.prompt]
+    else:
+        echoes = []
     if target.gold is not None:
         choices = ", ".join([target.wrong[0], target.gold, target.wrong[1]])
         echoes.append(f"{target.prompt}\nThe question is which of these it is: {choices}?")

@@ -82,7 +82,9 @@ def read_gold(answer: Any, options: Options) -> frozenset[int] | str:
         each = [read_gold(one, options) for one in answer]
         problems = [one for one in each if isinstance(one, str)]
         if problems or not each:
-            return problems[0] if problems else "the list of right options is empty"
+            if problems:
+                return problems[0]
+            return "the list of right options is empty"
         return frozenset[int]().union(*(one for one in each if not isinstance(one, str)))
     if isinstance(answer, int) and not isinstance(answer, bool):
         if 0 <= answer < len(options.labels):
@@ -93,4 +95,6 @@ def read_gold(answer: Any, options: Options) -> frozenset[int] | str:
     if answer.strip() in options.labels:
         return frozenset({options.labels.index(answer.strip())})
     found = options.stored.named_by(last_boxed(answer) or answer)
-    return f"the answer {answer!r}: {found}; options: {', '.join(options.labels)}" if isinstance(found, str) else found
+    if isinstance(found, str):
+        return f"the answer {answer!r}: {found}; options: {', '.join(options.labels)}"
+    return found

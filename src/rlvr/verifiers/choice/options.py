@@ -148,7 +148,10 @@ class Options:
         if leading:
             one = self._with_text(leading[1] or leading[2], rest[leading.end() :])
         else:
-            one = self._with_text(trailing[1], rest[: trailing.start()]) if trailing else NOTHING
+            if trailing:
+                one = self._with_text(trailing[1], rest[: trailing.start()])
+            else:
+                one = NOTHING
         several = self._mentioned(rest) if isinstance(one, str) else one
         if isinstance(several, frozenset) and (len(several) > 1 or one == NEGATES):
             return several
@@ -183,14 +186,19 @@ class Options:
 
     def _number(self, text: str) -> int | None:
         """The only option whose text is the number that `text` is, written otherwise (0.50 and 0.5)."""
-        number = None if squash(text) in self.by_text else read_one_number(text)
+        if squash(text) in self.by_text:
+            number = None
+        else:
+            number = read_one_number(text)
         equal = [i for i, one in enumerate(self.texts) if number is not None and read_one_number(one) == number]
         return equal[0] if len(equal) == 1 else None
 
     def _mentioned(self, text: str) -> frozenset[int] | str:
         """The options named somewhere in a sentence, by text or by label."""
         named, denied = self._said(text)
-        return NEGATES if named == NOTHING and denied else named
+        if named == NOTHING and denied:
+            return NEGATES
+        return named
 
     def _said(self, text: str) -> tuple[frozenset[int] | str, frozenset[int]]:
         """The options that a sentence names, or in words why it names none; and those that it denies."""
@@ -200,7 +208,10 @@ class Options:
             label = next(filter(None, match.groups()), "")
             if not (by_text or label):
                 return match[0]
-            index = self.by_text[squash(match[0])] if by_text else self.by_label[label.upper()]
+            if by_text:
+                index = self.by_text[squash(match[0])]
+            else:
+                index = self.by_label[label.upper()]
             mentions.append((index, by_text, match[0]))
             return f" {MARK}{len(mentions) - 1}{MARK} "
 

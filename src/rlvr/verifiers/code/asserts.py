@@ -38,7 +38,9 @@ def rewritten(test: str | ast.stmt, functions: Collection[str]) -> Expression | 
     """The condition of an `assert`, or None where the test has to run as it is. `functions`: what the program defines."""
     try:
         statement = only_statement(test) if isinstance(test, str) else test
-        return _expression(statement.test, functions) if isinstance(statement, ast.Assert) else None
+        if isinstance(statement, ast.Assert):
+            return _expression(statement.test, functions)
+        return None
     except (NotPlainError, RecursionError):
         return None
 
@@ -59,7 +61,9 @@ def held_by(condition: Expression, call: CallProgram) -> str | None:
 async def holds(condition: Expression, call: CallProgram) -> str | None:
     """None where the condition holds, else what is wrong."""
     try:
-        return None if await condition(call) else "does not hold"
+        if await condition(call):
+            return None
+        return "does not hold"
     except (TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
         return f"{type(error).__name__}: {short(str(error))}"
 
@@ -116,7 +120,9 @@ def _literal(node: ast.expr) -> Expression | None:
 def _special_float(node: ast.expr) -> float | None:
     match node:
         case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=str(text))], keywords=[]):
-            return float(text) if text.strip().casefold().lstrip("+-") in ("inf", "infinity", "nan") else None
+            if text.strip().casefold().lstrip("+-") in ("inf", "infinity", "nan"):
+                return float(text)
+            return None
         case ast.Attribute(value=ast.Name(id="math"), attr="inf" | "nan" as name):
             return float(name)
     return None

@@ -76,7 +76,9 @@ class Trial:
         if outcome.ended is Ended.BROKEN:
             return failed(outcome)
         said = judge.answer(outcome)
-        return Result(1.0) if said is None else Result(0.0, str(said))
+        if said is None:
+            return Result(1.0)
+        return Result(0.0, str(said))
 
     async def test(self, source: str, name: str) -> Result:
         """Test code, with `name` as a proxy of the program's function, in a process apart from the program."""
@@ -87,7 +89,9 @@ class Trial:
         outcome = self._counted(await self.runner.test(test, candidate, name, token))
         if outcome.ended is Ended.DONE and outcome.value != token:
             return Result(0.0, "the test did not run to its end", outcome.ended)
-        return Result(1.0) if outcome.ended is Ended.DONE else failed(outcome)
+        if outcome.ended is Ended.DONE:
+            return Result(1.0)
+        return failed(outcome)
 
     def _counted(self, outcome: Outcome) -> Outcome:
         self.seconds += outcome.seconds
@@ -134,7 +138,9 @@ class StdioCase(Case):
             return await trial.judged(judge.text_job(outcome.stdout, expected, self.how))
         found = outcome.stdout.decode(errors="replace")
         problem = same_text(found, self.expected, self.how)
-        return Result(1.0) if problem is None else Result(0.0, problem)
+        if problem is None:
+            return Result(1.0)
+        return Result(0.0, problem)
 
 
 @dataclass(frozen=True)
@@ -155,7 +161,9 @@ class CallCase(Case):
         if outcome.size + len(self.expected_text) > DECODED_SIZE:
             return await trial.judged(judge.value_job(outcome.claim, self.expected_text, self.how))
         problem = difference(outcome.value, self.expected, self.how)
-        return Result(1.0) if problem is None else Result(0.0, problem)
+        if problem is None:
+            return Result(1.0)
+        return Result(0.0, problem)
 
 
 class _CallFailedError(Exception):
@@ -219,7 +227,9 @@ class AssertCase(Case):
         return re.sub(r"^\w+", lambda own: self.name or own[0], called)
 
     def _result(self, problem: str | None) -> Result:
-        return Result(1.0) if problem is None else Result(0.0, f"{problem}: {short(self.text)}")
+        if problem is None:
+            return Result(1.0)
+        return Result(0.0, f"{problem}: {short(self.text)}")
 
 
 @dataclass(frozen=True)

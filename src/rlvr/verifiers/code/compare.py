@@ -119,7 +119,10 @@ def _close(found: float, expected: float, tolerance: float) -> bool:
     if not math.isfinite(expected):
         return False
     size = abs(expected)
-    allowed = tolerance if size == 0 else max(tolerance * min(size, GROWS_TO), min(tolerance, _DOUBLE_LOSS) * size)
+    if size == 0:
+        allowed = tolerance
+    else:
+        allowed = max(tolerance * min(size, GROWS_TO), min(tolerance, _DOUBLE_LOSS) * size)
     return abs(found - expected) <= allowed and (found != 0 or size == 0)
 
 
@@ -140,7 +143,10 @@ def difference(found: Any, expected: Any, how: Comparison) -> str | None:
 
 def _same(found: Any, expected: Any, how: Comparison) -> bool:
     if isinstance(expected, (list, tuple)):
-        kinds = type(found) is type(expected) if how.strict_sequences else isinstance(found, (list, tuple))
+        if how.strict_sequences:
+            kinds = type(found) is type(expected)
+        else:
+            kinds = isinstance(found, (list, tuple))
         return (
             kinds
             and len(found) == len(expected)
@@ -192,7 +198,9 @@ def short(value: Any, limit: int = 80) -> str:
     """A value in a message; cheap however large it is."""
     if isinstance(value, str):
         text = repr(value[:limit])
-        return text if len(value) <= limit else f"{text}... ({len(value)} characters)"
+        if len(value) <= limit:
+            return text
+        return f"{text}... ({len(value)} characters)"
     if isinstance(value, int) and value.bit_length() > 1000:
         return f"an int of {value.bit_length()} bits"
     if isinstance(value, Iterator):  # its own words are an address
@@ -203,4 +211,6 @@ def short(value: Any, limit: int = 80) -> str:
         text = repr(value)
     except (RecursionError, ValueError):  # nested too deep, or with too many digits within
         return f"a {type(value).__name__}"
-    return text if len(text) <= limit else text[:limit] + "..."
+    if len(text) <= limit:
+        return text
+    return text[:limit] + "..."

@@ -124,7 +124,10 @@ def _chosen(text: str, language: str, which: Which, wanted: str) -> str:
         return text.strip("\r\n")
     marked = [block.text for block in blocks if block.mark and language_of(block.mark) == language]
     unmarked = [block.text for block in blocks if not block.mark]
-    programs = marked if any(map(str.strip, marked)) or not unmarked else unmarked
+    if any(map(str.strip, marked)) or not unmarked:
+        programs = marked
+    else:
+        programs = unmarked
     if not programs:
         marks = ", ".join(dict.fromkeys(block.mark for block in blocks))
         raise NoProgramError(f"no fenced block is marked {language} or unmarked (marked: {marks[:80]})")
@@ -136,7 +139,9 @@ def _chosen(text: str, language: str, which: Which, wanted: str) -> str:
     if wanted and not fitting:
         fitting = [one for one in unmarked if _fits(one, language, wanted)]
     chosen = (fitting or programs)[0 if which == "first" else -1]
-    return _with_earlier(chosen, programs, wanted) if language == "python" else chosen
+    if language == "python":
+        return _with_earlier(chosen, programs, wanted)
+    return chosen
 
 
 def _with_earlier(chosen: str, programs: list[str], wanted: str) -> str:
@@ -151,7 +156,9 @@ def _with_earlier(chosen: str, programs: list[str], wanted: str) -> str:
             parts.append(earlier)
             own |= given
             used |= set(_WORD.findall(earlier))
-    return "\n".join(reversed(parts)) if len(parts) > 1 else chosen
+    if len(parts) > 1:
+        return "\n".join(reversed(parts))
+    return chosen
 
 
 def _defined(program: str, where: re.Pattern[str]) -> set[str]:
@@ -163,14 +170,19 @@ def _defined(program: str, where: re.Pattern[str]) -> set[str]:
         if kind in ("def", "class"):
             found |= set(_WORD.findall(rest)[:1])
         else:
-            names = rest.partition(" import ")[2] if kind == "from" else rest
+            if kind == "from":
+                names = rest.partition(" import ")[2]
+            else:
+                names = rest
             found |= {words[-1] for part in names.split(",") if (words := _WORD.findall(part))}
     return found
 
 
 def _fits(program: str, language: str, wanted: str) -> bool:
     """Whether a block has the function that is wanted, or else can be a program that prints."""
-    return has_function(program, wanted) if wanted else _PRINTS[language].search(program) is not None
+    if wanted:
+        return has_function(program, wanted)
+    return _PRINTS[language].search(program) is not None
 
 
 class _Fence(NamedTuple):
@@ -184,7 +196,9 @@ def _fence(line: str) -> _Fence | None:
     if found is None:
         return None
     info = line[found.end() :].strip()
-    return None if "`" in info and found[1][0] == "`" else _Fence(line[: found.start(1)], found[1], info)
+    if "`" in info and found[1][0] == "`":
+        return None
+    return _Fence(line[: found.start(1)], found[1], info)
 
 
 def fenced_blocks(text: str) -> list[Block]:
@@ -221,6 +235,9 @@ def _closes(fence: _Fence, opened: _Fence) -> bool:
 
 
 def _block(opened: _Fence, lines: list[str]) -> Block:
-    body = [line.removeprefix(opened.indent) for line in lines] if opened.indent else lines
+    if opened.indent:
+        body = [line.removeprefix(opened.indent) for line in lines]
+    else:
+        body = lines
     mark = _MARK.match(opened.info)
     return Block(mark[1].casefold() if mark else "", "".join(body))

@@ -92,9 +92,10 @@ def read_layout(info: Mapping[str, Any], language: str, comparison: Comparison, 
     kind = info.get("kind")
     if kind not in _READERS:
         kinds = ", ".join(_READERS)
-        problem = (
-            "there is no info['kind']" if kind is None else f"info['kind'] is {kind!r}{nearest(str(kind), _READERS)}"
-        )
+        if kind is None:
+            problem = "there is no info['kind']"
+        else:
+            problem = f"info['kind'] is {kind!r}{nearest(str(kind), _READERS)}"
         raise LayoutError(f"{problem}; it is one of {kinds}")
     language = _language(info, language)
     if kind in _PYTHON_ONLY and language != "python":
@@ -110,7 +111,10 @@ def read_layout(info: Mapping[str, Any], language: str, comparison: Comparison, 
         raise LayoutError("no test calls the program: every program would pass")
     if not any(case.weight > 0 for case in cases):
         raise LayoutError("the weights of all cases are 0")
-    prelude = _parsed(info, "prelude", "") if language == "python" else _text(info, "prelude", "")
+    if language == "python":
+        prelude = _parsed(info, "prelude", "")
+    else:
+        prelude = _text(info, "prelude", "")
     prelude = "\n".join(part for part in (more.pop("prelude", ""), prelude) if part)
     packages = _packages(info, language)
     return Layout(
@@ -184,7 +188,10 @@ def _asserts(info: Mapping[str, Any], how: Comparison) -> _Read:
         raise LayoutError("'tests' is a list of Python tests, such as [\"assert f(1) == 2\"]; it needs one at least")
     parsed = [_statements(test, f"tests[{number}]") for number, test in enumerate(tests)]
     known = bound(setup)
-    given = _name(info, "entry_point") if "entry_point" in info else ""
+    if "entry_point" in info:
+        given = _name(info, "entry_point")
+    else:
+        given = ""
     bodies = [*parsed, statements(setup)]
     entry, functions = program_names(bodies, known, given)
     if not entry:
@@ -257,7 +264,9 @@ def _given_to_checker(arguments: ast.arguments) -> int:
             "the checker's function is check(input, output) or check(input, output, expected); other parameters need a default"
         )
     # A third one with a default may be the checker's own, such as a tolerance.
-    return 3 if needed == 3 or names[2:3] == ["expected"] else 2
+    if needed == 3 or names[2:3] == ["expected"]:
+        return 3
+    return 2
 
 
 def _property(info: Mapping[str, Any], how: Comparison) -> _Read:
@@ -316,12 +325,21 @@ def _packages(info: Mapping[str, Any], language: str) -> tuple[str, ...]:
 def _lacks(info: Mapping[str, Any], language: str, packages: Sequence[str]) -> str:
     names = ("setup", "test", "checker", "property", *(("prelude",) if language == "python" else ()))
     texts = [(name, info[name]) for name in names if isinstance(info.get(name), str)]
-    tests = info.get("tests") if info["kind"] == "asserts" else None
+    if info["kind"] == "asserts":
+        tests = info.get("tests")
+    else:
+        tests = None
     texts += [(f"tests[{number}]", test.strip()) for number, test in enumerate(tests or ())]
     for place, text in texts:
-        module = missing_module(statements(text), packages) if "import" in text else None
+        if "import" in text:
+            module = missing_module(statements(text), packages)
+        else:
+            module = None
         if module is not None:
-            mend = "add packages: [numpy]" if module.partition(".")[0] in PACKAGES else "take the import out"
+            if module.partition(".")[0] in PACKAGES:
+                mend = "add packages: [numpy]"
+            else:
+                mend = "take the import out"
             return f"{place} imports {module!r}, which is not in the sandbox: {mend}"
     return ""
 
@@ -340,7 +358,10 @@ def _cases(
         if not isinstance(row, Mapping):
             raise LayoutError(f"{place} is an object, not {type(row).__name__}")
         weight = row.get("weight")
-        row = row if keep_null else {name: value for name, value in row.items() if value is not None}
+        if keep_null:
+            row = row
+        else:
+            row = {name: value for name, value in row.items() if value is not None}
         cases.append(build(row, place, _weight(1.0 if weight is None else weight, place)))
     return cases
 
@@ -365,7 +386,10 @@ def _string(row: Mapping[str, Any], name: str, place: str, default: str | None =
     if isinstance(value, (list, tuple)) and all(isinstance(line, str) for line in value):
         value = "\n".join(value)
     if not isinstance(value, str):
-        problem = f"there is no {name!r}" if value is None else f"{name!r} is {type(value).__name__}, not text"
+        if value is None:
+            problem = f"there is no {name!r}"
+        else:
+            problem = f"{name!r} is {type(value).__name__}, not text"
         raise LayoutError(f"{place}: {problem}; write {{'input': '...', 'output': '...'}}")
     try:
         value.encode()

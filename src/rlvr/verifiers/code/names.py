@@ -140,8 +140,14 @@ def missing_module(body: Sequence[ast.stmt], packages: Iterable[str]) -> str | N
     tried = {inner for node in _nodes(body) if isinstance(node, ast.Try) for inner in ast.walk(node)}
     there = {*sys.stdlib_module_names, *packages}
     for node in _nodes(body):
-        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        modules += [node.module or "."] if isinstance(node, ast.ImportFrom) else []
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        else:
+            modules = []
+        if isinstance(node, ast.ImportFrom):
+            modules += [node.module or "."]
+        else:
+            modules += []
         wanted = next((module for module in modules if module.partition(".")[0] not in there), None)
         if wanted is not None and node not in tried:
             return wanted

@@ -20,4 +20,6 @@ def paths_of(package: str) -> tuple[Path, ...]:
         return ()
     folder = Path(next(iter(found.submodule_search_locations))).resolve()
     libraries = folder.parent / f"{package}.libs"
-    return (folder, libraries) if libraries.is_dir() else (folder,)
+    if libraries.is_dir():
+        return (folder, libraries)
+    return (folder,)

@@ -100,7 +100,9 @@ class Array:
             raise IndexError(f"index {at} is out of bounds for an array of {count}")
         row = len(self.items) // count
         part = self.items[at % count * row : (at % count + 1) * row]
-        return Array(self.dtype, self.shape[1:], part) if self.shape[1:] else part[0]
+        if self.shape[1:]:
+            return Array(self.dtype, self.shape[1:], part)
+        return part[0]
 
     def __repr__(self) -> str:
         return f"an array of {self.dtype} and shape {self.shape}"
@@ -157,9 +159,13 @@ class _Tree:
         if value is None or kind is bool or kind is str:
             return value
         if kind is int:
-            return value if -_SAFE_INT < value < _SAFE_INT else {"int": hex(value)}
+            if -_SAFE_INT < value < _SAFE_INT:
+                return value
+            return {"int": hex(value)}
         if kind is float:
-            return value if math.isfinite(value) else {"float": repr(value)}
+            if math.isfinite(value):
+                return value
+            return {"float": repr(value)}
         if kind is bytes:
             return {"bytes": value.hex()}
         if kind is complex:
@@ -170,7 +176,9 @@ class _Tree:
             return {"dict": [[self.of(k, depth - 1), self.of(v, depth - 1)] for k, v in dict.items(value)]}
         if kind in (list, tuple, set, frozenset):
             items = [self.of(item, depth - 1) for item in value]
-            return items if kind is list else {kind.__name__: items}
+            if kind is list:
+                return items
+            return {kind.__name__: items}
         return self._less_common(value, kind, depth)
 
     def _less_common(self, value: Any, kind: type, depth: int) -> Any:
@@ -222,7 +230,9 @@ def _fields(value: Any, kind: type) -> dict[str, Any]:
 
 
 def _names(slots: Any) -> tuple[str, ...]:
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+    if isinstance(slots, str):
+        return (slots,)
+    return tuple(slots)
 
 
 def _parts(value: Any) -> Any:
@@ -230,7 +240,9 @@ def _parts(value: Any) -> Any:
         return [value.start, value.stop, value.step]
     if type(value) is Fraction:
         return [value.numerator, value.denominator]
-    return value.hex() if type(value) is bytearray else str(value)
+    if type(value) is bytearray:
+        return value.hex()
+    return str(value)
 
 
 _BASES: dict[type, Callable[[Any], Any]] = {

@@ -95,12 +95,18 @@ class CodeVerifier(Verifier):
 
     def quick(self, task: Task, completion: str) -> Verdict | None:
         """The verdict where there is no program; None too while the task has not been read, which may take a second."""
-        found = None if self._known(task) is None else self._read(task, completion)
+        if self._known(task) is None:
+            found = None
+        else:
+            found = self._read(task, completion)
         return found if isinstance(found, Verdict) else None
 
     def cache_key(self, task: Task, completion: str) -> Hashable | None:
         """The task and the program, where the same program surely does the same again."""
-        found = None if self._known(task) is None else self._read(task, completion)
+        if self._known(task) is None:
+            found = None
+        else:
+            found = self._read(task, completion)
         if found is None or isinstance(found, Verdict):
             return None
         layout, program = found
@@ -111,7 +117,10 @@ class CodeVerifier(Verifier):
     async def verify(self, task: Task, completion: str) -> Verdict:
         """The verdict; many may wait at once, and the sandbox runs as many programs as it has workers."""
         known = self._known(task) is not None
-        found = self._read(task, completion) if known else await asyncio.to_thread(self._read, task, completion)
+        if known:
+            found = self._read(task, completion)
+        else:
+            found = await asyncio.to_thread(self._read, task, completion)
         if isinstance(found, Verdict):
             return found
         layout, program = found
@@ -119,7 +128,9 @@ class CodeVerifier(Verifier):
         problem = self._missing(layout)
         if problem is None and self.validate:
             problem = await self._solution_problem(task, layout, runner)
-        return Verdict.undecided(f"bad task: {problem}") if problem else await self._judged(layout, program, runner)
+        if problem:
+            return Verdict.undecided(f"bad task: {problem}")
+        return await self._judged(layout, program, runner)
 
     def check_task(self, task: Task) -> str | None:
         try:
@@ -203,6 +214,9 @@ class CodeVerifier(Verifier):
             verdict = await self._judged(layout, program, runner)
             if verdict.score is None:
                 return f"its solution could not be run: {verdict.reason}"
-            failure = f"its own solution does not pass: {verdict.reason}" if verdict.score < 1 else None
+            if verdict.score < 1:
+                failure = f"its own solution does not pass: {verdict.reason}"
+            else:
+                failure = None
             self._solutions[layout.digest] = failure
         return self._solutions[layout.digest]

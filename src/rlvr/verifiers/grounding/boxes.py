@@ -100,11 +100,9 @@ class IntervalVerifier(AnswerVerifier):
         golds = _gold_tuples(task.answer, 2)
         if not golds:
             return "the answer is no pair of finite numbers, nor a list of pairs"
-        return (
-            None
-            if all(start < end for start, end in golds)
-            else "the answer has an interval that ends before it starts"
-        )
+        if all(start < end for start, end in golds):
+            return None
+        return "the answer has an interval that ends before it starts"
 
     def judge(self, task: Task, answer: str) -> Verdict:
         golds = _gold_tuples(task.answer, 2)
@@ -160,20 +158,29 @@ def _gold_tuples(answer: Any, size: int) -> list[tuple[float, ...]]:
     """The gold as tuples; empty where it cannot be used."""
     if not isinstance(answer, (list, tuple)) or not answer:
         return []
-    items = answer if isinstance(answer[0], (list, tuple)) else [answer]
+    if isinstance(answer[0], (list, tuple)):
+        items = answer
+    else:
+        items = [answer]
     fits = all(
         isinstance(item, (list, tuple)) and len(item) == size and all(map(is_coordinate, item)) for item in items
     )
-    return [tuple(map(float, item)) for item in items] if fits and len(items) <= MOST else []
+    if fits and len(items) <= MOST:
+        return [tuple(map(float, item)) for item in items]
+    return []
 
 
 def _region(answer: Any) -> Sequence[Point] | None:
     box = _gold_tuples(answer, 4)
     if len(box) == 1:
         x1, y1, x2, y2 = box[0]
-        return [(x1, y1), (x2, y1), (x2, y2), (x1, y2)] if x1 < x2 and y1 < y2 else None
+        if x1 < x2 and y1 < y2:
+            return [(x1, y1), (x2, y1), (x2, y2), (x1, y2)]
+        return None
     corners = _gold_tuples(answer, 2)
-    return cast(list[Point], corners) if len(set(corners)) >= 3 else None
+    if len(set(corners)) >= 3:
+        return cast(list[Point], corners)
+    return None
 
 
 def _is_box(box: Box) -> bool:
@@ -189,7 +196,9 @@ def _to_corners(box: Box, layout: Layout, scale: tuple[float, float]) -> Box:
     d = box[3] * scale[1]
     if layout == "xywh":
         return (a, b, a + c, b + d)
-    return (a - c / 2, b - d / 2, a + c / 2, b + d / 2) if layout == "cxcywh" else (a, b, c, d)
+    if layout == "cxcywh":
+        return (a - c / 2, b - d / 2, a + c / 2, b + d / 2)
+    return (a, b, c, d)
 
 
 def _scale(task: Task, said: Scale, gold: str) -> tuple[float, float] | str:

@@ -55,7 +55,10 @@ def _from_json(text: str, size: int) -> list[float] | None:
         items = [items]
     numbers: list[float] = []
     for item in items:
-        found = next((item[key] for key in _BOX_KEYS if key in item), None) if isinstance(item, dict) else item
+        if isinstance(item, dict):
+            found = next((item[key] for key in _BOX_KEYS if key in item), None)
+        else:
+            found = item
         if not isinstance(found, list) or len(found) != size or not all(map(is_coordinate, found)):
             return None
         numbers += map(float, found)

@@ -57,7 +57,9 @@ def _language_problem(arguments: Mapping[str, Any]) -> str | None:
         return missing
     code = _code(arguments["language"])
     known = _languages()
-    return None if code in known else f"no language is known as {arguments['language']!r}{nearest(code, known)}"
+    if code in known:
+        return None
+    return f"no language is known as {arguments['language']!r}{nearest(code, known)}"
 
 
 @constraint("language:response_language", _language_problem)

@@ -57,7 +57,9 @@ def constraint(id: str, problem: Problem = lambda arguments: None) -> Callable[[
 
 def compared(count: int, relation: Relation, threshold: int) -> bool:
     """`less than` the threshold, or `at least` as much."""
-    return count < threshold if relation == "less than" else count >= threshold
+    if relation == "less than":
+        return count < threshold
+    return count >= threshold
 
 
 @dataclass(frozen=True)

@@ -44,11 +44,17 @@ class InstructionsVerifier(Verifier):
         if text is None:
             return Verdict(VerdictStatus.UNPARSABLE, 0.0, reason="the reasoning never ended")
         text = visible(text)
-        texts = [text] if self.evaluation == "strict" else loose_variants(text)
+        if self.evaluation == "strict":
+            texts = [text]
+        else:
+            texts = loose_variants(text)
         followed = self._followed(instructions, [variant for variant in texts if any(map(str.isalnum, variant))])
         share = sum(followed.values()) / len(followed)
         broken = [name for name, follows in followed.items() if not follows]
-        score = share if self.aggregate == "mean" else float(not broken)
+        if self.aggregate == "mean":
+            score = share
+        else:
+            score = float(not broken)
         reason = f"not followed: {', '.join(broken)}" if broken else ""
         return Verdict.from_score(score, reason=reason, scores={name: float(f) for name, f in followed.items()})
 

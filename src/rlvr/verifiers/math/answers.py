@@ -155,16 +155,22 @@ class Judge(Values):
         for one, other in ((gold, answer), (answer, gold)):
             if len(one.entries) == 1 and len(other.entries) > 1 and not other.is_set and other.joined in ",and":
                 value = one.entries[0].value
-                items = (
-                    value.items if isinstance(value, Bracket) and (value.opening, value.closing) == ("(", ")") else ()
-                )
+                if isinstance(value, Bracket) and (value.opening, value.closing) == ("(", ")"):
+                    items = value.items
+                else:
+                    items = ()
                 if len(items) == len(other.entries) and not any(
                     isinstance(entry.value, Bracket) for entry in other.entries
                 ):
                     labels = tuple(entry.label for entry in other.entries if entry.label is not None)
-                    label = Bracket("(", ")", labels) if len(labels) == len(items) else None
+                    if len(labels) == len(items):
+                        label = Bracket("(", ")", labels)
+                    else:
+                        label = None
                     listed = Entry(Bracket("(", ")", tuple(entry.value for entry in other.entries)), label)
-                    return self.entries(one.entries[0], listed) if one is gold else self.entries(listed, one.entries[0])
+                    if one is gold:
+                        return self.entries(one.entries[0], listed)
+                    return self.entries(listed, one.entries[0])
         return None
 
     def _labelled(self, gold: Statement, answer: Statement, wanted: list[Node], found: list[Node]) -> bool | None:
@@ -259,7 +265,10 @@ class Judge(Values):
         if one.operators == other.operators == ("=",):
             return self._equations(one, other)
         if one.operators == other.operators or one.operators == _flipped(other.operators):
-            flipped = other if one.operators == other.operators else Relation(one.operators, other.sides[::-1])
+            if one.operators == other.operators:
+                flipped = other
+            else:
+                flipped = Relation(one.operators, other.sides[::-1])
             sides = all_of(self.value(a, b) for a, b in zip(one.sides, flipped.sides, strict=True))
             if not sides and one.operators in _SYMMETRIC:
                 sides = all_of(self.value(a, b) for a, b in zip(one.sides, reversed(flipped.sides), strict=True))
@@ -411,7 +420,10 @@ def _with_letters(entry: Entry, letters: Substitution) -> Entry:
     """The entry with expressions for letters."""
     if not letters:
         return entry
-    rounded = None if entry.rounded is None else replaced(entry.rounded, letters)
+    if entry.rounded is None:
+        rounded = None
+    else:
+        rounded = replaced(entry.rounded, letters)
     return replace(entry, value=replaced(entry.value, letters), rounded=rounded)
 
 
@@ -443,7 +455,9 @@ def _named(label: Bracket) -> list[str]:
 def _as_relation(entry: Entry) -> Relation | None:
     if isinstance(entry.value, Relation):
         return entry.value
-    return None if entry.label is None else Relation(("=",), (entry.label, entry.value))
+    if entry.label is None:
+        return None
+    return Relation(("=",), (entry.label, entry.value))
 
 
 def _difference(relation: Relation) -> Node:

@@ -58,11 +58,16 @@ def _last_place(node: Node) -> Fraction | None:
             return None if place is None else place / 100
         case Apply("degree", (arg,)):
             place = _last_place(arg)
-            return None if place is None else place * Fraction(0.017453292519943295)  # pi / 180
+            # pi / 180
+            if place is None:
+                return None
+            return place * Fraction(0.017453292519943295)
         case Apply("*", (Number() as mantissa, Apply("^", (Number(), exponent)))) if is_literal(node):
             place = _last_place(mantissa)
             power = _integer(exponent)
-            return None if place is None or power is None or abs(power) > 300 else place * Fraction(10) ** power
+            if place is None or power is None or abs(power) > 300:
+                return None
+            return place * Fraction(10) ** power
     return None
 
 
@@ -72,5 +77,7 @@ def _integer(node: Node) -> int | None:
             return int(value)
         case Apply("neg", (arg,)) | Bracket("(", ")", (arg,)):
             inner = _integer(arg)
-            return None if inner is None else (-inner if isinstance(node, Apply) else inner)
+            if inner is None:
+                return None
+            return -inner if isinstance(node, Apply) else inner
     return None

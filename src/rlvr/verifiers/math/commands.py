@@ -68,13 +68,17 @@ class Commands(Literals):
             name = f"a{name}"
             exponent = None
         node: Node = Apply(name, args if index is None else (*args, index))
-        return node if exponent is None else Apply("^", (node, exponent))
+        if exponent is None:
+            return node
+        return Apply("^", (node, exponent))
 
     def _listed(self, closing: str) -> tuple[Node, ...]:
         """Arguments up to a closing bracket."""
         inner = self._inside(self.listing)
         self.expect("close", closing)
-        return inner.items if isinstance(inner, Listing) else (inner,)
+        if isinstance(inner, Listing):
+            return inner.items
+        return (inner,)
 
     def _root(self) -> Node:
         degree = None
@@ -82,7 +86,10 @@ class Commands(Literals):
             degree = self.expression(SUM)
             self.expect("close", "]")
         # A power behind the radicand is one of the root: \sqrt{x}^2 is x.
-        radicand = self.exponent() if self.peek().kind in ("number", "operator") else self.atom()
+        if self.peek().kind in ("number", "operator"):
+            radicand = self.exponent()
+        else:
+            radicand = self.atom()
         return Apply("root", (radicand,) if degree is None else (radicand, degree))
 
     def _arguments(self) -> tuple[Node, ...]:
@@ -171,7 +178,9 @@ class Commands(Literals):
         closing = "]" if self.next().text == "[" else ")"
         inner = self._inside(self.listing)
         self.expect("close", closing)
-        return Apply("call E", inner.items) if isinstance(inner, Listing) else Apply("mean", (inner,))
+        if isinstance(inner, Listing):
+            return Apply("call E", inner.items)
+        return Apply("mean", (inner,))
 
     def _composition(self, left: Node) -> Node | None:
         r"""`f \circ g`, as a function of functions whose order counts; None where the sign is one of degrees."""
@@ -211,7 +220,10 @@ class Commands(Literals):
             order = self.next().text
             if braced:
                 self.accept("close", "group")
-        body = None if self.peek().text == "group" else self.expression(SUM)
+        if self.peek().text == "group":
+            body = None
+        else:
+            body = self.expression(SUM)
         if (
             not (
                 self.accept("close", "group")
@@ -249,7 +261,9 @@ class Commands(Literals):
         token = self.peek()
         if token.kind == "number":
             return Number(Fraction(self.next().text))
-        return Symbol(self.next().text) if token.kind == "symbol" else self.exponent()
+        if token.kind == "symbol":
+            return Symbol(self.next().text)
+        return self.exponent()
 
     def _integral(self, name: str) -> Node:
         lower, upper = self._bounds()
@@ -326,4 +340,6 @@ class Commands(Literals):
         matrix = Matrix(tuple(rows))
         if name == "cases":
             return Apply("cases", tuple(Bracket("(", ")", entries) for entries in rows))
-        return Apply("det", (matrix,)) if name == "vmatrix" else matrix
+        if name == "vmatrix":
+            return Apply("det", (matrix,))
+        return matrix

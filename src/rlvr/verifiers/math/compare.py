@@ -59,7 +59,10 @@ def compare(gold: str, answer: str, rules: Rules = Rules()) -> Comparison:  # no
         if rules.require_simplified and (is_literal(expected) or isinstance(expected, Number)):
             return Comparison(False, f"not a plain number, and the gold is one: {error}")
         return Comparison(None, f"the answer cannot be read here: {error}")
-    log_base = 10 if _COMMON_LOG.search(gold) or _COMMON_LOG.search(answer) else 0
+    if _COMMON_LOG.search(gold) or _COMMON_LOG.search(answer):
+        log_base = 10
+    else:
+        log_base = 0
     try:
         return Judge(rules, Sampler(log_base)).compare(*alike(expected, found))
     except (Unknown, RecursionError) as error:

@@ -30,11 +30,15 @@ def with_variables_of(gold: Node, answer: Node) -> Node:
             names = dict(zip(theirs, ours, strict=True))
             group = [rename(item, names) for item in group]
         items += group
-    return replace(answer, items=tuple(items)) if isinstance(answer, Listing) else items[0]
+    if isinstance(answer, Listing):
+        return replace(answer, items=tuple(items))
+    return items[0]
 
 
 def _items(node: Node) -> tuple[Node, ...]:
-    return node.items if isinstance(node, Listing) else (node,)
+    if isinstance(node, Listing):
+        return node.items
+    return (node,)
 
 
 def _defined_by(item: Node) -> tuple[str, list[str]] | None:

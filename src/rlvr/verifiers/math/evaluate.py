@@ -133,7 +133,9 @@ class Evaluator:
     def _symbol(self, name: str) -> Value:
         if name in self.point:
             value = self.point[name]
-            return value if isinstance(value, Fraction) else self.mp.mpc(*map(self.inexact, value))
+            if isinstance(value, Fraction):
+                return value
+            return self.mp.mpc(*map(self.inexact, value))
         match name:
             case "pi":
                 return +self.mp.pi
@@ -217,7 +219,9 @@ class Evaluator:
     def divide(self, top: Value, bottom: Value) -> Value:
         if bottom == 0:
             raise Unknown("division by zero")
-        return top / bottom if type(top) is type(bottom) else self.inexact(top) / self.inexact(bottom)
+        if type(top) is type(bottom):
+            return top / bottom
+        return self.inexact(top) / self.inexact(bottom)
 
     def power(self, base: Value, exponent: Value) -> Value:
         self.fuel.spend(4)
@@ -321,7 +325,9 @@ class Evaluator:
                 product = self.multiply(product, self.divide(self.add(n, Fraction(-j)), Fraction(j + 1)))
             return product
         if isinstance(n, Fraction) and isinstance(k, Fraction) and n.denominator == k.denominator == 1:
-            return self.binomial(n, n - k) if 0 <= n - k <= 60 and k >= 0 else self._large_binomial(n, k)
+            if 0 <= n - k <= 60 and k >= 0:
+                return self.binomial(n, n - k)
+            return self._large_binomial(n, k)
         return self._large_binomial(n, k)
 
     def _large_binomial(self, n: Value, k: Value) -> Value:
@@ -338,7 +344,9 @@ class Evaluator:
 
     def floor(self, value: Value) -> Value:
         value = self.real(value)
-        return Fraction(value.numerator // value.denominator) if isinstance(value, Fraction) else self.mp.floor(value)
+        if isinstance(value, Fraction):
+            return Fraction(value.numerator // value.denominator)
+        return self.mp.floor(value)
 
     def modulo(self, value: Value, modulus: Value) -> Value:
         if not isinstance(value, Fraction) or not isinstance(modulus, Fraction) or modulus == 0:
@@ -398,9 +406,14 @@ class Evaluator:
             first, last = (int(value) for value in limits)
             if last - first < MAX_TERMS:
                 terms = list(self._bodies(node, [Fraction(k) for k in range(first, last + 1)]))
-                return self.multiply(Fraction(1), *terms) if node.kind == "prod" else self.add(Fraction(0), *terms)
+                if node.kind == "prod":
+                    return self.multiply(Fraction(1), *terms)
+                return self.add(Fraction(0), *terms)
         places = [Fraction(3, 7), Fraction(13, 11), Fraction(29, 13)]
-        kind = node.kind if binds(node) else f"{node.kind} {node.variable}"
+        if binds(node):
+            kind = node.kind
+        else:
+            kind = f"{node.kind} {node.variable}"
         total: Value = Fraction(0)
         for number, body in enumerate(self._bodies(node, places)):
             weight = self._scrambled(f"{kind} {number} {len(limits)}", limits)
@@ -435,7 +448,13 @@ def exact_root(value: Fraction, degree: int) -> Fraction | None:
         return None
     roots = []
     for part in (value.numerator, value.denominator):
-        root = isqrt(part) if degree == 2 else round(part ** (1 / degree)) if part.bit_length() < 900 else 0
+        if degree == 2:
+            root = isqrt(part)
+        else:
+            if part.bit_length() < 900:
+                root = round(part ** (1 / degree))
+            else:
+                root = 0
         if root**degree != part:
             return None
         roots.append(root)

@@ -166,7 +166,9 @@ def rebuild(node: Node, change: Callable[[Node], Node]) -> Node:
 def symbols(node: Node) -> frozenset[str]:
     """The free symbols, less the constants."""
     if isinstance(node, Symbol):
-        return frozenset() if node.name.partition(" ")[0] in CONSTANTS else frozenset({node.name})
+        if node.name.partition(" ")[0] in CONSTANTS:
+            return frozenset()
+        return frozenset({node.name})
     below = [symbols(child) for child in children(node)]
     free = frozenset().union(*below)
     if isinstance(node, Binder) and binds(node):
@@ -230,7 +232,9 @@ def as_decimal(node: Node) -> Number | None:
             return node if node.places is not None else None
         case Apply("neg", (arg,)):
             inner = as_decimal(arg)
-            return None if inner is None else replace(inner, value=-inner.value)
+            if inner is None:
+                return None
+            return replace(inner, value=-inner.value)
         case Bracket("(" | "[", ")" | "]", (item,)):
             return as_decimal(item)
         case Apply("*", (Number(value, places=int(places)), Apply("^", (Number(), power)) as scale)) if (

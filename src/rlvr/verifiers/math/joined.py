@@ -35,7 +35,9 @@ def alternatives(node: Node) -> list[Node]:
     match node:
         case Apply("vee", args):
             parts = [part for arg in args for part in alternatives(arg)]
-            return parts if all(isinstance(part, Relation) for part in parts) else [node]
+            if all(isinstance(part, Relation) for part in parts):
+                return parts
+            return [node]
         case Bracket("(", ")", (Relation() as relation,)):
             return [relation]
     return [node]

@@ -165,7 +165,9 @@ def _overlined(decimal: re.Match[str]) -> str:
 def _raised(run: re.Match[str]) -> str:
     """Superscript characters as a power."""
     power = run[0].translate(_SUPERSCRIPTS)
-    return f"^{power}" if len(power) == 1 else f"^{{{power}}}"
+    if len(power) == 1:
+        return f"^{power}"
+    return f"^{{{power}}}"
 
 
 def _strip(text: str) -> str:
@@ -173,7 +175,10 @@ def _strip(text: str) -> str:
     bare = text.rstrip(".,;*\\\u3002\uff61 ")
     if bare.endswith("^"):  # `\\mathbb{R}^*`, `z^*`: a sign, and no mark of emphasis
         bare += "*"
-    return f"{bare}..." if "..." in text[len(bare) :] else bare  # an ellipsis says that more follows
+    # an ellipsis says that more follows
+    if "..." in text[len(bare) :]:
+        return f"{bare}..."
+    return bare
 
 
 def _unwrapped(text: str) -> str | None:
@@ -187,7 +192,9 @@ def _unwrapped(text: str) -> str | None:
     for brace in _BRACE.finditer(text, wrapper.end() - 1):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
         if depth == 0:
-            return text[wrapper.end() : -1] if brace.end() == len(text) else None
+            if brace.end() == len(text):
+                return text[wrapper.end() : -1]
+            return None
     return None
 
 

@@ -159,7 +159,9 @@ def without_asked_noun(answer: str, prompt: str) -> str:
         return answer
     words = _words(counted[2] or counted[3])
     asked = any(phrase[: len(words)] == words for phrase in _asked(prompt))
-    return counted[1] if words and asked and not _NO_NOUNS.intersection(words) else answer
+    if words and asked and not _NO_NOUNS.intersection(words):
+        return counted[1]
+    return answer
 
 
 @functools.lru_cache(maxsize=256)

@@ -30,7 +30,9 @@ class Literals(Reader):
                 return Number(Fraction(int(token.text, int(base))), int(base))
             raise Unreadable("a number with an index")
         decimals = decimal_places(token.text)
-        return self._joined(value) if decimals is None and value.denominator == 1 else Number(value, places=decimals)
+        if decimals is None and value.denominator == 1:
+            return self._joined(value)
+        return Number(value, places=decimals)
 
     def _based(self, node: Node) -> Node:
         """A number in brackets with its base behind them, `(1011)_2`; anything else as it is."""

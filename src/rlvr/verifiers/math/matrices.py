@@ -96,7 +96,9 @@ def _named(node: Node, names: dict[str, str]) -> Node:
 
 
 def _factors(node: Node) -> tuple[Node, ...]:
-    return node.args if isinstance(node, Apply) and node.head == "*" else (node,)
+    if isinstance(node, Apply) and node.head == "*":
+        return node.args
+    return (node,)
 
 
 def _has_vector(node: Node) -> bool:
@@ -204,7 +206,9 @@ def _ordered(node: Node) -> list[str]:
     if not (isinstance(node, Apply) and node.head == "*"):
         return []
     letters = [arg.name for arg in node.args if isinstance(arg, Symbol) and _is_capital(arg.name)]
-    return letters if len(set(letters)) == len(letters) else []
+    if len(set(letters)) == len(letters):
+        return letters
+    return []
 
 
 @dataclass(frozen=True)
@@ -243,7 +247,10 @@ class _Evaluator(Evaluator):
         if isinstance(one, _Array) and isinstance(other, _Array):
             return one.shape == other.shape and all(map(self._near, one.entries(), other.entries()))
         if isinstance(one, _Array) or isinstance(other, _Array):
-            array, number = (one, other) if isinstance(one, _Array) else (other, one)
+            if isinstance(one, _Array):
+                array, number = (one, other)
+            else:
+                array, number = (other, one)
             return number == 0 and all(self._near(entry, number) for entry in array.entries())
         return self._near(one, other)
 
@@ -292,7 +299,10 @@ class _Evaluator(Evaluator):
         operand = node.args[at + 1 :]
         if not operand:
             raise Unknown("nabla without an operand")
-        body = operand[0] if len(operand) == 1 else Apply(node.head, operand)
+        if len(operand) == 1:
+            body = operand[0]
+        else:
+            body = Apply(node.head, operand)
         outer = self.place
         terms = []
         is_squared = node.args[at] == _SQUARED
@@ -302,11 +312,9 @@ class _Evaluator(Evaluator):
             self.place = tuple(sorted((*outer, *places)))
             terms.append(self.operate("*" if is_squared else node.head, [factor, self(body)]))
         self.place = outer
-        return (
-            self.operate(node.head, [*map(self, before), self.operate("+", terms)])
-            if before
-            else self.operate("+", terms)
-        )
+        if before:
+            return self.operate(node.head, [*map(self, before), self.operate("+", terms)])
+        return self.operate("+", terms)
 
     def _vector(self, seed: str) -> _Array:
         rng = random.Random(zlib.crc32(seed.encode()))
@@ -342,7 +350,9 @@ class _Evaluator(Evaluator):
 
     def _product(self, one: Any, other: Any) -> Any:
         if not isinstance(other, _Array):
-            return self.scaled(one, other) if isinstance(one, _Array) else self.multiply(one, other)
+            if isinstance(one, _Array):
+                return self.scaled(one, other)
+            return self.multiply(one, other)
         if not isinstance(one, _Array):
             return self.scaled(other, one)
         if one.shape == other.shape == (SIDE, 1):  # the scalar product
@@ -351,7 +361,9 @@ class _Evaluator(Evaluator):
             raise Unknown("a product of shapes that do not fit")
         columns = tuple(zip(*other.rows, strict=True))
         rows = tuple(tuple(self._dot(row, column) for column in columns) for row in one.rows)
-        return rows[0][0] if len(rows) == len(rows[0]) == 1 else _Array(rows)
+        if len(rows) == len(rows[0]) == 1:
+            return rows[0][0]
+        return _Array(rows)
 
     def _dot(self, one: tuple[Any, ...], other: tuple[Any, ...]) -> Any:
         return self.add(*(self.multiply(a, b) for a, b in zip(one, other, strict=True)))

@@ -161,7 +161,9 @@ def decimal_places(text: str) -> int | None:
     """Decimals of a number as written, `2.50` or `2.5e-3`; negative where the last digit is a ten or more, None without a point."""
     mantissa, _, exponent = text.lower().partition("e")
     decimals = mantissa.partition(".")[2]
-    return len(decimals) - int(exponent or 0) if decimals else None
+    if decimals:
+        return len(decimals) - int(exponent or 0)
+    return None
 
 
 def read_number(text: str, letters: bool = False) -> Number | None:
@@ -215,7 +217,9 @@ def _measure(rest: str, currency: str | None, letters: bool) -> tuple[Fraction, 
         assert gap is not None
         at = gap.end()
         if at == len(plain):
-            return None if "/" in gap[0] or "-" in gap[0] or ".." in gap[0] else (scale, " ".join(words))
+            if "/" in gap[0] or "-" in gap[0] or ".." in gap[0]:
+                return None
+            return (scale, " ".join(words))
         unit = _UNIT.match(plain, at)
         if unit is None or count == 5:
             return None
@@ -252,7 +256,9 @@ def _decimal(text: str | None) -> Fraction | None:
 def _operand(text: str | None) -> Fraction | None:
     match = _OPERAND.fullmatch(text or "")
     value = _decimal(match[2]) if match else None
-    return -value if match and value is not None and match[1] == "-" else value
+    if match and value is not None and match[1] == "-":
+        return -value
+    return value
 
 
 def _read_fraction(match: re.Match[str]) -> Fraction | None:
@@ -272,7 +278,9 @@ def _read_power(match: re.Match[str]) -> Fraction | None:
     if len(exponent) > 6 or abs(int(exponent)) > MAX_DIGITS:
         return None
     value = _decimal(mantissa)
-    return None if value is None else value * Fraction(10) ** int(exponent)
+    if value is None:
+        return None
+    return value * Fraction(10) ** int(exponent)
 
 
 def _places(match: re.Match[str]) -> int | None:

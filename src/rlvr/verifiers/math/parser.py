@@ -144,9 +144,9 @@ class _Parser(Commands):
         if len(groups) > 1:
             outer = [items[0] if len(items) == 1 else Listing(",", tuple(items)) for items in groups if items]
             return Listing(";", tuple(outer))
-        return (
-            groups[0][0] if len(groups[0]) == 1 else Listing(min(loose) if len(loose) == 1 else ",", tuple(groups[0]))
-        )
+        if len(groups[0]) == 1:
+            return groups[0][0]
+        return Listing(min(loose) if len(loose) == 1 else ",", tuple(groups[0]))
 
     def _separators(self) -> set[str]:
         found = set()
@@ -278,7 +278,9 @@ class _Parser(Commands):
             *scalars, last = left.args if isinstance(left, Apply) and left.head == "*" else (left,)
             if is_vector(last):
                 product = Apply(_VECTOR_PRODUCTS[token.text], (last, right))
-                return Apply("*", (*scalars, product)) if scalars else product
+                if scalars:
+                    return Apply("*", (*scalars, product))
+                return product
         head = {"-": "+", "times": "*"}.get(token.text, token.text)
         if head in ("+", "*") and isinstance(left, Apply) and left.head == head:
             return Apply(head, (*left.args, right))
@@ -291,9 +293,9 @@ class _Parser(Commands):
             self.next()
             if self.peek() == ("operator", "!", False):
                 self.next()
-                return (
-                    Apply("factorial2", (left,)) if self.peek() != ("operator", "!", False) else self._threefold(left)
-                )
+                if self.peek() != ("operator", "!", False):
+                    return Apply("factorial2", (left,))
+                return self._threefold(left)
             return Apply("factorial", (left,))
         if token.text == "%":
             self.next()
@@ -360,7 +362,9 @@ class _Parser(Commands):
             raise Unreadable("nested too deep")
         node = self.atom()
         self.level -= 1
-        return self._raised(node) if self.peek().text == "^" else node
+        if self.peek().text == "^":
+            return self._raised(node)
+        return node
 
     def _unit(self) -> str:
         """Words after a value, with powers and further words: `cm^2`, `miles per hour`, `m / s`."""
@@ -411,7 +415,9 @@ class _Parser(Commands):
         if token.kind == "operator" and token.text in ("+", "-", "pm", "mp"):
             self.next()
             arg = self.expression(_SIGN)
-            return arg if token.text == "+" else Apply({"-": "neg"}.get(token.text, token.text), (arg,))
+            if token.text == "+":
+                return arg
+            return Apply({"-": "neg"}.get(token.text, token.text), (arg,))
         return self.atom()
 
     def atom(self) -> Node:

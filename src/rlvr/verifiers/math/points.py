@@ -182,7 +182,10 @@ def _mixed(complex_names: Sequence[str], real_names: Sequence[str], number: int)
     point: Point = {name: coordinates(name)[number] for name in real_names}
     for name in complex_names:
         value = _complex_coordinates(_base(name))[number]
-        point[name] = value if _base(name) == name else Complex(value.real, -value.imag)
+        if _base(name) == name:
+            point[name] = value
+        else:
+            point[name] = Complex(value.real, -value.imag)
     return point
 
 
@@ -198,7 +201,9 @@ def _constants(*nodes: Node) -> list[int]:
         if isinstance(below, Number) and below.value.denominator == 1 and 1 < abs(below.value) < MAX_CONSTANT
     }
     common = lcm(*found) if found else 1
-    return sorted(found | {common} - {1}) if common < MAX_CONSTANT else sorted(found)
+    if common < MAX_CONSTANT:
+        return sorted(found | {common} - {1})
+    return sorted(found)
 
 
 def _integers(names: Sequence[str], constants: Sequence[int]) -> Iterator[tuple[object, Point]]:
@@ -237,7 +242,10 @@ def _corners(
             corners = sorted(found)
             between = [(low + high) / 2 for low, high in itertools.pairwise(corners)]
             size = max([Fraction(10**6), *map(abs, corners)])
-            outside = [corners[0] - 1, corners[0] - size, corners[-1] + 1, corners[-1] + size] if corners else []
+            if corners:
+                outside = [corners[0] - 1, corners[0] - size, corners[-1] + 1, corners[-1] + size]
+            else:
+                outside = []
             for at in (*between, *outside, *corners):
                 yield ("corner", place, name, at), {**basic[place], name: at}
 
@@ -277,7 +285,10 @@ def _branches(node: Node) -> Iterator[Node]:
 def _is_even_root(node: Apply) -> bool:
     """Whether a root or a power has a degree, or a denominator of the exponent, that is even."""
     if node.head == "root":
-        degree = node.args[1] if len(node.args) > 1 else Number(Fraction(2))
+        if len(node.args) > 1:
+            degree = node.args[1]
+        else:
+            degree = Number(Fraction(2))
         return isinstance(degree, Number) and degree.value.denominator == 1 and degree.value % 2 == 0
     exponent = _rational(node.args[1])
     return exponent is not None and exponent.denominator % 2 == 0
@@ -296,7 +307,9 @@ def _rational(node: Node) -> Fraction | None:
         case Apply("/", (top, bottom)):
             above = _rational(top)
             below = _rational(bottom)
-            return None if above is None or not below else above / below
+            if above is None or not below:
+                return None
+            return above / below
     return None
 
 
@@ -334,7 +347,9 @@ def _zeros(node: Node, name: str, point: Point, value: Valued) -> set[Fraction]:
             raise
         except Unknown:
             return None
-        return found if isinstance(found, Fraction) or not found.imag else None
+        if isinstance(found, Fraction) or not found.imag:
+            return found
+        return None
 
     try:
         values = [at(Fraction(x)) for x in (0, 1, 2, 3, 7)]
@@ -342,7 +357,10 @@ def _zeros(node: Node, name: str, point: Point, value: Valued) -> set[Fraction]:
         fractions = [found for found in exact if found is not None]
         if len(fractions) == len(values):
             rounded = any(not isinstance(found, Fraction) for found in values)
-            noise = NOISE * max(map(abs, fractions)) if rounded else Fraction(0)
+            if rounded:
+                noise = NOISE * max(map(abs, fractions))
+            else:
+                noise = Fraction(0)
             a, b, c, d, e = fractions
             square = (c - 2 * b + a) / 2
             slope = b - a
@@ -392,6 +410,9 @@ def _crossings(at: Callable[[Fraction], Any]) -> set[Fraction]:
             here = at(middle)
             if here is None:
                 break
-            low, high = (middle, high) if (here > 0) == (before > 0) else (low, middle)
+            if (here > 0) == (before > 0):
+                low, high = (middle, high)
+            else:
+                low, high = (low, middle)
         found.add(low)
     return found

@@ -21,7 +21,9 @@ class Reader(ABC):
 
     def peek(self, ahead: int = 0) -> Token:
         place = self.at + ahead
-        return self.tokens[place] if place < len(self.tokens) else END
+        if place < len(self.tokens):
+            return self.tokens[place]
+        return END
 
     def next(self) -> Token:
         token = self.peek()
@@ -50,7 +52,10 @@ class Reader(ABC):
             token = self.next()
             if token is END:
                 raise Unreadable("a subscript that does not close")
-            open_braces += {"open": 1, "close": -1}.get(token.kind, 0) if token.text == "group" else 0
+            if token.text == "group":
+                open_braces += {"open": 1, "close": -1}.get(token.kind, 0)
+            else:
+                open_braces += 0
             if token.text != "group":
                 parts.append(token.text)
         return "".join(parts)

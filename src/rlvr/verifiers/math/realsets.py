@@ -164,7 +164,9 @@ class RealSets:
         order = self._compare(start, stop)
         if order > 0 or start.side > 0 or stop.side < 0:
             raise NotASet
-        return (Piece(start, stop),) if order < 0 or (low_closed and high_closed) else ()
+        if order < 0 or (low_closed and high_closed):
+            return (Piece(start, stop),)
+        return ()
 
     def _compare(self, one: End, other: End) -> int:
         if one.side or other.side:
@@ -308,7 +310,9 @@ class RealSets:
 
 
 def _negated(node: Node) -> Node:
-    return Number(-node.value) if isinstance(node, Number) else Apply("neg", (node,))
+    if isinstance(node, Number):
+        return Number(-node.value)
+    return Apply("neg", (node,))
 
 
 def _is_call(node: Node) -> bool:

@@ -261,7 +261,10 @@ def _with_one_constant(terms: tuple[Node, ...]) -> tuple[Node, ...]:
 
 def _divided(term: Node, divisor: Fraction) -> Node | None:
     """A canonical term over a number, or None where its coefficient is no multiple of that."""
-    factors = term.args if isinstance(term, Apply) and term.head == "*" else (term,)
+    if isinstance(term, Apply) and term.head == "*":
+        factors = term.args
+    else:
+        factors = (term,)
     for at, factor in enumerate(factors):
         if isinstance(factor, Number) and not factor.base and factor.value % divisor == 0:
             return _product((*factors[:at], Number(factor.value / divisor), *factors[at + 1 :]))
@@ -284,7 +287,9 @@ def _product(factors: tuple[Node, ...]) -> Node:
     if sign < 0:
         parts.append(Number(Fraction(-1)))
     ordered = _sorted(tuple(parts)) or (_ONE,)
-    return ordered[0] if len(ordered) == 1 else Apply("*", ordered)
+    if len(ordered) == 1:
+        return ordered[0]
+    return Apply("*", ordered)
 
 
 def _flattened(head: str, parts: tuple[Node, ...]) -> tuple[Node, ...]:

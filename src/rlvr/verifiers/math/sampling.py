@@ -154,7 +154,9 @@ class Sampler:
             if same is False:
                 return False
             agreed += same is True and _is_telling(self._at(gold, number, point))
-        return True if agreed >= 3 or (agreed == 0 and agreed_off_axis >= 3) else None
+        if agreed >= 3 or (agreed == 0 and agreed_off_axis >= 3):
+            return True
+        return None
 
     def _constants(self, gold: Node, answer: Node) -> bool | None:
         try:
@@ -174,7 +176,9 @@ class Sampler:
         if self._is_rounded(gold, answer) or self._is_rounded(answer, gold):
             return True
         same = self._agree(gold, answer, None, {}, DIGITS)
-        return None if same and not _is_telling(one) else same
+        if same and not _is_telling(one):
+            return None
+        return same
 
     def _is_rounded(self, exact: Node, rounded: Node) -> bool:
         """Whether `rounded` is a decimal that is right for the real number `exact`, see numeric.is_rounding."""

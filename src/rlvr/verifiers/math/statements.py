@@ -187,7 +187,9 @@ def _grouped(node: Node, sampler: Sampler) -> Node:
     entries = [read_entry(item, sampler) for item in node.items]
     values = Bracket("(", ")", tuple(entry.value for entry in entries))
     labels = tuple(entry.label for entry in entries if entry.label is not None)
-    return Relation(("=",), (Bracket("(", ")", labels), values)) if len(labels) == len(entries) else values
+    if len(labels) == len(entries):
+        return Relation(("=",), (Bracket("(", ")", labels), values))
+    return values
 
 
 def permuted(entry: Entry, labels: Sequence[Node] = ()) -> Entry:
@@ -251,14 +253,18 @@ def with_residues(node: Node) -> Node:
 
 
 def _last_side(node: Node) -> Node:
-    return node.sides[-1] if isinstance(node, Relation) else node
+    if isinstance(node, Relation):
+        return node.sides[-1]
+    return node
 
 
 def _modulo(node: Node, modulus: Node) -> Node:
     """An integer or a congruence that has no modulus with this one."""
     if isinstance(node, Relation) and node.operators == ("equiv",):
         return Relation(node.operators, (node.sides[0], _modulo(node.sides[1], modulus)))
-    return Apply("pmod", (node, modulus)) if is_integer_literal(node) else node
+    if is_integer_literal(node):
+        return Apply("pmod", (node, modulus))
+    return node
 
 
 def is_set(node: Node) -> bool:
@@ -269,7 +275,9 @@ def is_set(node: Node) -> bool:
 def _members(node: Node) -> tuple[Node, ...] | None:
     """The members of a finite set that are no sets themselves: a set of sets is one value."""
     if isinstance(node, Bracket) and node.opening == "{" and node.items and not isinstance(node.items[0], Builder):
-        return None if any(map(is_set, node.items)) else node.items
+        if any(map(is_set, node.items)):
+            return None
+        return node.items
     if isinstance(node, Apply) and node.head == "cup":
         parts = [_members(part) for part in node.args]
         if all(part is not None for part in parts):
@@ -340,7 +348,9 @@ def _in_units_of(one: Node, other: Node) -> Node:
     factor = conversion(one.unit, other.unit)
     if factor is None:
         raise Refused("the sides of a chain have different units")
-    return other if factor == 1 else Apply("*", (other.value, Number(factor)))
+    if factor == 1:
+        return other
+    return Apply("*", (other.value, Number(factor)))
 
 
 def _names(label: Node, values: Sequence[Node], sampler: Sampler) -> bool:
@@ -420,11 +430,10 @@ def _quantity(value: Node, unit: str) -> Node:
     words = unit.split()
     while words and words[0].lower() in SCALES:
         scale = SCALES[words.pop(0).lower()]
-        value = (
-            Apply("percent", (value,))
-            if scale < 1
-            else Apply("mixed", (Apply("*", (value, Number(scale))), Number(Fraction(0))))
-        )
+        if scale < 1:
+            value = Apply("percent", (value,))
+        else:
+            value = Apply("mixed", (Apply("*", (value, Number(scale))), Number(Fraction(0))))
     unit = " ".join(words)
     if unit.lower() in ("degrees", "degree", "deg"):
         return Apply("degree", (value,))
@@ -436,7 +445,9 @@ def _quantity(value: Node, unit: str) -> Node:
 def _transposed(node: Node) -> Node:
     if isinstance(node, Matrix):
         return Matrix(tuple(zip(*node.rows, strict=True)))
-    return node if isinstance(node, Bracket) else Apply("transpose", (node,))
+    if isinstance(node, Bracket):
+        return node
+    return Apply("transpose", (node,))
 
 
 def _is_vector(node: Node) -> bool:
@@ -446,7 +457,9 @@ def _is_vector(node: Node) -> bool:
 def _rows(node: Node) -> tuple[tuple[Node, ...], ...] | None:
     if isinstance(node, Matrix):
         return node.rows
-    return tuple((item,) for item in node.items) if isinstance(node, Bracket) and _is_vector(node) else None
+    if isinstance(node, Bracket) and _is_vector(node):
+        return tuple((item,) for item in node.items)
+    return None
 
 
 def _matrix(node: Apply) -> Node:

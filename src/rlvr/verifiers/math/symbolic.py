@@ -63,7 +63,10 @@ def equal(gold: str, answer: str, seconds: float) -> bool:
 def _equal(gold: str, answer: str) -> bool:
     if not _EQUALS.search(gold):
         first, *rest = _EQUALS.split(answer)
-        sides = rest if rest and _names_something(first) else [first, *rest]
+        if rest and _names_something(first):
+            sides = rest
+        else:
+            sides = [first, *rest]
         return all(_same(gold, side.strip()) for side in sides)
     return _same(gold, answer)
 

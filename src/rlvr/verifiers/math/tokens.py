@@ -208,7 +208,9 @@ def _ratio_of_units(fraction: re.Match[str]) -> str:
     """The fraction as one unit, or as it is where its words are no units (`\\frac{\\text{red}}{\\text{blue}}`)."""
     above, power, below, power_below = (part or "" for part in fraction.groups())
     unit = f"{above}{power}/{below}{power_below}"
-    return fraction[0] if dimension(unit) is None else rf" \text{{{unit}}}"
+    if dimension(unit) is None:
+        return fraction[0]
+    return rf" \text{{{unit}}}"
 
 
 def _number(text: str, spaced: bool, tokens: list[Token]) -> None:
@@ -274,7 +276,9 @@ def _joins_unit(tokens: list[Token]) -> bool:
     if not tokens or tokens[-1].text not in ("*", "/"):
         return False
     raised = len(tokens) > 3 and tokens[-3].text == "^"
-    return tokens[-4 if raised else -2].kind == "words" if len(tokens) > 1 else False
+    if len(tokens) > 1:
+        return tokens[-4 if raised else -2].kind == "words"
+    return False
 
 
 def starts_with_function(word: str) -> bool:

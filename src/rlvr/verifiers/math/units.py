@@ -213,13 +213,17 @@ def conversion(gold: str, answer: str, nouns: frozenset[str] = frozenset()) -> F
     if gold == answer or not answer:
         return Fraction(1)
     if not gold:
-        return Fraction(1) if _may_be_added(answer, nouns) else None
+        if _may_be_added(answer, nouns):
+            return Fraction(1)
+        return None
     gold = _bare(gold)
     answer = _bare(answer)
     ours = _dimension_beside(gold, answer)
     theirs = _dimension_beside(answer, gold)
     if ours is None or theirs is None:
-        return Fraction(1) if _folded(gold) == _folded(answer) else None
+        if _folded(gold) == _folded(answer):
+            return Fraction(1)
+        return None
     if ours[0] == theirs[0]:
         return theirs[1] / ours[1]
     kinds = {power[0] for side in (ours, theirs) for power in side[0]}
@@ -233,7 +237,10 @@ def _dimension_beside(unit: str, other: str) -> tuple[tuple[tuple[str, int], ...
     if found is not None:
         return found
     beside = dimension(other)
-    degrees = [] if beside is None else [name for name, _ in beside[0] if name.startswith("temperature ")]
+    if beside is None:
+        degrees = []
+    else:
+        degrees = [name for name, _ in beside[0] if name.startswith("temperature ")]
     for quantity in degrees or _PREFIXED:
         letter, word = _AMBIGUOUS[quantity]
         unit = re.sub(rf"\b{letter}\b", word, unit)
@@ -316,4 +323,6 @@ def dimension(unit: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | None:
             powers[name] = powers.get(name, 0) + exponent * power
         size *= (factor * _SIZES.get(quantity, 1)) ** power
         wanted = 1
-    return (tuple(sorted((name, power) for name, power in powers.items() if power)), size) if powers else None
+    if powers:
+        return (tuple(sorted((name, power) for name, power in powers.items() if power)), size)
+    return None

@@ -124,12 +124,20 @@ class Values(ABC):
             if _based(gold) != _based(answer):
                 return False
         same = self.sampler.equal(gold, answer)
-        return same if same or symbols(gold) == symbols(answer) else False
+        if same or symbols(gold) == symbols(answer):
+            return same
+        return False
 
     def _quantities(self, gold: Node, answer: Node) -> bool | None:
         """Units convert where both are known; one side may leave its unit out."""
-        one = gold if isinstance(gold, Quantity) else Quantity(gold, "")
-        other = answer if isinstance(answer, Quantity) else Quantity(answer, "")
+        if isinstance(gold, Quantity):
+            one = gold
+        else:
+            one = Quantity(gold, "")
+        if isinstance(answer, Quantity):
+            other = answer
+        else:
+            other = Quantity(answer, "")
         factor = conversion(one.unit, other.unit, self.rules.nouns)
         if factor is None:
             return False

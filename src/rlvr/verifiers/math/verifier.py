@@ -159,7 +159,9 @@ class MathVerifier(Verifier):
             if reason == "":
                 return _correct(found)
             wrong.append(reason)
-        return None if None in wrong else _zero(VerdictStatus.WRONG, wrong[0] or "", found)
+        if None in wrong:
+            return None
+        return _zero(VerdictStatus.WRONG, wrong[0] or "", found)
 
     def verify(self, task: Task, completion: str) -> Verdict:
         """The verdict, through all stages. Bounded in time, but tens of milliseconds long: it belongs in the pool."""
@@ -183,7 +185,9 @@ class MathVerifier(Verifier):
 
     def cache_key(self, task: Task, completion: str) -> Hashable | None:
         found = self._find(completion)
-        return None if isinstance(found, Verdict) else (repr(task.answer), _last_message(task.prompt), found)
+        if isinstance(found, Verdict):
+            return None
+        return (repr(task.answer), _last_message(task.prompt), found)
 
     def check_task(self, task: Task) -> str | None:
         for gold in read_golds(task.answer, self.decimal_comma):
@@ -217,7 +221,10 @@ class MathVerifier(Verifier):
         if not isinstance(completion, str):
             return _zero(VerdictStatus.UNPARSABLE, f"the completion is {type(completion).__name__}, not a text", None)
         text = answers.final_text(completion, self.think_opened_by_prompt)
-        found = None if text is None else answers.find_answer(text, self.methods, self.fallback)
+        if text is None:
+            found = None
+        else:
+            found = answers.find_answer(text, self.methods, self.fallback)
         if text is None or found is None:
             return _zero(VerdictStatus.UNPARSABLE, "no final answer found", None)
         if len(found) > self.max_length:
@@ -249,7 +256,9 @@ class MathVerifier(Verifier):
                 return "another number"
             integer = gold.number.value.denominator == 1 and gold.number.scale == 1 and not gold.number.is_fraction
             restated = number.is_fraction and integer
-            return "equal, but a fraction where the gold is an integer" if restated and self.require_simplified else ""
+            if restated and self.require_simplified:
+                return "equal, but a fraction where the gold is an integer"
+            return ""
         if spelling(answer) == spelling(gold.text):
             return ""
         if gold.is_words and _said(answer) == _said(gold.text):
@@ -265,7 +274,9 @@ class MathVerifier(Verifier):
         if gold.number is not None:
             comma = _DECIMAL_COMMA.fullmatch(answer)
             if comma and (decimal := read_number(f"{comma[1]}.{comma[2]}")) and gold.number.places:
-                return "" if gold.number.equals(decimal, self._number_rules) else "another number"
+                if gold.number.equals(decimal, self._number_rules):
+                    return ""
+                return "another number"
             if _OR.search(answer):
                 return "several alternatives where the gold has one answer"
         if (
@@ -284,7 +295,10 @@ class MathVerifier(Verifier):
         prompt = _last_message(task.prompt)
         said = compare(gold.text, answer, replace(self._rules, variables=variables_of(prompt), nouns=words_of(prompt)))
         equal = said.equal is True
-        status = VerdictStatus.WRONG if said.equal is False else VerdictStatus.UNPARSABLE
+        if said.equal is False:
+            status = VerdictStatus.WRONG
+        else:
+            status = VerdictStatus.UNPARSABLE
         reason = said.reason
         if said.equal is None and self.math_verify:
             equal, status, reason = _by_math_verify(gold.text, answer, seconds, reason)
@@ -327,7 +341,10 @@ def _said(text: str) -> str:
 def _last_message(prompt: Any) -> str:
     if isinstance(prompt, str):
         return prompt
-    content = prompt[-1].get("content") if isinstance(prompt, list) and prompt and isinstance(prompt[-1], dict) else ""
+    if isinstance(prompt, list) and prompt and isinstance(prompt[-1], dict):
+        content = prompt[-1].get("content")
+    else:
+        content = ""
     return content if isinstance(content, str) else ""
 
 
@@ -354,7 +371,9 @@ def read_golds(answer: Any, decimal_comma: bool = False) -> tuple[Gold, ...]:
         return (_read_one(answer, decimal_comma),)
     golds = tuple(_read_one(item, decimal_comma) for item in answer)
     bad = next((gold for gold in golds if gold.problem), None)
-    return (bad,) if bad else golds or (_bad("the list of answers is empty"),)
+    if bad:
+        return (bad,)
+    return golds or (_bad("the list of answers is empty"),)
 
 
 @functools.lru_cache(maxsize=8192)
@@ -385,7 +404,9 @@ def _text_of(answer: Any) -> str:
     if isinstance(answer, float):
         if not math.isfinite(answer):
             raise ValueError(f"the answer is {answer}")
-        return repr(answer) if answer.is_integer() else f"{answer:.{FLOAT_DIGITS}g}"
+        if answer.is_integer():
+            return repr(answer)
+        return f"{answer:.{FLOAT_DIGITS}g}"
     try:
         return str(answer)
     except ValueError:  # an integer of more digits than Python converts

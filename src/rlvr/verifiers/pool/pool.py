@@ -106,7 +106,10 @@ class VerifierPool:
             verdict = verifier.quick(task, completion)
         except Exception as error:  # a verifier's trouble costs a verdict, not the run
             verdict = Verdict.raised(f"{display_name(verifier)}.quick raised", error)
-        key = None if verdict else self._cache.key(verifier, task, completion)
+        if verdict:
+            key = None
+        else:
+            key = self._cache.key(verifier, task, completion)
         if key is not None:
             verdict = self._cache.get(key)
         if verdict is not None:
@@ -122,7 +125,10 @@ class VerifierPool:
         self, verifier: Verifier, task: Task, completions: Sequence[str], rollouts: Sequence[Rollout] | None = None
     ) -> list[Verdict]:
         """The verdicts on the completions of one task, in one call where the verifier has `verify_group`."""
-        known: Sequence[Rollout | None] = [None] * len(completions) if rollouts is None else rollouts
+        if rollouts is None:
+            known: Sequence[Rollout | None] = [None] * len(completions)
+        else:
+            known = rollouts
         if verifier.verify_group is None:
             ones = zip(completions, known, strict=True)
             return list(await asyncio.gather(*(self.verify(verifier, task, *one) for one in ones)))
@@ -145,7 +151,9 @@ class VerifierPool:
         async def gather() -> list[Verdict]:
             return await asyncio.gather(*(self.verify(verifier, task, completion) for task, completion in pairs))
 
-        return self._loop.submit(gather()).result() if not self._closed else [Verdict.undecided(_CLOSED) for _ in pairs]
+        if not self._closed:
+            return self._loop.submit(gather()).result()
+        return [Verdict.undecided(_CLOSED) for _ in pairs]
 
     def close(self) -> None:
         """End all processes and threads; verifications under way end undecided. Closing twice is fine."""
@@ -174,7 +182,9 @@ class VerifierPool:
             verdicts = await self._together.verdicts(verifier, job, self.batch_delay())
         if verdicts is None:
             verdicts = await self._on_loop(self._run(verifier, job))
-        return verdicts[0] if verdicts else Verdict.undecided(_CLOSED)
+        if verdicts:
+            return verdicts[0]
+        return Verdict.undecided(_CLOSED)
 
     async def _several(self, verifier: Verifier, jobs: Sequence[Job]) -> Sequence[Found]:
         """The verdicts of jobs that go together."""
@@ -247,11 +257,15 @@ class VerifierPool:
         return None
 
     def _limit(self, verifier: Verifier) -> float:
-        return verifier.time_limit if self.time_limit is None else self.time_limit
+        if self.time_limit is None:
+            return verifier.time_limit
+        return self.time_limit
 
     def _slots(self, verifier: Verifier) -> asyncio.Semaphore:
         waits = isinstance(verifier, FunctionVerifier) or verifier.needs.remote
-        return self._waiting_slots if waits else self._computing_slots
+        if waits:
+            return self._waiting_slots
+        return self._computing_slots
 
     def _warn_once(self, message: str) -> None:
         if message not in self._warned:

@@ -32,7 +32,10 @@ def missing() -> str | None:
 
 def readable(verifier: Verifier) -> list[str]:
     """The files that a verifier is made of."""
-    owner = verifier.call.function if isinstance(verifier, FunctionVerifier) else type(verifier)
+    if isinstance(verifier, FunctionVerifier):
+        owner = verifier.call.function
+    else:
+        owner = type(verifier)
     try:
         return [str(Path(inspect.getfile(owner)).resolve())]
     except (TypeError, OSError):  # made in a notebook: it is sent by value

@@ -18,7 +18,10 @@ T = TypeVar("T")
 
 def cores() -> int:
     """The cores for this process: those it may run on, shared with the other processes of its launcher."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        allowed = len(os.sched_getaffinity(0))
+    else:
+        allowed = os.cpu_count() or 1
     return max(1, allowed // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
 
 

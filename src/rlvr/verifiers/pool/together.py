@@ -48,7 +48,10 @@ class LatencyAverage:
 
     def note(self, seconds: float) -> None:
         """A verdict took so long."""
-        self._mean = seconds if self._mean is None else (1 - SHARE) * self._mean + SHARE * seconds
+        if self._mean is None:
+            self._mean = seconds
+        else:
+            self._mean = (1 - SHARE) * self._mean + SHARE * seconds
 
     def workers(self, jobs: int) -> int:
         """How many workers so many jobs are worth: up to the cores, or more where those would have too much."""

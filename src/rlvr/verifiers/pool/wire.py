@@ -105,7 +105,9 @@ def send(sock: socket.socket, body: bytes) -> None:
 def receive(sock: socket.socket) -> bytes | None:
     """The next frame's body; None at the end of the stream."""
     head = _exactly(sock, LENGTH.size)
-    return None if head is None else _exactly(sock, LENGTH.unpack(head)[0])
+    if head is None:
+        return None
+    return _exactly(sock, LENGTH.unpack(head)[0])
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes | None:

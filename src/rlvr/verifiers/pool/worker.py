@@ -65,7 +65,9 @@ def answer(body: bytes, verifier: Verifier, runner: asyncio.Runner, usage: Usage
     if usage.full and not all(paid for _, paid in replies):  # it may have hidden that it ran out
         return exhausted_to_json(str(usage), memory=False)
     parts = [part for part, _ in replies]
-    return parts[0] if isinstance(job, Job) else b"[" + b", ".join(part[1:-1] for part in parts) + b"]"
+    if isinstance(job, Job):
+        return parts[0]
+    return b"[" + b", ".join(part[1:-1] for part in parts) + b"]"
 
 
 async def _replies(jobs: Sequence[Job], verifier: Verifier) -> list[tuple[bytes, bool]]:
@@ -92,7 +94,9 @@ async def bounded(verify: Callable[[], Any]) -> Any:
     it did, shows in a fresh process."""
     try:
         result = verify()
-        return await result if inspect.isawaitable(result) else result
+        if inspect.isawaitable(result):
+            return await result
+        return result
     except Exception as error:
         spent = [one for one in _causes(error) if _out_of_memory(one) or _for_want_of_a_resource(one)]
         if not spent:

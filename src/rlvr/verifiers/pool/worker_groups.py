@@ -87,7 +87,10 @@ class WorkerGroups:
     def quick(self, verifier: Verifier) -> bool:
         """Whether jobs of the verifier may go together. From any thread."""
         _, load = self._sent.get(id(_owner(verifier)), (None, None))
-        worker_group = self._worker_groups.get(load) if isinstance(load, Load) else None
+        if isinstance(load, Load):
+            worker_group = self._worker_groups.get(load)
+        else:
+            worker_group = None
         return worker_group is not None and worker_group.latency.quick
 
     def refuse(self, verifier: Verifier, reason: str) -> None:
@@ -134,7 +137,9 @@ class WorkerGroups:
 
 def _owner(verifier: Verifier) -> Any:
     """What is sent once for all that are the same: a function, however often it is wrapped, or the verifier."""
-    return verifier.call.function if isinstance(verifier, FunctionVerifier) else verifier
+    if isinstance(verifier, FunctionVerifier):
+        return verifier.call.function
+    return verifier
 
 
 @dataclass
@@ -300,7 +305,10 @@ class WorkerGroup:
 
     async def _start(self) -> Template:
         """A new template. LoadError when the verifier cannot be loaded, WorkerError when the server is gone."""
-        sandbox = tuple(sorted(readable(self.verifier))) if self.verifier.needs.sandbox else None
+        if self.verifier.needs.sandbox:
+            sandbox = tuple(sorted(readable(self.verifier)))
+        else:
+            sandbox = None
         server = self.groups.server(sandbox)
         pid, stream = await server.fork()
         try:
@@ -370,5 +378,8 @@ class WorkerGroup:
         if error.code is not None and -error.code in CRASHES and not group:
             name = signal.Signals(-error.code).name
             return Verdict(VerdictStatus.ERROR, 0.0, f"the answer made the verifier crash ({name}), twice")
-        ended = "" if error.code is None else f"; it ended with code {error.code}"
+        if error.code is None:
+            ended = ""
+        else:
+            ended = f"; it ended with code {error.code}"
         return Verdict.undecided(f"the worker process died twice: {error}{ended}")

@@ -48,7 +48,9 @@ class CountdownVerifier(AnswerVerifier):
             or any(type(n) is not int or not 0 <= n < 10**18 for n in numbers)
         ):
             return f'info["numbers"]={numbers!r} is no list of whole numbers'
-        return None if target is not None else "the target (info, answer or option) is not a number"
+        if target is not None:
+            return None
+        return "the target (info, answer or option) is not a number"
 
     def judge(self, task: Task, answer: str) -> Verdict:
         target = self._target(task)
@@ -92,14 +94,18 @@ class CountdownVerifier(AnswerVerifier):
         if self.use == "all" and used != have:
             return f"{_listed(have - used)} not used"
         forbidden = expression.operators - set(self.operators)
-        return f"operator {', '.join(sorted(forbidden))} is not allowed" if forbidden else ""
+        if forbidden:
+            return f"operator {', '.join(sorted(forbidden))} is not allowed"
+        return ""
 
 
 def _number(value: Any) -> Fraction | None:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
-        return Fraction(value) if len(str(value)) <= 40 else None
+        if len(str(value)) <= 40:
+            return Fraction(value)
+        return None
     except (ValueError, OverflowError, ZeroDivisionError):
         return None
 
@@ -109,4 +115,6 @@ def _listed(numbers: Counter[int]) -> str:
 
 
 def _short(value: Fraction) -> str:
-    return str(value) if max(abs(value.numerator), value.denominator) < 10**12 else "far off"
+    if max(abs(value.numerator), value.denominator) < 10**12:
+        return str(value)
+    return "far off"

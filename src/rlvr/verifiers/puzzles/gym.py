@@ -94,14 +94,19 @@ class ReasoningGymVerifier(AnswerVerifier):
             return 'info["dataset"] does not name a data set of reasoning-gym'
         if not isinstance(task.info.get("metadata", {}), dict):
             return 'info["metadata"] is not a mapping'
-        return None if task.answer is None or isinstance(task.answer, str) else "the answer is not a text"
+        if task.answer is None or isinstance(task.answer, str):
+            return None
+        return "the answer is not a text"
 
     def judge(self, task: Task, answer: str) -> Verdict:
         name: str = task.info["dataset"]
         entry = {"question": task.prompt, "answer": task.answer, "metadata": dict(task.info.get("metadata", {}))}
         try:
             score = scorer(name)
-            gold = _score(score, task.answer, entry) if task.answer is not None else 1.0
+            if task.answer is not None:
+                gold = _score(score, task.answer, entry)
+            else:
+                gold = 1.0
         except Exception as error:  # an unknown data set, or metadata that its scorer cannot use
             return Verdict.undecided(f"bad gold: {name}: {type(error).__name__}: {error}")
         if gold < 1.0:
@@ -114,7 +119,9 @@ class ReasoningGymVerifier(AnswerVerifier):
         if floor >= 1.0:
             return wrong(f"{name} pays 1 for nonsense, so the answer is compared as text", answer)
         earned = _score_or_zero(score, answer, entry)
-        return graded(earned, answer, self.threshold) if earned > floor else wrong("", answer)
+        if earned > floor:
+            return graded(earned, answer, self.threshold)
+        return wrong("", answer)
 
 
 def harmless(text: str) -> bool:

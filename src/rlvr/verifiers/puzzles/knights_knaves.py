@@ -36,7 +36,9 @@ class KnightsAndKnavesVerifier(AnswerVerifier):
         names = {name.casefold() for name in solutions[0]}
         if any({name.casefold() for name in one} != names or len(one) != len(names) for one in solutions):
             return 'the solutions of info["assignment"] do not have the same names'
-        return "a name is also a role" if names & self._roles(task).keys() else None
+        if names & self._roles(task).keys():
+            return "a name is also a role"
+        return None
 
     def judge(self, task: Task, answer: str) -> Verdict:
         solutions = _solutions(task)
@@ -96,4 +98,6 @@ def read_assignment(text: str, names: Sequence[str], roles: Mapping[str, str]) -
         elif word:
             waiting.append(word)
         end = match.end()
-    return f"no role for {', '.join(waiting)}" if waiting else said
+    if waiting:
+        return f"no role for {', '.join(waiting)}"
+    return said

@@ -136,7 +136,9 @@ def _json_rows(text: str) -> list[list[str]] | None:
     except (ValueError, RecursionError):
         return None
     fits = isinstance(rows, list) and all(isinstance(row, list) for row in rows)
-    return [[str(cell) if type(cell) is int else "" for cell in row] for row in rows] if fits else None
+    if fits:
+        return [[str(cell) if type(cell) is int else "" for cell in row] for row in rows]
+    return None
 
 
 def _is_symbol(cell: str, size: int) -> bool:

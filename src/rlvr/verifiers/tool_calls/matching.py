@@ -51,14 +51,20 @@ class Equality:
         return ((numbers and self.int_is_float) or type(found) is type(wanted)) and bool(found == wanted)
 
     def _spelling(self, text: str) -> str:
-        return text if self.text == "exact" else _BFCL_IGNORED.sub("", text).lower().replace("'", '"')
+        if self.text == "exact":
+            return text
+        return _BFCL_IGNORED.sub("", text).lower().replace("'", '"')
 
 
 def _as_number(value: Any) -> float | None:
     if isinstance(value, str):
-        return float(value) if _NUMBER.fullmatch(value.strip()) else None
+        if _NUMBER.fullmatch(value.strip()):
+            return float(value)
+        return None
     try:
-        return float(value) if isinstance(value, (int, float)) else None
+        if isinstance(value, (int, float)):
+            return float(value)
+        return None
     except OverflowError:
         return None
 
@@ -167,7 +173,10 @@ def match_calls(
     parameters = sum(pair.names for pair in pairs if pair)
     values = sum(pair.values for pair in pairs if pair)
     parameter_count = sum(len(w.arguments) for w in wanted)
-    stretch = max(1.0, len(calls) / len(wanted)) if extra_calls_cost else 1.0
+    if extra_calls_cost:
+        stretch = max(1.0, len(calls) / len(wanted))
+    else:
+        stretch = 1.0
     if ordered and [w.name for w in wanted] != [c.name for c in calls]:
         names = min(names, _in_order(wanted, calls) / max(len(wanted), len(calls)))
     return Match(

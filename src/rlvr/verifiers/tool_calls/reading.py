@@ -176,7 +176,9 @@ def _read_python(text: str, tools: Mapping[str, Tool]) -> Reading:
 def _call_nodes(statement: ast.stmt) -> Sequence[ast.expr]:
     if not isinstance(statement, ast.Expr):
         raise CallError("a statement that is no call")
-    return statement.value.elts if isinstance(statement.value, ast.List) else [statement.value]
+    if isinstance(statement.value, ast.List):
+        return statement.value.elts
+    return [statement.value]
 
 
 def _python_call(node: ast.expr, tools: Mapping[str, Tool]) -> Call:
@@ -224,10 +226,16 @@ def read_tools(value: Any) -> dict[str, Tool]:
         raise CallError(f"info['tools'] is a list, not {type(entries).__name__}")
     tools: dict[str, Tool] = {}
     for entry in entries:
-        inner = entry.get("function", entry) if isinstance(entry, Mapping) else {}
+        if isinstance(entry, Mapping):
+            inner = entry.get("function", entry)
+        else:
+            inner = {}
         name = inner.get("name")
         schema = inner.get("parameters") or {}
-        properties = schema.get("properties", {}) if isinstance(schema, Mapping) else None
+        if isinstance(schema, Mapping):
+            properties = schema.get("properties", {})
+        else:
+            properties = None
         if not isinstance(name, str) or not isinstance(properties, Mapping):
             raise CallError("an entry of info['tools'] has no name, or parameters that are no JSON schema")
         defaults = {key: p["default"] for key, p in properties.items() if isinstance(p, Mapping) and "default" in p}

@@ -99,11 +99,17 @@ class ToolCallVerifier(Verifier):
         return None
 
     def _verdict(self, match: Match, layout: bool, reason: str) -> Verdict:
-        score = match.total if self.credit != "none" else float(match.total == 1)
+        if self.credit != "none":
+            score = match.total
+        else:
+            score = float(match.total == 1)
         if match.total == 1:
             status = VerdictStatus.CORRECT
         else:
-            status = VerdictStatus.PARTIAL if score > 0 else VerdictStatus.WRONG
+            if score > 0:
+                status = VerdictStatus.PARTIAL
+            else:
+                status = VerdictStatus.WRONG
         if self.credit == "toolrl":
             score = 6 * match.total - 3 + layout
         parts = {"names": match.names, "parameters": match.parameters, "values": match.values, "total": match.total}
@@ -116,9 +122,10 @@ class ToolCallVerifier(Verifier):
 
     def _thinks_once(self, completion: str) -> bool:
         opened = completion.count("<think>")
-        starts = (
-            opened == 0 if self.think_opened_by_prompt else opened == 1 and completion.lstrip().startswith("<think>")
-        )
+        if self.think_opened_by_prompt:
+            starts = opened == 0
+        else:
+            starts = opened == 1 and completion.lstrip().startswith("<think>")
         return starts and completion.count("</think>") == 1
 
     def _wanted(self, task: Task, tools: Mapping[str, Tool]) -> list[Wanted]:

@@ -51,7 +51,9 @@ class Hierarchy:
         """Writes (file, text), in order, that give leaves their weight of the processor."""
         if "cpu" not in self.controllers:
             return []
-        return [("cpu.shares", str(_SHARES))] if self.version == 1 else [("cpu.weight", str(_WEIGHT))]
+        if self.version == 1:
+            return [("cpu.shares", str(_SHARES))]
+        return [("cpu.weight", str(_WEIGHT))]
 
     def limits(self, memory: int, processes: int) -> list[tuple[str, str]]:
         """Writes that limit a leaf to `memory` bytes and a number of processes and threads."""
@@ -98,13 +100,18 @@ def _own(version: int, names: tuple[str, ...], membership: str, root: str, place
     """Our own cgroup of a mounted hierarchy, where it is ours to divide."""
     for line in membership.splitlines():
         _, members, path = line.split(":", 2)
-        ours = members == "" if version == 2 else names[0] in members.split(",")
+        if version == 2:
+            ours = members == ""
+        else:
+            ours = names[0] in members.split(",")
         if not ours:
             continue
         path = path.removesuffix(f"/{_INITIAL}") or "/"
         folder = place / os.path.relpath(path, root)
         if version == 1:
-            return Hierarchy(1, folder, names) if path == root and os.access(folder, os.W_OK) else None
+            if path == root and os.access(folder, os.W_OK):
+                return Hierarchy(1, folder, names)
+            return None
         files = [folder / name for name in ("cgroup.procs", "cgroup.subtree_control")]
         if not all(os.access(file, os.W_OK) for file in [folder, *files]) or not (path == root or _delegated(folder)):
             return None

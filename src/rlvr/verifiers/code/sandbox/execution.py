@@ -182,7 +182,10 @@ class Execution:
             raise SandboxError(why, self.started)
         made = self._program.order["kind"] == "compile"
         made = made and self._report[:1] == VALUE
-        kind, value, size, words = ("value", None, 0, "") if made else _claim(self._report)
+        if made:
+            kind, value, size, words = ("value", None, 0, "")
+        else:
+            kind, value, size, words = _claim(self._report)
         if isinstance(how, str) and how in _ENDED:
             return Outcome(_ENDED[how], out, err, None, _WORDS.get(how, "{}").format(why), seconds)
         if how == "signal" and why == str(int(signal.SIGXCPU)):
@@ -191,7 +194,10 @@ class Execution:
             claim = self._report[1:] if kind == "value" else b""
             return Outcome(Ended.DONE, out, err, value, "", seconds, claim, size)
         if how == "exit" and kind == "raised":
-            ended = Ended.MEMORY if words.startswith("MemoryError") else Ended.RAISED
+            if words.startswith("MemoryError"):
+                ended = Ended.MEMORY
+            else:
+                ended = Ended.RAISED
             return Outcome(ended, out, err, None, words, seconds)
         if how == "exit":
             reason = words or (f"exit code {why}" if why != "0" else "it ended without an answer")

@@ -64,7 +64,10 @@ def check_language(job: Job) -> None:
     known = languages()
     if job.language not in known:
         lacking = NATIVE.get(job.language)
-        mend = f": install {' or '.join(lacking.programs)} below /usr" if lacking else nearest(job.language, known)
+        if lacking:
+            mend = f": install {' or '.join(lacking.programs)} below /usr"
+        else:
+            mend = nearest(job.language, known)
         raise ConfigError(f"programs in {job.language!r} cannot be run here{mend}")
     if job.call is not None and job.language != "python":
         raise ConfigError(f"functions are called in python only, not in {job.language}")

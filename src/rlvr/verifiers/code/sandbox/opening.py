@@ -43,7 +43,10 @@ def _strongest(tiers: Sequence[Tier]) -> Tier:
             return tier
         problems.append(f"{tier.name}: {problem}")
     weaker = "; ".join(f"{one.name} does not stop {in_words(one)}" for one in TIERS if one.not_stopped)
-    said = f"programs cannot be isolated here as asked ({'; '.join(problems)}). " if problems else ""
+    if problems:
+        said = f"programs cannot be isolated here as asked ({'; '.join(problems)}). "
+    else:
+        said = ""
     raise ConfigError(f"{said}A tier below 'full' needs unsafe: true. {weaker}")
 
 
@@ -69,7 +72,9 @@ def problem_of(tier: Tier) -> str | None:
     thread = threading.Thread(target=tried, name="rlvr-sandbox-self-test")  # the caller may have a loop of its own
     thread.start()
     thread.join()
-    return found[0] if found else "the self-test was cut off"
+    if found:
+        return found[0]
+    return "the self-test was cut off"
 
 
 @functools.cache

@@ -102,4 +102,6 @@ async def weakness(tier: Tier) -> str | None:
     if outcome.ended is Ended.BROKEN or _DONE not in worked:
         return outcome.reason or f"the self-test ended early: {outcome.ended.value}"
     wrong = sorted(worked - {_DONE} - set(tier.not_stopped))
-    return f"the self-test got through: {', '.join(wrong)}" if wrong else None
+    if wrong:
+        return f"the self-test got through: {', '.join(wrong)}"
+    return None

@@ -47,7 +47,10 @@ class Zygote:
     async def start(cls, tier: Tier) -> Zygote:
         """A zygote that is ready. SandboxError, with what it said, when it is not."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        tmp = "" if tier.bubblewrap else tempfile.mkdtemp(prefix="rlvr-code-")
+        if tier.bubblewrap:
+            tmp = ""
+        else:
+            tmp = tempfile.mkdtemp(prefix="rlvr-code-")
         trainer_pidfd = os.pidfd_open(os.getpid())
         leaf = Leaf()
         try:

@@ -134,9 +134,14 @@ class RemoteRunner:
 
 def _code(job: Job, marker: str) -> str:
     """What the service runs: the source, or a program around it that makes the call or seals it."""
-    seal = _SEALED.format(sealing=_text_of(sealing)) if job.sealed else ""
+    if job.sealed:
+        seal = _SEALED.format(sealing=_text_of(sealing))
+    else:
+        seal = ""
     if job.call is None:
-        return seal + _SEALED_SCRIPT.format(source=job.source) if job.sealed else job.source
+        if job.sealed:
+            return seal + _SEALED_SCRIPT.format(source=job.source)
+        return job.source
     seal = f"{seal}sealing.seal('program.py')" if seal else ""
     modules = {"values": _text_of(values), "nodes": _text_of(nodes)}
     return _AROUND.format(
@@ -158,8 +163,14 @@ def _outcome(reply: dict[str, Any], job: Job, marker: str) -> Outcome:
     code = ran.get("return_code")
     out, err = (str(ran.get(name) or "").encode("utf-8", "surrogatepass") for name in ("stdout", "stderr"))
     took = ran.get("execution_time")
-    seconds = float(took) if isinstance(took, (int, float)) and 0 <= took < 1e9 else 0.0
-    out, _, typed = out.partition(b"\n" + marker.encode()) if marker else (out, b"", b"")
+    if isinstance(took, (int, float)) and 0 <= took < 1e9:
+        seconds = float(took)
+    else:
+        seconds = 0.0
+    if marker:
+        out, _, typed = out.partition(b"\n" + marker.encode())
+    else:
+        out, _, typed = (out, b"", b"")
     most = job.limits.output_bytes
     if status == "TimeLimitExceeded":
         return Outcome(
@@ -172,13 +183,22 @@ def _outcome(reply: dict[str, Any], job: Job, marker: str) -> Outcome:
     if code != 0:
         last = (err.decode(errors="replace").strip().splitlines() or [f"exit code {code}"])[-1][:1000]
         crashed = isinstance(code, int) and code < 0
-        ended = Ended.CRASHED if crashed else Ended.MEMORY if last.startswith("MemoryError") else Ended.RAISED
+        if crashed:
+            ended = Ended.CRASHED
+        else:
+            if last.startswith("MemoryError"):
+                ended = Ended.MEMORY
+            else:
+                ended = Ended.RAISED
         return Outcome(ended, out, err, None, last, seconds)
     if not marker:
         return Outcome(Ended.DONE, out, err, None, "", seconds)
     try:
         claim = bytes.fromhex(typed.split(b"\n", 1)[0].decode())
-        value, size = values.measured(claim, DECODED_SIZE) if claim else (None, 0)
+        if claim:
+            value, size = values.measured(claim, DECODED_SIZE)
+        else:
+            value, size = (None, 0)
     except ValueError as error:
         return Outcome(Ended.RAISED, out, err, None, f"it ended without an answer ({error})", seconds)
     if not claim:

@@ -155,7 +155,9 @@ def _without(path: str, hidden: Sequence[str]) -> list[str]:
 
 def _writable(prefix: str) -> str:
     """The one writable folder in a sandbox: /tmp, but where Python itself is there and would be hidden."""
-    return "/scratch" if f"{prefix}/".startswith(f"{TMP}/") else TMP
+    if f"{prefix}/".startswith(f"{TMP}/"):
+        return "/scratch"
+    return TMP
 
 
 def _streams(folder: str) -> list[tuple[str, str]]:

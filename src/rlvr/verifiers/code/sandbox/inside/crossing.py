@@ -72,7 +72,10 @@ def raised_again(claim: Any, known: Mapping[str, type[Exception]] | None = None)
     try:
         error: Exception = kind(*_given(arguments, message))
     except TypeError:  # an error of decoding is made of five values, an ExceptionGroup holds others
-        error = kind.__new__(kind, message) if issubclass(kind, UnicodeError) else RuntimeError(words)
+        if issubclass(kind, UnicodeError):
+            error = kind.__new__(kind, message)
+        else:
+            error = RuntimeError(words)
     return error
 
 

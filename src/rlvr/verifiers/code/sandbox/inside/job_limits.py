@@ -48,4 +48,6 @@ class Order(NamedTuple):
     @property
     def cpu_limit(self) -> int:
         """Whole seconds of processor time; by default more than the wall clock, so that only several threads get there first."""
-        return math.ceil(self.seconds) + 1 if self.cpu_seconds is None else math.ceil(self.cpu_seconds)
+        if self.cpu_seconds is None:
+            return math.ceil(self.seconds) + 1
+        return math.ceil(self.cpu_seconds)

@@ -23,7 +23,9 @@ def with_nodes(
     """The function, between lists where it is annotated with nodes; with `argument`, what that one holds after the call is its result."""
     notes = {name: str(note) for name, note in getattr(function, "__annotations__", {}).items()}
     if not any(kind in note for kind in (LIST, TREE) for note in notes.values()):
-        return function if argument is None else _changing(function, argument)
+        if argument is None:
+            return function
+        return _changing(function, argument)
     code = getattr(function, "__code__", None)
     parameters = code.co_varnames[: code.co_argcount] if code else ()
     if hasattr(function, "__self__"):  # a method's own object is no argument of the call

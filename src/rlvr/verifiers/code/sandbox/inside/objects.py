@@ -64,19 +64,24 @@ class Kept:
         if path.startswith("@"):
             return _OPERATIONS.get(path[1:], lambda one: values.encode(one))
         head, dot, name = path.partition("." if "." in path else "?")
-        one = self._objects[int(head[1:])] if head.startswith("#") else self._names[head]
+        if head.startswith("#"):
+            one = self._objects[int(head[1:])]
+        else:
+            one = self._names[head]
         if not dot:
             return lambda *args, **kwargs: one(*args, **kwargs)
-        return (
-            (lambda *args, **kwargs: getattr(one, name)(*args, **kwargs)) if dot == "." else lambda: getattr(one, name)
-        )
+        if dot == ".":
+            return lambda *args, **kwargs: getattr(one, name)(*args, **kwargs)
+        return lambda: getattr(one, name)
 
     def resolved(self, value: Any, function: Callable[[str], Any]) -> Any:
         """An argument with the objects themselves in place of their numbers, at every depth; `function` reads the text of one."""
         kind = type(value)
         if kind is values.Source:
             text = value.text
-            return self._objects[int(text[1:])] if text.startswith("#") else function(text)
+            if text.startswith("#"):
+                return self._objects[int(text[1:])]
+            return function(text)
         if kind in (list, tuple, set, frozenset):
             return kind([self.resolved(one, function) for one in value])
         if kind is dict:
@@ -150,7 +155,9 @@ def _unary(name: str) -> Callable[..., Any]:
 
 def _binary(name: str) -> Callable[..., Any]:
     def operate(self: Held, other: object) -> Any:
-        return self._ask(f"@{name}", (self, other), {}) if isinstance(other, Held) else NotImplemented
+        if isinstance(other, Held):
+            return self._ask(f"@{name}", (self, other), {})
+        return NotImplemented
 
     return operate
 

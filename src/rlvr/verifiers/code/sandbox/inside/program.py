@@ -83,7 +83,10 @@ def run_program(channel: int, standard: Sequence[int], proc: int, setting: Setti
         _lock(channel, standard, proc, setting, order, native)
         if what["kind"] == "execute":
             _execute(what, source)
-        code = _compile(what, source) if native else _python(what, source)
+        if native:
+            code = _compile(what, source)
+        else:
+            code = _python(what, source)
     finally:
         os._exit(code)
 
@@ -123,10 +126,16 @@ def _limit(order: Order, setting: Setting, mapped: int, native: bool) -> None:
     }
     if setting.processes_beside is not None:
         limits[resource.RLIMIT_NPROC] = order.processes + setting.processes_beside
-    limits[resource.RLIMIT_AS] = mapped + order.memory_mb * 2**20 if order.address_space else _RESERVED
+    if order.address_space:
+        limits[resource.RLIMIT_AS] = mapped + order.memory_mb * 2**20
+    else:
+        limits[resource.RLIMIT_AS] = _RESERVED
     for limit, value in limits.items():
         hard = resource.getrlimit(limit)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        if hard == resource.RLIM_INFINITY:
+            value = value
+        else:
+            value = min(value, hard)
         # A stack takes memory only as it grows, which has its own limit: a program may ask for more, as contest programs do.
         resource.setrlimit(limit, (value, hard if limit == resource.RLIMIT_STACK else value))
 
@@ -343,7 +352,10 @@ def _answer(kept: objects.Kept, names: dict[str, Any], call: bytes, path: str, a
         args, kwargs = (kept.resolved(given, lambda text: eval(text, names)) for given in (args, kwargs))
     if path == "@plain":
         return VALUE + values.encode(args[0])
-    found = kept.find(path) if path[0] in "#@" or "?" in path else nodes.with_nodes(_find(names, path), names)
+    if path[0] in "#@" or "?" in path:
+        found = kept.find(path)
+    else:
+        found = nodes.with_nodes(_find(names, path), names)
     value = found(*args, **kwargs)
     report = VALUE
     if type(value) is CoroutineType:
@@ -355,7 +367,9 @@ def _answer(kept: objects.Kept, names: dict[str, Any], call: bytes, path: str, a
     if held is not None:
         return held
     report += values.encode(value)
-    return report if sources or report[:1] != VALUE else _with_changes(report, call, tuple(args), kwargs)
+    if sources or report[:1] != VALUE:
+        return report
+    return _with_changes(report, call, tuple(args), kwargs)
 
 
 def _functions(arguments: Iterable[Any], names: dict[str, Any]) -> list[Any]:
@@ -369,7 +383,9 @@ def _with_changes(report: bytes, call: bytes, args: Any, kwargs: Any) -> bytes:
         after = values.encode([args, kwargs])[1:-1]
     except ValueError:  # what is in them now cannot be sent, and is not seen by the test
         return report
-    return report if call.endswith(b"," + after + b"]") else CHANGED + b"[" + report[1:] + b"," + after + b"]"
+    if call.endswith(b"," + after + b"]"):
+        return report
+    return CHANGED + b"[" + report[1:] + b"," + after + b"]"
 
 
 def _find(names: dict[str, Any], path: str) -> Callable[..., Any]:
@@ -402,7 +418,10 @@ def _test(what: dict[str, Any], source: str) -> None:
                 os._exit(1)
             report = answer[:1]
             body = values.decode(answer[1:])
-            error = crossing.raised_again(body, proxies.exceptions) if report == RAISED else None
+            if report == RAISED:
+                error = crossing.raised_again(body, proxies.exceptions)
+            else:
+                error = None
             if report == CHANGED:
                 body, *after = body
                 if in_place:
@@ -416,7 +435,9 @@ def _test(what: dict[str, Any], source: str) -> None:
             os._exit(1)
         if error is not None:
             raise crossing.in_method(error, sys._getframe(), _FILE)
-        return _awaited(body) if report == objects.AWAITED else body
+        if report == objects.AWAITED:
+            return _awaited(body)
+        return body
 
     ended: list[bool] = []
     proxies = objects.Proxies(ask)

@@ -28,7 +28,10 @@ def seal(own: str) -> None:
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event in ("exec", "function.__new__", "object.__setattr__"):
-            code = arguments[-1] if event == "object.__setattr__" else arguments[0]
+            if event == "object.__setattr__":
+                code = arguments[-1]
+            else:
+                code = arguments[0]
             known = not isinstance(code, CodeType) or code.co_filename.startswith(trusted)
             refused = not known and sys._getframe(1).f_code.co_filename not in _GENERATING
         elif event in ("marshal.loads", "marshal.load"):  # how Python itself reads compiled modules

@@ -164,7 +164,10 @@ class _Watch:
         self.pid = 0
         self.alone = setting.processes_beside is not None
         """Our process and network namespaces hold nobody else's processes and sockets."""
-        self.own = os.stat("self/ns/pid", dir_fd=proc).st_ino if setting.namespaces else 0
+        if setting.namespaces:
+            self.own = os.stat("self/ns/pid", dir_fd=proc).st_ino
+        else:
+            self.own = 0
         self.socket_bytes = setting.socket_bytes
         self.outputs = {fd: bytearray() for fd in reads}
         self.open = set(reads)
@@ -184,7 +187,10 @@ class _Watch:
             os.waitpid(self.pid, 0)
         else:
             code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-            how, why = ("exit", str(code)) if code >= 0 else ("signal", str(-code))
+            if code >= 0:
+                how, why = ("exit", str(code))
+            else:
+                how, why = ("signal", str(-code))
             used = os.times()  # of all that has been waited for: the program and what it has waited for
             if used.children_user + used.children_system > self.order.cpu_limit - 0.1:
                 how = "time"
