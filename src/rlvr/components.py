@@ -1,9 +1,11 @@
-"""The contracts of components: what the library asks of an advantage, a modifier, a reward, a selector, a loss and the others.
+"""The contracts of components: what the library asks of an advantage, a modifier, a reward, a selector, a loss and the
+others.
 
-A component is a subclass of one of these classes. A required member is abstract; every other member has its default here, so no
-code asks whether a component has it. The others have contracts beside what they work with: `rlvr.data.Sampler`,
-`rlvr.verifiers.Verifier`, `rlvr.rollout.RolloutPlan`, `rlvr.rollout.engine.EngineFactory`, `rlvr.distributed.BackendFactory`,
-`rlvr.stages.Stage`. Sources, KL estimators, optimizers and presets are functions without further members.
+A component is a subclass of one of these classes. A required member is abstract; every other member has its default
+here, so no code asks whether a component has it. The others have contracts beside what they work with:
+`rlvr.data.Sampler`, `rlvr.verifiers.Verifier`, `rlvr.rollout.RolloutPlan`, `rlvr.rollout.engine.EngineFactory`,
+`rlvr.distributed.BackendFactory`, `rlvr.stages.Stage`. Sources, KL estimators, optimizers and presets are functions
+without further members.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ class AdvantageComponent(AdaptiveComponent):
 class Advantage(AdvantageComponent):
     """An estimator of advantages: a pure function of a batch.
 
-    It reads the column `reward`, float64 [B], NaN where undecided, and the token columns `STATISTIC/current` of what it needs.
+    It reads the column `reward`, float64 [B], NaN where undecided, and the token columns `STATISTIC/current` of what it
+    needs.
     """
 
     @abstractmethod
@@ -110,7 +113,8 @@ class RewardTerm(AdaptiveComponent):
     """A term of the reward: a function of the batch."""
 
     inner: ClassVar[tuple[str, ...]] = ()
-    """Options that hold other terms: their values are given by these names, [B] each, a list of them where the option is a list."""
+    """Options that hold other terms: their values are given by these names, [B] each, a list of them where the option
+    is a list."""
 
     @declared
     def needs(self) -> frozenset[Need]:
@@ -127,7 +131,8 @@ class RewardTerm(AdaptiveComponent):
         return self
 
     def asks(self, batch: Batch, encode: Encode) -> list[Continuation]:
-        """Return continuations whose log-probs `__call__` is given as `scored`. Not called where a subclass does not write it."""
+        """Return continuations whose log-probs `__call__` is given as `scored`. Not called where a subclass does not
+        write it."""
         return []
 
     @property
@@ -142,7 +147,8 @@ class RewardTerm(AdaptiveComponent):
 
     @abstractmethod
     def __call__(self, batch: Batch, *_: Any, **given: Any) -> np.ndarray | Sequence[float]:
-        """Return one number for each rollout, NaN where undecided. `given`: values of the options in `inner`, and `scored`."""
+        """Return one number for each rollout, NaN where undecided. `given`: values of the options in `inner`, and
+        `scored`."""
 
 
 class Selector(AdaptiveComponent):
@@ -234,7 +240,8 @@ class Loss(LossComponent):
         return frozenset()
 
     def choose(self, tokens: TokenBatch) -> torch.Tensor | None:
-        """Return [T]: what the loss finds in `tokens.chosen` of each micro-batch, chosen from all tokens of the optimizer step."""
+        """Return [T]: what the loss finds in `tokens.chosen` of each micro-batch, chosen from all tokens of the
+        optimizer step."""
         return None
 
     @abstractmethod
@@ -243,7 +250,8 @@ class Loss(LossComponent):
 
 
 class SequenceLoss(LossComponent):
-    """A loss of the whole responses of an optimizer step. It needs log-probs alone: of the current, proximal or reference policy."""
+    """A loss of the whole responses of an optimizer step. It needs log-probs alone: of the current, proximal or
+    reference policy."""
 
     @declared
     def per_response(self) -> bool:

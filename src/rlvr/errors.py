@@ -42,7 +42,8 @@ class TrainingError(RlvrError):
 
 
 class LostRankError(TrainingError):
-    """Another rank of the run failed, was stopped or is gone. No rank can go on: whoever catches other errors lets this one pass."""
+    """Another rank of the run failed, was stopped or is gone. No rank can go on: whoever catches other errors lets this
+    one pass."""
 
 
 class EvaluationError(TrainingError):
@@ -69,7 +70,8 @@ class UserCodeError(TrainingError):
 
 
 USER_CODE_ERRORS = (Exception, SystemExit)
-"""Exceptions of the user's code that are its trouble and not the run's: an answer that it runs with `exec` may call exit()."""
+"""Exceptions of the user's code that are its trouble and not the run's: an answer that it runs with `exec` may call
+exit()."""
 
 
 class WaitTimeout(RlvrError):
@@ -125,7 +127,8 @@ def _advice(error: Exception) -> str:
 
 
 def tell_launcher(message: str) -> None:
-    """Write the error file that torchrun shows at its end, in the layout of torch's own ErrorHandler.record_exception."""
+    """Write the error file that torchrun shows at its end, in the layout of torch's own
+    ErrorHandler.record_exception."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         more = {
@@ -137,7 +140,8 @@ def tell_launcher(message: str) -> None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A suggestion for an unknown `name`: `"; did you mean 'x'?"`, or the list of what is known when nothing is near."""
+    """A suggestion for an unknown `name`: `"; did you mean 'x'?"`, or the list of what is known when nothing is
+    near."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if close:

@@ -27,7 +27,8 @@ BASELINE = "baseline"
 """The role of a rollout that others are compared with and that does not train."""
 
 UPDATED = "logprobs/updated"
-"""The token column of the log-probs under the weights that were updated, for a look at the ratio to `behaviour_logprobs`."""
+"""The token column of the log-probs under the weights that were updated, for a look at the ratio to
+`behaviour_logprobs`."""
 
 
 class Origin(enum.IntEnum):
@@ -112,11 +113,13 @@ class Task:
 
 
 LONGEST_REASON = 4096
-"""Characters kept of a verdict's reason and of its traceback: every rollout keeps them, and a megabyte each fills a disk."""
+"""Characters kept of a verdict's reason and of its traceback: every rollout keeps them, and a megabyte each fills a
+disk."""
 
 
 def printable(text: str) -> str:
-    """The text with an escape (`\\n`, `\\x1b`, `\\ud800`) for each character that would move a terminal, end a line or fit no file."""
+    """The text with an escape (`\\n`, `\\x1b`, `\\ud800`) for each character that would move a terminal, end a line or
+    fit no file."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
@@ -138,8 +141,9 @@ class Verdict:
     `score` is None when undecided: what the answer causes is decided (an unparsable answer, or a limit that the answer
     itself spent, scores 0); what we cause (bad gold, a killed worker, a remote service down) is undecided, left out of
     loss and baseline, and counted. `scores` are named further scores; `spans` are (first character, past-the-end
-    character, score) over the completion's text. `reason` and `traceback` are cut where the verdict is made, so that nothing
-    longer crosses from a worker process or is kept; what cannot be printed in one line of a `reason` is written as an escape.
+    character, score) over the completion's text. `reason` and `traceback` are cut where the verdict is made, so that
+    nothing longer crosses from a worker process or is kept; what cannot be printed in one line of a `reason` is written
+    as an escape.
     """
 
     status: VerdictStatus
@@ -152,8 +156,8 @@ class Verdict:
     traceback: str = ""
     """That of the exception which kept the verifier from a score; of a result that is no score, the reason again."""
     parts: Mapping[str, str] = field(default_factory=dict)
-    """Of a verifier that is made of verifiers: the traceback of each part that judged and may decide, "" of one that did not
-    raise, by the name of the part (`part/inner` for a part within a part)."""
+    """Of a verifier that is made of verifiers: the traceback of each part that judged and may decide, "" of one that
+    did not raise, by the name of the part (`part/inner` for a part within a part)."""
 
     def __post_init__(self) -> None:
         if self.score is not None and not math.isfinite(self.score):
@@ -252,7 +256,8 @@ class Rollout:
     origin: np.ndarray
     """int8 [T], values of Origin"""
     behaviour_logprobs: np.ndarray
-    """float32 [T], log-probs of the sampling distribution at the temperature sampled; NaN where unknown or not sampled"""
+    """float32 [T], log-probs of the sampling distribution at the temperature sampled; NaN where unknown or not
+    sampled"""
     policy_version: np.ndarray
     """int32 [T], the weights that sampled the token; -1 where none did"""
     stop: StopReason
@@ -270,8 +275,8 @@ class Rollout:
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
     term_values: dict[str, float] = field(default_factory=dict)
-    """Values of the reward terms that are plain functions, by the term's name (NaN: undecided), so that each is called once.
-    Not recorded: the column `reward/TERM` is."""
+    """Values of the reward terms that are plain functions, by the term's name (NaN: undecided), so that each is called
+    once. Not recorded: the column `reward/TERM` is."""
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)
@@ -333,7 +338,8 @@ class Rollout:
         )
 
     def row(self) -> dict[str, Any]:
-        """Everything needed to train on or score this rollout again, for an encoder that takes arrays (NaN: unknown)."""
+        """Everything needed to train on or score this rollout again, for an encoder that takes arrays (NaN:
+        unknown)."""
         return {
             "id": self.id,
             "task": self.task.to_json(),

@@ -52,10 +52,11 @@ class GRPOTrainer(MovedTrainerAttributes):
         trainer = GRPOTrainer("Qwen/Qwen2.5-0.5B-Instruct", tasks, MathVerifier(), {"run": {"steps": 100}})
         trainer.train()
 
-    `model` is a loaded model (with `tokenizer`; it is moved to the config's `model.device`), a path or hub name, or None to
-    build what the config says. `tasks` and `eval_tasks` are anything that `rlvr.data.load_tasks` takes, or None for the
-    config's. `verifier` is a Verifier, a plain reward function, a registered name, or None for the config's. `config` is a
-    Config, a mapping or a YAML file. `resume` is what `train` goes on from; given here, `rollout.engine: auto` is the checkpoint's.
+    `model` is a loaded model (with `tokenizer`; it is moved to the config's `model.device`), a path or hub name, or
+    None to build what the config says. `tasks` and `eval_tasks` are anything that `rlvr.data.load_tasks` takes, or None
+    for the config's. `verifier` is a Verifier, a plain reward function, a registered name, or None for the config's.
+    `config` is a Config, a mapping or a YAML file. `resume` is what `train` goes on from; given here,
+    `rollout.engine: auto` is the checkpoint's.
 
     After `train()`: `metrics` (one record per step), `evaluations`, `batch` (the last one scored), `policy`. Raises
     RlvrError for bad input before any training.
@@ -135,8 +136,8 @@ class GRPOTrainer(MovedTrainerAttributes):
     def train(self, steps: int | None = None, *, resume: str | None = None) -> list[dict[str, Any]]:
         """Run the stages from where they are, at most `steps` steps more; the metrics of all steps so far.
 
-        `resume` is `auto`, a run or a checkpoint; where it is not given, that which the trainer was made with. Ctrl-C stops after a
-        checkpoint; calling `train` again goes on.
+        `resume` is `auto`, a run or a checkpoint; where it is not given, that which the trainer was made with. Ctrl-C
+        stops after a checkpoint; calling `train` again goes on.
         """
         with self.stop, status_on_signal(self._status), self.reporting.live(), failing_together(self.world):
             self._begin(self.resolved.resume if resume is None else resume)
@@ -193,7 +194,8 @@ class GRPOTrainer(MovedTrainerAttributes):
         return self.stages[self.state.stage_number]
 
     def _collect(self, stage: Stage) -> StepRollouts:
-        """The step's rollouts, which rank 0 draws and values by the user's functions. Raises Interrupted when the run is to stop."""
+        """The step's rollouts, which rank 0 draws and values by the user's functions. Raises Interrupted when the run
+        is to stop."""
         collected = None
         what = f"the rollouts of step {self.state.step + 1}"
         with self.meters.phases("rollout"):
@@ -255,9 +257,9 @@ class GRPOTrainer(MovedTrainerAttributes):
     def evaluate(self, tasks: Any = None) -> dict[str, Any]:
         """Evaluate the policy as it is, on `tasks` or the run's evaluation tasks; results by metric name.
 
-        Empty when the run was told to stop meanwhile. DataError when there are no tasks; EvaluationError, on all ranks, when
-        sampling, verifying or scoring failed or took too long; UserCodeError when the verifier raised on every answer before the
-        first step; LostRankError when another rank is gone.
+        Empty when the run was told to stop meanwhile. DataError when there are no tasks; EvaluationError, on all ranks,
+        when sampling, verifying or scoring failed or took too long; UserCodeError when the verifier raised on every
+        answer before the first step; LostRankError when another rank is gone.
         """
         return self.evaluator.evaluate(tasks)
 
@@ -294,8 +296,8 @@ class GRPOTrainer(MovedTrainerAttributes):
             self.reporting.console.message(text, "warning")
 
     def save(self) -> Path:
-        """Write a checkpoint of the run as it is after the last whole step; before `train`, of a fresh run, whose folder is
-        taken as `train` does."""
+        """Write a checkpoint of the run as it is after the last whole step; before `train`, of a fresh run, whose
+        folder is taken as `train` does."""
         self._begin(None)
         return self.checkpointer.save()
 

@@ -20,10 +20,10 @@ from rlvr.registry import register
 class Conditional(Advantage):
     """mix (r - mean of the other half) + (1 - mix) (r - mean of the own half), the halves by a metric of the response.
 
-    CANON (Chen et al. 2025, arXiv 2509.23962, from notes): which half is better is read off the rewards, no direction of the
-    metric is assumed. The decided members are sorted by the metric, ties by member; the lower half has the odd one less. With
-    halves of one size and mix 0.5 this is the reward minus the group's mean. A group with fewer than two decided members, or
-    with equal rewards, has 0.
+    CANON (Chen et al. 2025, arXiv 2509.23962, from notes): which half is better is read off the rewards, no direction
+    of the metric is assumed. The decided members are sorted by the metric, ties by member; the lower half has the odd
+    one less. With halves of one size and mix 0.5 this is the reward minus the group's mean. A group with fewer than two
+    decided members, or with equal rewards, has 0.
     """
 
     metric: Literal["length", "entropy"] = "length"

@@ -22,10 +22,10 @@ class Consistency(Advantage):
 
     COPO (Han et al. 2025, arXiv 2508.04138; confirmed in the authors' code, which blends the clipped losses of the two
     advantages: the same until they are clipped). local is GRPO's advantage; global is the prompt's mean reward times
-    1 - (1 - 1 / n) H / log2 n for n responses, centred and scaled over the batch's prompts, the same for all its responses. So a
-    group whose answers all agree, right or wrong, has an advantage still. Deviations are with n - 1. Answers are those that
-    the verifier extracted, compared as text; a response without one is an answer of its own. A large negative level and
-    `forced: false` are local alone.
+    1 - (1 - 1 / n) H / log2 n for n responses, centred and scaled over the batch's prompts, the same for all its
+    responses. So a group whose answers all agree, right or wrong, has an advantage still. Deviations are with n - 1.
+    Answers are those that the verifier extracted, compared as text; a response without one is an answer of its own. A
+    large negative level and `forced: false` are local alone.
     """
 
     sharpness: Scalar = 5.0

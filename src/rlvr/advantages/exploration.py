@@ -1,7 +1,7 @@
 """Modifiers that weigh tokens or responses by how sure the policy was of them.
 
-`surprise` reads the log-probs that the engine sampled with; the others read statistics of the policy as it is before the
-update, and cost a forward pass. Tokens without a known log-prob keep their advantage.
+`surprise` reads the log-probs that the engine sampled with; the others read statistics of the policy as it is before
+the update, and cost a forward pass. Tokens without a known log-prob keep their advantage.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ class Entropy(Modifier):
 class Confidence(Modifier):
     """Unsure right answers and sure wrong ones count more, and sure tokens pay.
 
-    A response's confidence is the mean over its tokens of KL(uniform || p) = -log V - mean log p over the vocabulary V; with
-    z its standard score in the group, a positive advantage is times exp(-scale z), a negative one times exp(scale z). Then
-    penalty x the token's logit, brought to [0, 1] within its response, is subtracted. UCAS (Xie et al. 2025, arXiv
-    2510.10649): the form, 0.25 and 0.01 as in a copy of the authors' code; that its log-probs are means over the vocabulary
-    and the interval [0, 1] are read into it.
+    A response's confidence is the mean over its tokens of KL(uniform || p) = -log V - mean log p over the vocabulary V;
+    with z its standard score in the group, a positive advantage is times exp(-scale z), a negative one times exp(scale
+    z). Then penalty x the token's logit, brought to [0, 1] within its response, is subtracted. UCAS (Xie et al. 2025,
+    arXiv 2510.10649): the form, 0.25 and 0.01 as in a copy of the authors' code; that its log-probs are means over the
+    vocabulary and the interval [0, 1] are read into it.
     """
 
     scale: Scalar = 0.25

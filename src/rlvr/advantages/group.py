@@ -1,8 +1,8 @@
 """The advantage matrix: a baseline times a scale, over the decided rewards of each group or of the batch.
 
-Invariants: permuting rollouts changes no advantage, and adding other groups changes one only where the batch is asked for
-by name (N4); a group whose decided rewards are all equal has advantages of exactly 0 under a baseline made of its own
-rewards, whatever the floating-point mean; a group without spread is not divided by its standard deviation.
+Invariants: permuting rollouts changes no advantage, and adding other groups changes one only where the batch is asked
+for by name (N4); a group whose decided rewards are all equal has advantages of exactly 0 under a baseline made of its
+own rewards, whatever the floating-point mean; a group without spread is not divided by its standard deviation.
 """
 
 from __future__ import annotations
@@ -163,15 +163,15 @@ class GroupAdvantage(Advantage):
     | forward noise correction (same) | 1 - false negative rate | none | |
 
     Confirmed against the authors' code or verl's: OPO, REINFORCE++, GDPO, PSR; from the abstract and the algebra of the
-    noise channel: the last two; from memory: Lite PPO, ReMax. A group with one decided member has nothing to compare: its advantage is 0 under a
-    baseline of the group. Where a given baseline is undecided the response's advantage is 0.
+    noise channel: the last two; from memory: Lite PPO, ReMax. A group with one decided member has nothing to compare:
+    its advantage is 0 under a baseline of the group. Where a given baseline is undecided the response's advantage is 0.
     """
 
     baseline: Baseline | Scalar = "mean"
     """mean: of the group; leave_one_out: mean of the other members; length_weighted: mean of the group weighted by the
     lengths of the responses; batch_mean: mean of all decided rewards of the batch; greedy: reward of the draw's greedy
-    response; reference: reward of the task's demonstration (both want the plan to add them: `rollout.plan`); history: mean
-    score of the prompt's earlier draws, on its first draw the group's mean; a number: that constant; none: 0."""
+    response; reference: reward of the task's demonstration (both want the plan to add them: `rollout.plan`); history:
+    mean score of the prompt's earlier draws, on its first draw the group's mean; a number: that constant; none: 0."""
     scale: Scale | Scalar = "std"
     """std: of the group's rewards; batch_std: of all rewards of the batch; a number above 0: that constant; none: 1."""
     epsilon: float = 1e-4
@@ -179,8 +179,8 @@ class GroupAdvantage(Advantage):
     unbiased: bool = False
     """Standard deviations with n - 1, as torch.std has them (TRL, verl), instead of n."""
     per_reward: dict[str, float] | None = None
-    """Reward terms, each with a weight: each is centred and scaled by itself before the weighted sum is taken (GDPO), so that
-    a term with a small spread counts. null: the rewards are summed first."""
+    """Reward terms, each with a weight: each is centred and scaled by itself before the weighted sum is taken (GDPO),
+    so that a term with a small spread counts. null: the rewards are summed first."""
 
     def __post_init__(self) -> None:
         if self.per_reward is not None and self.baseline in GIVEN:
@@ -208,7 +208,8 @@ class GroupAdvantage(Advantage):
         given = config.rollout.plan.options.get("baseline")
         if self.wants_baseline and given != self.baseline:
             raise ConfigError(
-                f"algorithm.advantage: baseline {self.baseline!r} needs a response that the plan adds to every draw: set "
+                f"algorithm.advantage: baseline {self.baseline!r} needs a response that the plan adds to every draw: "
+                "set "
                 f"rollout.plan to {{name: single_turn, baseline: {self.baseline}}}"
             )
         if self.baseline == "reference":
@@ -217,14 +218,16 @@ class GroupAdvantage(Advantage):
             bare = []
         if bare:
             raise ConfigError(
-                f"algorithm.advantage: baseline 'reference' is the reward of a task's demonstration, and {len(bare)} of "
+                f"algorithm.advantage: baseline 'reference' is the reward of a task's demonstration, and {len(bare)} "
+                "of "
                 f"{len(tasks)} tasks have none, {bare[0]!r} first: give them one, or choose another baseline"
             )
         names = [term.column for term in config.rewards]
         for name in self.per_reward or ():
             if name not in names:
                 raise ConfigError(
-                    f"algorithm.advantage: per_reward has {name!r}, and there is no such term in `rewards`{nearest(name, names)}"
+                    f"algorithm.advantage: per_reward has {name!r}, and there is no such term in "
+                    f"`rewards`{nearest(name, names)}"
                 )
         if self.baseline == "history" and (names != ["verdict"] or config.rewards[0].weight != 1.0):
             raise ConfigError(

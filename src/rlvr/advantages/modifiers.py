@@ -1,8 +1,8 @@
 """Modifiers: what is done to advantages after they were estimated, one after the other, as `algorithm.modifiers` lists.
 
-A modifier is a function of the batch and of its advantages, one number per response or one array per response, that gives
-advantages of either form. Invariants: undecided responses and tokens that the policy did not write have 0 before and after,
-and stay out of every statistic; at its neutral setting a modifier changes no number.
+A modifier is a function of the batch and of its advantages, one number per response or one array per response, that
+gives advantages of either form. Invariants: undecided responses and tokens that the policy did not write have 0 before
+and after, and stay out of every statistic; at its neutral setting a modifier changes no number.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Signs(Modifier):
     """Positive and negative advantages times a weight each.
 
     With the advantage {name: group, baseline: 0.5, scale: 0.5}, which is 1 for a right answer and -1 for a wrong one:
-    negative 0 is PSR, positive 0 is NSR, positive 0.1 is W-REINFORCE (Zhu et al. 2025, arXiv 2506.01347; as in the authors'
-    code). 1 and 1 change nothing.
+    negative 0 is PSR, positive 0 is NSR, positive 0.1 is W-REINFORCE (Zhu et al. 2025, arXiv 2506.01347; as in the
+    authors' code). 1 and 1 change nothing.
     """
 
     positive: Scalar = 1.0
@@ -70,8 +70,8 @@ class Signs(Modifier):
 class Whiten(Modifier):
     """Advantages of the whole batch to mean 0 and standard deviation 1.
 
-    The global normalisation of REINFORCE++ (Hu et al. 2025, arXiv 2501.03262) and the last step of GDPO; `over: tokens` and
-    `unbiased: true` are verl's `masked_whiten`. Advantages that are all the same become 0.
+    The global normalisation of REINFORCE++ (Hu et al. 2025, arXiv 2501.03262) and the last step of GDPO; `over: tokens`
+    and `unbiased: true` are verl's `masked_whiten`. Advantages that are all the same become 0.
     """
 
     over: Literal["tokens", "responses"] = "tokens"
@@ -116,9 +116,9 @@ class Whiten(Modifier):
 class Outliers(Modifier):
     """Advantages further than some standard deviations of the batch from its mean become 0.
 
-    The advantage filter of StableReinforce, with 3 (Zhang et al. 2025, arXiv 2505.02835; from memory, its text could not be
-    read); put `whiten` before it to have the standardised advantages too. Filtered responses still count in the loss's
-    average.
+    The advantage filter of StableReinforce, with 3 (Zhang et al. 2025, arXiv 2505.02835; from memory, its text could
+    not be read); put `whiten` before it to have the standardised advantages too. Filtered responses still count in the
+    loss's average.
     """
 
     deviations: Scalar = 3.0
@@ -146,8 +146,8 @@ class Outliers(Modifier):
 class Length(Modifier):
     """Each response's advantage times (its length / the batch's mean length) ^ power.
 
-    Under `average: sequences`, power 1 makes every token of the batch weigh the same, and power -1 under `average: tokens`
-    every response; 0 changes nothing. A response without tokens has 0 unless the power is 0.
+    Under `average: sequences`, power 1 makes every token of the batch weigh the same, and power -1 under
+    `average: tokens` every response; 0 changes nothing. A response without tokens has 0 unless the power is 0.
     """
 
     power: Scalar = 1.0
@@ -166,12 +166,12 @@ class Length(Modifier):
 
 @register("modifier", "informative")
 def informative(batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
-    """All advantages times decided responses / those of them with an advantage, so that groups which teach nothing do not
-    make the step smaller.
+    """All advantages times decided responses / those of them with an advantage, so that groups which teach nothing do
+    not make the step smaller.
 
-    The scale of GPG (Chu et al. 2025, arXiv 2504.02546): alpha = B / (B - M) with M responses in groups of equal rewards;
-    read off a fork of the authors' code, not confirmed in the paper's text. verl's `gpg` divides by the share of responses
-    whose reward is not 0 instead.
+    The scale of GPG (Chu et al. 2025, arXiv 2504.02546): alpha = B / (B - M) with M responses in groups of equal
+    rewards; read off a fork of the authors' code, not confirmed in the paper's text. verl's `gpg` divides by the share
+    of responses whose reward is not 0 instead.
     """
     on = decided(batch)
     if isinstance(advantage, list):

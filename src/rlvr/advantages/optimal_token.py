@@ -23,14 +23,14 @@ from rlvr.registry import register
 class OptimalTokenBaseline(Advantage):
     """Reward minus, at the t-th token, the mean reward of the group's responses that reach it, weighted by W_t.
 
-    W_t is the sum up to t of 1 - 2 p + sum of p^2 over the vocabulary: the squared norm of the gradient of the log-prob in
-    the logits, which stands for that in the weights (Li et al. 2026, "The optimal token baseline", the logit-gradient
-    proxy; formula confirmed in the authors' code in verl). It takes one forward pass more.
+    W_t is the sum up to t of 1 - 2 p + sum of p^2 over the vocabulary: the squared norm of the gradient of the log-prob
+    in the logits, which stands for that in the weights (Li et al. 2026, "The optimal token baseline", the
+    logit-gradient proxy; formula confirmed in the authors' code in verl). It takes one forward pass more.
     """
 
     tail: Literal["reward", "none"] = "reward"
-    """Where one response alone is longer than all others of its group: its baseline there is 0 (reward, as in verl), or it
-    is its own reward, and the advantage 0 (none)."""
+    """Where one response alone is longer than all others of its group: its baseline there is 0 (reward, as in verl), or
+    it is its own reward, and the advantage 0 (none)."""
 
     needs = frozenset({Need("logprobs"), Need("sum_squared_probs")})
     per_token = True

@@ -19,10 +19,11 @@ from rlvr.registry import register
 class PrefixTree(Advantage):
     """(r - mean + branch (V after the token - V before it)) / std, V the mean reward of the responses with that prefix.
 
-    TEMPO (Tran et al. 2025, arXiv 2509.18314; from notes and a summary, by which prefix values are means of normalised rewards). The second term is not 0 only where
-    responses of the group part, so it says which branch was the better one; no critic, no further sampling. branch 0 is the
-    group's mean and standard deviation (GRPO). Prefixes are compared by the token ids that were not prompt; undecided
-    responses are in no mean and have 0, as has a group of equal rewards.
+    TEMPO (Tran et al. 2025, arXiv 2509.18314; from notes and a summary, by which prefix values are means of normalised
+    rewards). The second term is not 0 only where responses of the group part, so it says which branch was the better
+    one; no critic, no further sampling. branch 0 is the group's mean and standard deviation (GRPO). Prefixes are
+    compared by the token ids that were not prompt; undecided responses are in no mean and have 0, as has a group of
+    equal rewards.
     """
 
     branch: Scalar = 1.0
@@ -65,8 +66,9 @@ def branches(
 ) -> np.ndarray:
     """Per token, how the mean reward of the responses of its group with its prefix changes by the token.
 
-    `ids` [N] are the tokens of the `live` responses one after the other, `sizes` [B] their numbers (0 for others). All groups go on token by token
-    together; a response that is alone in its branch is not looked at again, so the work is that of the common prefixes.
+    `ids` [N] are the tokens of the `live` responses one after the other, `sizes` [B] their numbers (0 for others). All
+    groups go on token by token together; a response that is alone in its branch is not looked at again, so the work is
+    that of the common prefixes.
     """
     steps = np.zeros(len(ids))
     starts = np.cumsum(sizes) - sizes

@@ -1,8 +1,8 @@
 """Risk measures: advantages that weigh parts of the reward distribution, for bundles of prompts.
 
-Invariants: bundles are made of neighbouring groups in the order of the batch and of members in the order of their number,
-so the order of groups matters where `bundle` is above 1 and that of members never; rewards that are all the same in a
-bundle give exactly 0; undecided responses join no bundle, and responses left over in a larger group have 0.
+Invariants: bundles are made of neighbouring groups in the order of the batch and of members in the order of their
+number, so the order of groups matters where `bundle` is above 1 and that of members never; rewards that are all the
+same in a bundle give exactly 0; undecided responses join no bundle, and responses left over in a larger group have 0.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class MixedValueAtRisk(Advantage):
     bundle: int = 1
     """Prompts per paper (the paper bundles several, so that sums of rewards 0 and 1 have a distribution)."""
     track: float | None = None
-    """Rate at which the quantiles follow the papers of step after step; null: the quantiles of each bundle's own papers."""
+    """Rate at which the quantiles follow the papers of step after step; null: the quantiles of each bundle's own
+    papers."""
     _quantiles: np.ndarray | None = field(default=None, init=False, repr=False)
     _next: np.ndarray | None = field(default=None, init=False, repr=False)
 

@@ -1,8 +1,8 @@
 """Per-token advantages from scores of parts of a response: turns, steps, sentences.
 
-A response is a row of steps, each with a score at its end and a number of tokens before that end; a token's advantage is
-what is still to come. Invariants: tokens that the policy did not write have 0; undecided responses have 0 and stay out of
-every mean; a response without a scored span is one step of reward 0, whatever the transforms.
+A response is a row of steps, each with a score at its end and a number of tokens before that end; a token's advantage
+is what is still to come. Invariants: tokens that the policy did not write have 0; undecided responses have 0 and stay
+out of every mean; a response without a scored span is one step of reward 0, whatever the transforms.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ Transform = Literal["clip", "delta"]
 class SpanAdvantage(Advantage):
     """Returns to go of the scores that the verdict gives to spans of the text (`Verdict.spans`).
 
-    A token of step k has the sum over steps j >= k of discount^(j - k) r_j, plus, with outcome `apart`, the response's own
-    advantage. outcome `apart`, normalise `std`: GRPO with process supervision (Shao et al. 2024, section 4.1.3). outcome
-    `last`, normalise `std`, discount below 1: IGPO (Wang et al. 2025, arXiv 2510.14967; from memory, its text could not be
-    read). transform [clip, delta]: "On designing effective RL reward at training time" (Gao et al. 2024, arXiv
-    2410.15115; from memory likewise). Without any span it is the advantage `group` on every token.
+    A token of step k has the sum over steps j >= k of discount^(j - k) r_j, plus, with outcome `apart`, the response's
+    own advantage. outcome `apart`, normalise `std`: GRPO with process supervision (Shao et al. 2024, section 4.1.3).
+    outcome `last`, normalise `std`, discount below 1: IGPO (Wang et al. 2025, arXiv 2510.14967; from memory, its text
+    could not be read). transform [clip, delta]: "On designing effective RL reward at training time" (Gao et al. 2024,
+    arXiv 2410.15115; from memory likewise). Without any span it is the advantage `group` on every token.
     """
 
     kind: str | None = None
-    """Segments of this kind (turn, step, think ...) are the steps, each with the sum of the scores that end in it; null:
-    every scored span is a step."""
+    """Segments of this kind (turn, step, think ...) are the steps, each with the sum of the scores that end in it;
+    null: every scored span is a step."""
     transform: tuple[Transform, ...] = ()
     """In order: clip, min(score - threshold, 0), so that a further step never pays; delta, score minus that of the next
     step, the last one keeping its own, so that the sum from any step on is that step's score."""
@@ -48,11 +48,11 @@ class SpanAdvantage(Advantage):
     weight: Scalar = 1.0
     """Factor of the scores."""
     outcome: Literal["apart", "last", "none"] = "apart"
-    """Where the response's reward goes: normalised by itself and given to all tokens; added to the last step's score; or
-    left out."""
+    """Where the response's reward goes: normalised by itself and given to all tokens; added to the last step's score;
+    or left out."""
     normalise: Literal["std", "mean", "none"] = "std"
-    """Within a group, over all steps of all responses (and over the outcomes): minus the mean, over the standard deviation;
-    minus the mean; as they are."""
+    """Within a group, over all steps of all responses (and over the outcomes): minus the mean, over the standard
+    deviation; minus the mean; as they are."""
     epsilon: float = 1e-4
     """Added to a standard deviation."""
 
@@ -150,7 +150,8 @@ def _ending_at(rollout: Rollout, lasts: np.ndarray, scores: np.ndarray) -> _Step
 
 
 def _last_tokens(rollout: Rollout, ends: Sequence[int]) -> np.ndarray:
-    """The tokens that complete the text up to each of the characters `ends`; the last sampled one where nothing says which."""
+    """The tokens that complete the text up to each of the characters `ends`; the last sampled one where nothing says
+    which."""
     written = rollout.sampled.nonzero()[0]
     last = int(written[-1]) if len(written) else len(rollout) - 1
     if rollout.char_ends is None:

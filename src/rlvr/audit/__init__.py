@@ -1,15 +1,15 @@
 """python -m rlvr.audit --verifier NAME [key=value ...] --input FILE.jsonl --output FILE.jsonl [--tricks]
 
-Scores a file of completions (one JSON object a line: `completion`, and a task's fields: `id`, `prompt`, `answer`, `info`,
-`source` ...) and writes `id, status, score, reason, seconds` per row, in order, as verdicts come. Then it prints counts,
-agreement with an `expected` column, the slowest and the doubtful cases. `--tricks` tries the built-in tricks on the
-verifier, on the tasks of the input or, without one, on built-in examples.
+Scores a file of completions (one JSON object a line: `completion`, and a task's fields: `id`, `prompt`, `answer`,
+`info`, `source` ...) and writes `id, status, score, reason, seconds` per row, in order, as verdicts come. Then it
+prints counts, agreement with an `expected` column, the slowest and the doubtful cases. `--tricks` tries the built-in
+tricks on the verifier, on the tasks of the input or, without one, on built-in examples.
 
-A row that cannot be read (no JSON, no completion, a field of the wrong type) gets an undecided `error` verdict whose reason
-names its line, and the audit goes on; a file without one readable row is refused.
+A row that cannot be read (no JSON, no completion, a field of the wrong type) gets an undecided `error` verdict whose
+reason names its line, and the audit goes on; a file without one readable row is refused.
 
-Exit codes: 0 done, 1 a trick was paid or left undecided, or the output could not be written; 2 bad input, 130 after Ctrl-C,
-143 after SIGTERM. What was scored before an interrupt is in the output.
+Exit codes: 0 done, 1 a trick was paid or left undecided, or the output could not be written; 2 bad input, 130 after
+Ctrl-C, 143 after SIGTERM. What was scored before an interrupt is in the output.
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ def load_config(source: str | Path | Mapping[str, Any] | None = None, overrides:
 
 
 def with_tasks_of(folder: Path, tree: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of the run in `folder`, with the tasks that lie there: the folder may have been moved or copied since."""
+    """The configuration of the run in `folder`, with the tasks that lie there: the folder may have been moved or copied
+    since."""
     run = tree.get("run")
     data = tree.get("data")
     if not isinstance(run, dict) or not isinstance(data, dict):
@@ -64,7 +65,8 @@ def make_config(tree: Mapping[str, Any], where: str = "") -> Config:
 def problems(error: ValidationError, root: type[BaseModel] | None = None) -> Iterator[str]:
     """Every problem once, as `key.path: what is wrong`.
 
-    A value that may be one of several types is told what the type says that comes nearest to it: one that knows its keys.
+    A value that may be one of several types is told what the type says that comes nearest to it: one that knows its
+    keys.
     """
     by_place: dict[tuple[str | int, ...], dict[str, list[tuple[tuple[bool, bool], str]]]] = {}
     for problem in error.errors():

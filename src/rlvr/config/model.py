@@ -17,8 +17,8 @@ class LoraConfig(Section):
     alpha: float = Field(default=32.0, gt=0)
     """The update is scaled by alpha / r."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout on the adapter's input in the pass that has gradients. It is in the gradient alone: ratios, KL and `mismatch/*` are
-    of log-probs without it, which costs one forward pass more in each optimizer step."""
+    """Dropout on the adapter's input in the pass that has gradients. It is in the gradient alone: ratios, KL and
+    `mismatch/*` are of log-probs without it, which costs one forward pass more in each optimizer step."""
     target_modules: list[str] | str = "all-linear"
     """Names of the modules that get an adapter, or `all-linear`."""
 
@@ -69,14 +69,15 @@ class ModelConfig(Section):
     adapter: LoraConfig | None = None
     """Train a LoRA adapter instead of the weights."""
     quantization: Literal["nf4"] | None = None
-    """Keep the frozen weights under an adapter in 4 bits (QLoRA), by bitsandbytes; only for a model that is loaded. What is computed
-    with is their value in `dtype`."""
+    """Keep the frozen weights under an adapter in 4 bits (QLoRA), by bitsandbytes; only for a model that is loaded.
+    What is computed with is their value in `dtype`."""
     attention: str | None = None
-    """transformers' attention implementation: sdpa, eager, flash_attention_2 ...; null: its own choice for the model, but eager
-    where that would be sdpa and the model has an attention soft-cap (Gemma 2), which sdpa leaves out."""
+    """transformers' attention implementation: sdpa, eager, flash_attention_2 ...; null: its own choice for the model,
+    but eager where that would be sdpa and the model has an attention soft-cap (Gemma 2), which sdpa leaves out."""
     gradient_checkpointing: Literal["auto"] | bool = "auto"
-    """Recompute activations in the backward pass: less memory, about a third more time. Numbers stay the same: a model's own
-    dropout is never active. auto: where the memory plan finds that the update does not fit without (docs/memory.md)."""
+    """Recompute activations in the backward pass: less memory, about a third more time. Numbers stay the same: a
+    model's own dropout is never active. auto: where the memory plan finds that the update does not fit without
+    (docs/memory.md)."""
     activation_offload: bool = False
     """Keep the layers' inputs, which is what `gradient_checkpointing` (needed for it) leaves, in host memory until the
     backward pass: less GPU memory for the time of two copies. Of no use on a CPU."""
@@ -85,7 +86,8 @@ class ModelConfig(Section):
 
     @property
     def checkpoints_activations(self) -> bool:
-        """`gradient_checkpointing`, false where it is still `auto`, which a run resolves at its start; `activation_offload` needs it."""
+        """`gradient_checkpointing`, false where it is still `auto`, which a run resolves at its start;
+        `activation_offload` needs it."""
         return self.gradient_checkpointing is True or self.activation_offload
 
     @model_validator(mode="after")

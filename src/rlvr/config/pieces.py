@@ -24,7 +24,8 @@ _STRICT_SCALAR: TypeAdapter[Scalar] = TypeAdapter(Scalar, config=ConfigDict(stri
 
 @dataclass(frozen=True)
 class RewardSpec(ComponentSpec):
-    """A term of the reward: a reward with its weight in the sum, its column and the sources of the tasks that have it."""
+    """A term of the reward: a reward with its weight in the sum, its column and the sources of the tasks that have
+    it."""
 
     extra_keys = ("weight", "as", "sources")
 

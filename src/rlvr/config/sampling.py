@@ -15,7 +15,8 @@ class DataConfig(Section):
     """Tasks and how they become prompts."""
 
     train: Any = None
-    """Training tasks: a JSON lines, JSON or parquet file, a folder, a hub name, a registered source, or a list of these."""
+    """Training tasks: a JSON lines, JSON or parquet file, a folder, a hub name, a registered source, or a list of
+    these."""
     eval: Any = None
     """Held-out tasks, written like `train`."""
     fields: dict[str, Any] | None = None
@@ -40,16 +41,16 @@ class DynamicSamplingConfig(Section):
     attempts: int = Field(default=3, ge=1)
     """A step samples at most this many times `prompts_per_step` groups; then it trains with what there is."""
     oversample: float = Field(default=1.0, ge=1, le=2)
-    """Keep this many times the missing groups open, and stop when enough are complete. Above 1, complete groups that were
-    not needed train in the next step, and which ones train depends on what finishes first."""
+    """Keep this many times the missing groups open, and stop when enough are complete. Above 1, complete groups that
+    were not needed train in the next step, and which ones train depends on what finishes first."""
 
 
 class RolloutConfig(Section):
     """How groups of responses are sampled."""
 
     engine: Annotated[ComponentSpec, OfKind("engine", words=("auto",))] = ComponentSpec("hf")
-    """What samples: `hf` runs in the trainer's process and needs no server. auto: `vllm` on a GPU where vLLM is installed in a
-    version that is taken, else `hf`; the run says which and why, and its config.yaml has it."""
+    """What samples: `hf` runs in the trainer's process and needs no server. auto: `vllm` on a GPU where vLLM is
+    installed in a version that is taken, else `hf`; the run says which and why, and its config.yaml has it."""
     plan: Annotated[ComponentSpec, OfKind("plan")] = ComponentSpec("single_turn")
     """What a group of rollouts is made of."""
     prompts_per_step: int = Field(default=8, ge=1)
@@ -71,11 +72,11 @@ class RolloutConfig(Section):
     ignore_eos: bool = False
     """Go on past the end-of-sequence token, to `max_new_tokens`."""
     staleness: int = Field(default=0, ge=0)
-    """Sample so many steps ahead of the one that trains: the weights that sampled a token are at most this many versions
-    old. 0: sample, then train."""
+    """Sample so many steps ahead of the one that trains: the weights that sampled a token are at most this many
+    versions old. 0: sample, then train."""
     in_flight: Literal["finish", "continue"] = "finish"
-    """With `staleness`, what happens to responses under way when new weights come: they finish on the old ones first, or go
-    on with the new ones (each token knows its version)."""
+    """With `staleness`, what happens to responses under way when new weights come: they finish on the old ones first,
+    or go on with the new ones (each token knows its version)."""
     dynamic_sampling: DynamicSamplingConfig | None = None
     """Replace groups that teach nothing; null: train on what was drawn."""
     deadline: float = Field(default=1800.0, gt=0)

@@ -1,4 +1,5 @@
-"""The stages of a run as planned: each with its kind, its share of the steps, and the whole tree as it stands during it."""
+"""The stages of a run as planned: each with its kind, its share of the steps, and the whole tree as it stands during
+it."""
 
 from __future__ import annotations
 
@@ -81,8 +82,9 @@ def longest_sequence(plans: Sequence[StagePlan], longest_evaluated: Callable[[St
     """Tokens of the longest prompt and response together that the stages and their evaluations sample.
 
     `longest_evaluated(plan)` is the tokens of the longest prompt that a stage is evaluated on, 0 without any, since
-    `data.max_prompt_tokens` leaves out training tasks alone; it reads them, and is called only where there is a bound. None where the
-    configuration sets none: without `data.max_prompt_tokens`, and where an environment adds to a sequence.
+    `data.max_prompt_tokens` leaves out training tasks alone; it reads them, and is called only where there is a bound.
+    None where the configuration sets none: without `data.max_prompt_tokens`, and where an environment adds to a
+    sequence.
     """
     found = 0
     for plan in plans:

@@ -1,7 +1,7 @@
 """Components: members with defaults, the contract of each kind, and classes without a base class made components.
 
-A component is a subclass of a contract (rlvr.components lists them). A user may also write one without a base class, as a
-function or as a plain class: the registry passes it through `adapted`, which makes it one of its contract.
+A component is a subclass of a contract (rlvr.components lists them). A user may also write one without a base class, as
+a function or as a plain class: the registry passes it through `adapted`, which makes it one of its contract.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ else:
     class declared:  # noqa: N801 - a type checker takes it for `property`, whose name is written so
         """A member with a default: a subclass replaces it by a value, by a property or by an attribute of the instance.
 
-        A property of Python would refuse the attribute of the instance, and a dataclass would take an inherited class attribute
-        for the default of a field without one, so that the class itself does not have the member.
+        A property of Python would refuse the attribute of the instance, and a dataclass would take an inherited class
+        attribute for the default of a field without one, so that the class itself does not have the member.
         """
 
         def __init__(self, function: Callable[[Any], Any]) -> None:

@@ -1,7 +1,8 @@
 """Checks of a component that a user wrote, when it is registered and when it is built.
 
-Nothing reads a member whose name is a slip, so that a default would hold in silence: such names are refused. So are values of
-another type than the contract's default, which would fail later with an error that does not name the component.
+Nothing reads a member whose name is a slip, so that a default would hold in silence: such names are refused. So are
+values of another type than the contract's default, which would fail later with an error that does not name the
+component.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ RENAMED = {"give_back": "roll_back", "shares": "sequence_losses"}
 """Members of components that have another name now."""
 
 SIMILAR = 0.84
-"""Likeness of two names, by difflib's ratio without case and underscores, from which one is taken for a slip of the other:
-`smallest_groups` is 0.96 like `smallest_group`, `ask` 0.86 like `asks`; a helper `judge` is 0.83 like `judge_of`."""
+"""Likeness of two names, by difflib's ratio without case and underscores, from which one is taken for a slip of the
+other: `smallest_groups` is 0.96 like `smallest_group`, `ask` 0.86 like `asks`; a helper `judge` is 0.83 like
+`judge_of`."""
 
 
 def refuse_without_base(kind: str, name: str, component: Any) -> None:
@@ -63,14 +65,15 @@ def _shared(contracts: Iterable[Any]) -> frozenset[str]:
 def refuse_misspelt(kind: str, component: Any) -> None:
     """ConfigError where a public member of a user's class, function or instance is a slip of a member of its contract.
 
-    It is one where its name is nearly that of a member which the component does not write, and the component does not read
-    it itself: `observed` beside `observe` is a helper, and so is an option that `__call__` reads.
+    It is one where its name is nearly that of a member which the component does not write, and the component does not
+    read it itself: `observed` beside `observe` is a helper, and so is an option that `__call__` reads.
     """
     members = {name: contract for contract in reversed(CONTRACTS.get(kind, ())) for name in dir(contract)}
     own = _own_members(component)
     if kind in WITHOUT_MEMORY and "observe" in own:
         raise ConfigError(
-            f"{kind} {written_name(component)}: nothing calls its member 'observe', since a {kind} is not shown the metrics of a "
+            f"{kind} {written_name(component)}: nothing calls its member 'observe', since a {kind} is not shown the "
+            "metrics of a "
             "step: leave it out, or begin its name with an underscore"
         )
     for name, now in RENAMED.items():
@@ -86,13 +89,15 @@ def refuse_misspelt(kind: str, component: Any) -> None:
             contract = members[near]
             listed = ", ".join(sorted(name for name in _replaceable(members) if name in dir(contract)))
             raise ConfigError(
-                f"{kind} {written_name(component)}: nothing reads its member {name!r}; is {near!r} meant? Rename it, or begin "
+                f"{kind} {written_name(component)}: nothing reads its member {name!r}; is {near!r} meant? Rename it, "
+                "or begin "
                 f"its name with an underscore. Members of {contract.__name__}: {listed}"
             )
 
 
 def check_members(kind: str, name: str, component: Any) -> None:
-    """ConfigError where a declared member of the component, written as `name`, has a value of another type than its default."""
+    """ConfigError where a declared member of the component, written as `name`, has a value of another type than its
+    default."""
     contract = next((one for one in CONTRACTS.get(kind, ()) if isinstance(component, one)), None)
     for member in () if contract is None else dir(contract):
         static = inspect.getattr_static(contract, member)
@@ -178,7 +183,8 @@ def _read_by_itself(component: Any) -> set[str]:
 
 
 def _codes(value: Any) -> Iterator[CodeType]:
-    """The code of a member, with that of functions inside it. What a dataclass generates reads every field, and is left out."""
+    """The code of a member, with that of functions inside it. What a dataclass generates reads every field, and is left
+    out."""
     if isinstance(value, staticmethod | classmethod):
         value = value.__func__
     if isinstance(value, property):

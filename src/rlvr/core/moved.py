@@ -104,7 +104,8 @@ class MovedModules(MetaPathFinder, Loader):
 
 
 def renamed(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a module in which `names` (old name -> new name, with its module where that is another one) were renamed.
+    """The `__getattr__` of a module in which `names` (old name -> new name, with its module where that is another one)
+    were renamed.
 
     Warns with a FutureWarning.
     """

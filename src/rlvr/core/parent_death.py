@@ -1,8 +1,8 @@
 """A process that ends when its owner does, however the owner ends.
 
-Invariant: once `die_with_parent` has returned, neither this process nor any process of its group outlives the owner by more than a
-moment, and the owner's scratch folder goes with it. The kernel tells (pidfd), so nothing polls and no reused id misleads.
-Imports nothing that takes time: it comes first in a started process.
+Invariant: once `die_with_parent` has returned, neither this process nor any process of its group outlives the owner by
+more than a moment, and the owner's scratch folder goes with it. The kernel tells (pidfd), so nothing polls and no
+reused id misleads. Imports nothing that takes time: it comes first in a started process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 def start(
     module: str, arguments: Sequence[str], environment: Mapping[str, str], scratch: Path, log: Path, **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Run a module in a process of its own group that lives at most as long as this one; what it prints goes to `log`."""
+    """Run a module in a process of its own group that lives at most as long as this one; what it prints goes to
+    `log`."""
     own = {OWNER: str(os.getpid()), SCRATCH: str(scratch)}
     inherited = {name: value for name, value in os.environ.items() if not LAUNCHED.match(name)}
     with log.open("ab") as output:
@@ -86,7 +87,8 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 def die_with_parent() -> None:
     """End this process's group when the owner or the parent ends; at once when they are gone. Nothing without an owner.
 
-    The parent matters in processes that vLLM starts of its own: the engine core of a server that was killed has to go too.
+    The parent matters in processes that vLLM starts of its own: the engine core of a server that was killed has to go
+    too.
     """
     owner = int(os.environ.get(OWNER, "0"))
     parent = os.getppid()
@@ -109,9 +111,11 @@ def die_with_parent() -> None:
 
 
 def exit_now() -> None:
-    """End the group; where the owner is gone, the leader removes its scratch folder once nobody can write to it any more."""
+    """End the group; where the owner is gone, the leader removes its scratch folder once nobody can write to it any
+    more."""
     _leaving.acquire()
-    # The main thread may end when it sees that the others of the group are gone, and this thread with it, before the folder is.
+    # The main thread may end when it sees that the others of the group are gone, and this thread with it, before the
+    # folder is.
     atexit.register(threading.Event().wait)
     leader = os.getpgrp()
     owner = int(os.environ.get(OWNER, "0"))
@@ -137,8 +141,8 @@ def _members(leader: int) -> list[int]:
 def _kill(processes: Iterable[int]) -> None:
     """Kill processes, but for the resource trackers of multiprocessing.
 
-    A tracker removes the semaphores and shared memory that the others leave in /dev/shm, once all of them are gone, and then
-    ends by itself.
+    A tracker removes the semaphores and shared memory that the others leave in /dev/shm, once all of them are gone, and
+    then ends by itself.
     """
     for process in processes:
         if not _is_tracker(process):

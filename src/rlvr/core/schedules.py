@@ -59,10 +59,10 @@ class StepSchedule(BaseModel):
 class Controller(BaseModel):
     """A number driven by a metric: it rises while the metric is above its target and falls while below (gain > 0).
 
-    The proportional controller of adaptive KL coefficients (Ziegler et al. 2019, eq. 4) with a clipped error:
-    e = clip((metric - target) / target, -0.2, 0.2); value <- value * (1 + gain * e). With `delta` it moves by steps of one
-    size instead, and may leave 0: the adaptive entropy coefficient of Skywork-OR1 (He et al. 2025, arXiv 2505.22312), which has
-    a negative delta and `idle`.
+    The proportional controller of adaptive KL coefficients (Ziegler et al. 2019, eq. 4) with a clipped error: e =
+    clip((metric - target) / target, -0.2, 0.2); value <- value * (1 + gain * e). With `delta` it moves by steps of one
+    size instead, and may leave 0: the adaptive entropy coefficient of Skywork-OR1 (He et al. 2025, arXiv 2505.22312),
+    which has a negative delta and `idle`.
     """
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
@@ -76,11 +76,11 @@ class Controller(BaseModel):
     gain: float = 0.1
     """How much an error of 1 changes the value in one step; negative when a larger value raises the metric."""
     delta: float | None = None
-    """Added in each step in which the metric is above its target, and taken off otherwise, in place of `gain`; negative when a
-    larger value raises the metric. Null: the proportional form."""
+    """Added in each step in which the metric is above its target, and taken off otherwise, in place of `gain`; negative
+    when a larger value raises the metric. Null: the proportional form."""
     idle: bool = False
-    """With `delta`, 0 in place of the value while the metric, as last measured, is where it should be: below its target (above
-    it where delta is negative)."""
+    """With `delta`, 0 in place of the value while the metric, as last measured, is where it should be: below its target
+    (above it where delta is negative)."""
     minimum: float = 0.0
     """The value never falls below this."""
     maximum: float = Field(default=math.inf, allow_inf_nan=True)
@@ -132,8 +132,8 @@ if TYPE_CHECKING:
     Scalar = float
 else:
     Scalar = AnyScalar
-"""The type of an option of a component that may be written so. The component is called as `at` returns it, with floats alone, which is
-what a type checker knows."""
+"""The type of an option of a component that may be written so. The component is called as `at` returns it, with floats
+alone, which is what a type checker knows."""
 
 
 def least_value(scalar: AnyScalar) -> float:
@@ -220,7 +220,8 @@ def at(piece: Any, step: int, steps: int) -> Any:
 
 
 def moving_options(piece: Any, prefix: str, step: int, steps: int) -> dict[str, float]:
-    """The options of `piece` that are no constants, as `prefix.option` -> the float that each is at `step` of `steps`."""
+    """The options of `piece` that are no constants, as `prefix.option` -> the float that each is at `step` of
+    `steps`."""
     if not dataclasses.is_dataclass(piece) or isinstance(piece, type):
         return {}
     values = {f.name: getattr(piece, f.name) for f in dataclasses.fields(piece)}
@@ -258,8 +259,9 @@ class AdaptiveComponent(Component):
 class ComponentList:
     """Components by name, in the order in which a checkpoint saves them.
 
-    An item is a component or a dataclass beside it that holds its coefficient; both may have the same name. Every option of either
-    may be a schedule or a controller. Saved state: one entry for each adaptive component, None where it remembers nothing.
+    An item is a component or a dataclass beside it that holds its coefficient; both may have the same name. Every
+    option of either may be a schedule or a controller. Saved state: one entry for each adaptive component, None where
+    it remembers nothing.
     """
 
     def __init__(self, items: Iterable[tuple[str, Any]]) -> None:
@@ -270,7 +272,8 @@ class ComponentList:
         return iter(self._items)
 
     def at(self, step: int, steps: int) -> list[tuple[str, Any]]:
-        """Return the names and the items, with every scheduled or driven option as the float that it is at `step` of `steps`."""
+        """Return the names and the items, with every scheduled or driven option as the float that it is at `step` of
+        `steps`."""
         return [(name, at(item, step, steps)) for name, item in self._items]
 
     def controllers(self) -> Iterator[Controller]:

@@ -1,11 +1,12 @@
 """Waits with names and deadlines, and the signals that stop a run or ask what it is doing.
 
-Every blocking wait says what it waits for, and has a deadline. At half of its deadline a wait warns; at the end it writes the stacks of
-all threads to the log and raises. Time is monotonic, so a clock that jumps neither ends a wait nor prolongs it.
+Every blocking wait says what it waits for, and has a deadline. At half of its deadline a wait warns; at the end it
+writes the stacks of all threads to the log and raises. Time is monotonic, so a clock that jumps neither ends a wait nor
+prolongs it.
 
-Ctrl-C, SIGTERM and SIGHUP stop a run, SIGUSR1 has it say what it is doing. The first of the three asks the run to stop at the next safe
-point, a second Ctrl-C or SIGTERM stops it at once. SIGHUP, which a terminal that is closed sends, is left alone where it is ignored
-(nohup), and is ignored once one was taken.
+Ctrl-C, SIGTERM and SIGHUP stop a run, SIGUSR1 has it say what it is doing. The first of the three asks the run to stop
+at the next safe point, a second Ctrl-C or SIGTERM stops it at once. SIGHUP, which a terminal that is closed sends, is
+left alone where it is ignored (nohup), and is ignored once one was taken.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class Wait:
         return f"{self.what} for {now - self.began:.0f} s ({left})"
 
     def check(self) -> None:
-        """Warn when half of the time has passed; WaitTimeout, after the stacks of all threads, when all of it has. Raises what
-        an alarm raises."""
+        """Warn when half of the time has passed; WaitTimeout, after the stacks of all threads, when all of it has.
+        Raises what an alarm raises."""
         for alarm in list(self.alarms):
             alarm()
         now = time.monotonic()
@@ -81,8 +82,8 @@ def finished(
 ) -> bool:
     """Wait until `future` is done; False when `interrupted()` is true by then, or becomes true.
 
-    Waits at most until `deadline` (time.monotonic seconds) and then raises WaitTimeout that names `what`, as it reads by
-    then.
+    Waits at most until `deadline` (time.monotonic seconds) and then raises WaitTimeout that names `what`, as it reads
+    by then.
     """
     with Wait(what, deadline) as waiting:
         while True:
@@ -106,8 +107,9 @@ def stacks() -> str:
 class StopRequest:
     """Inside the `with` block, SIGINT, SIGTERM and SIGHUP set `signal` instead of killing; only in the main thread.
 
-    `bool(request)` says whether what runs inside should stop; a second signal raises KeyboardInterrupt where the program
-    is. After a SIGHUP the process ignores others to its end: no terminal is left that could go. `signal` stays readable after the block. `reply` is written to standard error at the first one.
+    `bool(request)` says whether what runs inside should stop; a second signal raises KeyboardInterrupt where the
+    program is. After a SIGHUP the process ignores others to its end: no terminal is left that could go. `signal` stays
+    readable after the block. `reply` is written to standard error at the first one.
     """
 
     def __init__(self, reply: str = "") -> None:
@@ -154,16 +156,18 @@ class StopRequest:
 
 
 _descriptions: list[Callable[[], str]] = []
-"""Those of the `reporting` blocks that the main thread is in; the innermost, which is the last, is what SIGUSR1 writes."""
+"""Those of the `reporting` blocks that the main thread is in; the innermost, which is the last, is what SIGUSR1
+writes."""
 
 
 @contextlib.contextmanager
 def reporting(describe: Callable[[], str]) -> Iterator[None]:
-    """Inside, SIGUSR1 writes what `describe` gives to standard error; only in the main thread, and where there is SIGUSR1.
+    """Inside, SIGUSR1 writes what `describe` gives to standard error; only in the main thread, and where there is
+    SIGUSR1.
 
     A thread answers, so that the answer also comes while the main thread is inside a long kernel or a collective. Where
-    somebody else (an event loop in the main thread) already has Python's one wakeup descriptor, the main thread answers.
-    A block inside another one replaces the description until it ends.
+    somebody else (an event loop in the main thread) already has Python's one wakeup descriptor, the main thread
+    answers. A block inside another one replaces the description until it ends.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGUSR1"):
         yield

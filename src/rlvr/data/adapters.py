@@ -229,13 +229,15 @@ def _messages(value: Any, name: str, place: str) -> Messages:
 
 
 def _content(value: Any, name: str, place: str) -> Any:
-    """The content of a chat message: parts of text as one text, because templates of text models concatenate contents."""
+    """The content of a chat message: parts of text as one text, because templates of text models concatenate
+    contents."""
     if not isinstance(value, (list, tuple)) or holds_media(value):  # media are refused when the row is whole
         return value
     for part in value:
         if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
             raise DataError(
-                f"{place}: field {name!r} has a part that is no text: {str(part)[:80]!r}; the content of a message is text, or a list "
+                f"{place}: field {name!r} has a part that is no text: {str(part)[:80]!r}; the content of a message "
+                "is text, or a list "
                 "of {type: text, text: ...}"
             )
     return "\n".join(part["text"] for part in value)

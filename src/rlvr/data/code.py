@@ -3,16 +3,18 @@
 Recognised by their columns:
 
 - HumanEval, HumanEval+: `prompt`, `entry_point`, `test`, `canonical_solution`
-- MBPP, MBPP+: `text` or `prompt`, `test_list`, `code`, `test_setup_code` or `test_imports`, of MBPP+ also `test`; the prompt shows the
-  first test only, since a policy writes down the answers of the tests that it sees
-- APPS, TACO: `question`, `input_output` (`inputs`, `outputs`, `fn_name`), `solutions`, TACO's `time_limit` and `memory_limit`
+- MBPP, MBPP+: `text` or `prompt`, `test_list`, `code`, `test_setup_code` or `test_imports`, of MBPP+ also `test`; the
+  prompt shows the first test only, since a policy writes down the answers of the tests that it sees
+- APPS, TACO: `question`, `input_output` (`inputs`, `outputs`, `fn_name`), `solutions`, TACO's `time_limit` and
+  `memory_limit`
 - CodeContests: `description`, `public_tests`, `private_tests`, `generated_tests`, `time_limit`, `memory_limit_bytes`
 - LiveCodeBench: `question_content`, `public_test_cases`, `private_test_cases`, `metadata`
-- verl: a `ground_truth` that is JSON of `inputs` and `outputs` (PRIME's layout too, with `fn_name`), or of `assert_case`
+- verl: a `ground_truth` that is JSON of `inputs` and `outputs` (PRIME's layout too, with `fn_name`), or of
+  `assert_case`
 - open-instruct: `messages` and a `ground_truth` that is a list of assertions, or of `input` and `output`
 
-Invariants: a row of no such layout comes back as it was; what is packed in text is read as JSON or as Python literals, and never
-unpickled to anything but text.
+Invariants: a row of no such layout comes back as it was; what is packed in text is read as JSON or as Python literals,
+and never unpickled to anything but text.
 """
 
 from __future__ import annotations
@@ -78,16 +80,20 @@ def same_numbers(out, exp, atol):
 
 
 """
-"""In place of the `np.allclose` of EvalPlus' tests on the hub, which broadcasts: it takes [] for 1.5, and 1.5 for [1.5, 1.5]. The distance
-is that of `np.testing.assert_allclose` in `evalplus/eval/__init__.py`, and a tuple is a list there too."""
+"""In place of the `np.allclose` of EvalPlus' tests on the hub, which broadcasts: it takes [] for 1.5, and 1.5 for [1.5,
+1.5]. The distance is that of `np.testing.assert_allclose` in `evalplus/eval/__init__.py`, and a tuple is a list there
+too."""
 
-_ASK = "Write a Python program that reads from standard input and prints to standard output. Put it into one ```python block."
+_ASK = (
+    "Write a Python program that reads from standard input and prints to standard output. Put it into one "
+    "```python block."
+)
 _ASK_FUNCTION = "Put the whole code into one ```python block."
 
 
 def as_code_row(row: Row, place: str) -> Row | None:
-    """The row with our columns in place of a code layout's, or None where it has none. DataError names the place; NoTestsError, which is
-    one, for a task that nothing can be tried on."""
+    """The row with our columns in place of a code layout's, or None where it has none. DataError names the place;
+    NoTestsError, which is one, for a task that nothing can be tried on."""
     if row.get("kind") is not None:  # ours already
         return None
     for columns, read in _LAYOUTS:
@@ -107,7 +113,8 @@ def as_code_row(row: Row, place: str) -> Row | None:
 
 
 def tests_of(graded: Any) -> dict[str, Any] | None:
-    """What a `ground_truth` of verl or open-instruct says about how programs are tried, or None where it is no such thing."""
+    """What a `ground_truth` of verl or open-instruct says about how programs are tried, or None where it is no such
+    thing."""
     value = graded
     if isinstance(graded, str):
         if graded[:1] not in ("{", "["):
@@ -210,7 +217,8 @@ def _apps(row: Row) -> Row:
 
 
 def _quantity(written: Any, units: Mapping[str, float]) -> float | None:
-    """A limit of TACO in our unit: `2.0 seconds`, `256.0 megabytes`; None where it is not known or written otherwise."""
+    """A limit of TACO in our unit: `2.0 seconds`, `256.0 megabytes`; None where it is not known or written
+    otherwise."""
     if isinstance(written, str):
         found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]+)", written.strip().casefold())
     else:
@@ -299,7 +307,8 @@ def _returned(arguments: Any, output: Any) -> Any:
 
 
 def _in_place(info: dict[str, Any], starter: Any) -> dict[str, Any]:
-    """The info of a function. Where LeetCode's stub returns None and a value is expected, it is what the first argument holds then."""
+    """The info of a function. Where LeetCode's stub returns None and a value is expected, it is what the first argument
+    holds then."""
     if info["kind"] != "function" or all(case["expected"] is None for case in info["cases"]):
         return info
     signature = rf"\bdef[ \t]+{re.escape(info['name'])}[ \t]*\((?:(?!\bdef\b).)*?\)[ \t]*->[ \t]*None[ \t]*:"

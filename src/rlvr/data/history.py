@@ -40,7 +40,8 @@ class TaskHistory:
 
 
 class History:
-    """The history of every attempted task, by id. Best answers are kept up to `answer_limit` characters; 0: not at all."""
+    """The history of every attempted task, by id. Best answers are kept up to `answer_limit` characters; 0: not at
+    all."""
 
     def __init__(self, answer_limit: int = 0) -> None:
         self.answer_limit = answer_limit

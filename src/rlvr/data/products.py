@@ -1,8 +1,9 @@
 """Generated products: multiplications too hard for a small policy, for which it can ask a calculator.
 
-The question is a chat message ("58*67=?"). The demonstrations are turns of a talk with the `calculator` environment: the
-call "[58*67]"; the answer "#### 3886" after the reply "3886", which then stands in the prompt; a guess, which is the answer
-outright. Invariant: training and evaluation tasks never share a question; the side is decided by a hash of the question.
+The question is a chat message ("58*67=?"). The demonstrations are turns of a talk with the `calculator` environment:
+the call "[58*67]"; the answer "#### 3886" after the reply "3886", which then stands in the prompt; a guess, which is
+the answer outright. Invariant: training and evaluation tasks never share a question; the side is decided by a hash of
+the question.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def products(
     demonstrate: list[Turn] | None = None,
     seed: int = 0,
 ) -> Iterator[Task]:
-    """`count` different products of two numbers of `digits` digits, of one side of the split; with `demonstrate`, one of these
-    turns of a talk with a calculator each, in rotation.
+    """`count` different products of two numbers of `digits` digits, of one side of the split; with `demonstrate`, one
+    of these turns of a talk with a calculator each, in rotation.
 
     The first tasks of a larger count are those of a smaller one. ConfigError when there are not that many.
     """

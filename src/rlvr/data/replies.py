@@ -1,8 +1,8 @@
 """What a tool or an environment says, as the token ids that follow a turn of the policy's.
 
 In a text prompt the reply is text and nothing else. In a chat it is a message: what the chat template puts between an
-assistant's turn and the next one, from behind the end-of-turn token, which the policy sampled itself. Invariants: only the
-reply is tokenised, never what was sampled; a reply is text, so a special token written in it is not taken for one.
+assistant's turn and the next one, from behind the end-of-turn token, which the policy sampled itself. Invariants: only
+the reply is tokenised, never what was sampled; a reply is text, so a special token written in it is not taken for one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Frame:
 
 
 def frame_of(tokenizer: Any, role: str, options: Mapping[str, Any]) -> Frame:
-    """The frame of messages of `role`, read off a rendered chat. ConfigError where the template allows no such message."""
+    """The frame of messages of `role`, read off a rendered chat. ConfigError where the template allows no such
+    message."""
     import jinja2
 
     trouble = f"the chat template takes no message of the role {role!r} after an assistant's turn"
@@ -56,7 +57,8 @@ def frame_of(tokenizer: Any, role: str, options: Mapping[str, Any]) -> Frame:
 def reply_ids(text: str, tokenizer: Any, frame: Frame | None, end: int | None) -> list[int]:
     """The token ids of a reply: bare text without a frame, else the message in its frame.
 
-    `end` is the end token that the policy sampled, which is left out of the frame; None where it was cut by a stop string.
+    `end` is the end token that the policy sampled, which is left out of the frame; None where it was cut by a stop
+    string.
     """
     if frame is None:
         return _plain(text, tokenizer)

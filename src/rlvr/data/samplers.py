@@ -3,11 +3,12 @@
 A sampler goes through the pool in epochs; a subclass says in what order. Registered with `register_sampler`; its
 options are the parameters of its `__init__`, the run gives it the rest by `bind`.
 
-Invariants: tasks keep their order and their place (a new task goes to the end, a rewritten one stays where it was,
-none is removed), so that `pool.at(index)` of a smaller pool means the same in the pool that grew out of it. What is drawn does not
-depend on how many are asked for at a time; draws are numbered from 0 for the whole run, so a task drawn twice makes two groups; tasks
-added to the pool are drawn from the next epoch on. The state is small: an epoch's order is computed again from (seed, epoch, pool),
-and of the pool a checkpoint holds only what differs from the loaded tasks, and a fingerprint of those.
+Invariants: tasks keep their order and their place (a new task goes to the end, a rewritten one stays where it was, none
+is removed), so that `pool.at(index)` of a smaller pool means the same in the pool that grew out of it. What is drawn
+does not depend on how many are asked for at a time; draws are numbered from 0 for the whole run, so a task drawn twice
+makes two groups; tasks added to the pool are drawn from the next epoch on. The state is small: an epoch's order is
+computed again from (seed, epoch, pool), and of the pool a checkpoint holds only what differs from the loaded tasks, and
+a fingerprint of those.
 """
 
 from __future__ import annotations
@@ -99,8 +100,8 @@ class TaskPool:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the loaded tasks what they were at the checkpoint; CheckpointError if others were loaded since, unless the
-        pool accepts that."""
+        """Make the loaded tasks what they were at the checkpoint; CheckpointError if others were loaded since, unless
+        the pool accepts that."""
         if state["fingerprint"] != self.fingerprint and not self.accept_changed:
             raise CheckpointError(
                 f"the checkpoint was made with other tasks: {state['loaded']} with the fingerprint "

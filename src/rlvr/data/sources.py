@@ -8,8 +8,8 @@
 - `{name: SOURCE, option: value}`: a registered source, a function that returns an iterable of tasks
 - a `datasets.Dataset` (of a `DatasetDict`, the split)
 - a list of tasks (Task, row, or a string that is a prompt) or of several of the above, which are concatenated. A string
-  in a list is a data set where it is a source, a hub name, a single word, ends like a file of tasks or begins like a path;
-  else it is a prompt (`{prompt: STRING}` is never in doubt)
+  in a list is a data set where it is a source, a hub name, a single word, ends like a file of tasks or begins like a
+  path; else it is a prompt (`{prompt: STRING}` is never in doubt)
 
 Invariants: ids are unique in what is returned, and a data set without tasks is refused. A source is registered with
 `register("source", NAME)`; its options are its keyword-only parameters.
@@ -39,7 +39,8 @@ from rlvr.records import Task
 log = logging.getLogger(__name__)
 
 _WORD = re.compile(r"[\w.-]+", re.ASCII)
-"""A word alone in a list is a name, so that a mistyped one is refused; a prompt of one word is written `{prompt: word}`."""
+"""A word alone in a list is a name, so that a mistyped one is refused; a prompt of one word is written
+`{prompt: word}`."""
 _HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(/(?P<config>[\w.-]+))?(:(?P<split>.+))?")
 
 PlacedTask = tuple[str, Task]
@@ -228,7 +229,8 @@ def _indexed(name: str, items: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 def _adapted(
     rows: Iterator[tuple[str, Any]], fields: Mapping[str, Any] | None, source: str | None
 ) -> Iterator[PlacedTask]:
-    """The tasks of a data set's rows, less those of programming tasks without tests, which published sets have; they are counted."""
+    """The tasks of a data set's rows, less those of programming tasks without tests, which published sets have; they
+    are counted."""
     without = 0
     for place, row in rows:
         try:

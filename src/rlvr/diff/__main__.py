@@ -1,8 +1,8 @@
 """python -m rlvr.diff RUN_A RUN_B [--tolerance X]
 
-Finds where two runs part: the first configuration key, the first step whose recorded rollouts differ with the token, the
-first step whose metrics differ, the first checkpoint that differs with the tensor. Metrics of the clock (times, throughput) are
-left out, and so are keys of the configuration that do not change what is learned.
+Finds where two runs part: the first configuration key, the first step whose recorded rollouts differ with the token,
+the first step whose metrics differ, the first checkpoint that differs with the tensor. Metrics of the clock (times,
+throughput) are left out, and so are keys of the configuration that do not change what is learned.
 
 Exit codes: 0 the runs are equal as far as both go, 1 they part, 2 bad input.
 """

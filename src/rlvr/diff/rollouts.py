@@ -24,8 +24,8 @@ Decode = Callable[[int], str] | None
 
 
 def compare_rollouts(a: Path, b: Path, tolerance: float, notes: list[str]) -> Parting:
-    """The steps that both runs recorded, in order, up to the first in which completions differ; what is made of equal ones may
-    differ before."""
+    """The steps that both runs recorded, in order, up to the first in which completions differ; what is made of equal
+    ones may differ before."""
     found = Parting("rollouts")
     try:
         files = recorded_steps(a), recorded_steps(b)
@@ -69,7 +69,8 @@ def _written(number: int, one: Recorded | None, other: Recorded | None, decode: 
 
 
 def _made_of_it(number: int, one: Recorded | None, other: Recorded | None, tolerance: float) -> list[str]:
-    """How two rollouts of the same tokens differ otherwise: log-probs, versions, stop reason, verdicts, columns, use."""
+    """How two rollouts of the same tokens differ otherwise: log-probs, versions, stop reason, verdicts, columns,
+    use."""
     assert one is not None and other is not None
     a = one.rollout
     b = other.rollout

@@ -1,11 +1,11 @@
 """Checkpoints on disk: what one is, which may be used, and how it is read without running code.
 
 `step-N/` holds `model/` (Hugging Face files), `tensors-R.safetensors` of each rank R (weights that train, optimizer,
-reference), `state.json` (everything else) and `complete.json`: the format's number, the step and its metrics, the number of
-ranks, the versions of what wrote it, and a checksum of every other file. `checkpoint_writer` writes them.
+reference), `state.json` (everything else) and `complete.json`: the format's number, the step and its metrics, the
+number of ranks, the versions of what wrote it, and a checksum of every other file. `checkpoint_writer` writes them.
 
-Invariants: a folder named `step-N` is whole, or it is passed over in words; a tensor's name means the same whatever backend
-and number of ranks wrote it, so that any other can read it.
+Invariants: a folder named `step-N` is whole, or it is passed over in words; a tensor's name means the same whatever
+backend and number of ranks wrote it, so that any other can read it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ PARTIAL = (
     r"(tokenizer|spiece|sentencepiece\.bpe)\.model|merges\.txt|vocab\.txt|(additional_chat_templates/\w+|chat_template)\.jinja|"
     r"README\.md|(configuration|modeling|tokenization)_\w+\.py)"
 )
-"""Names, relative, of files that a checkpoint is made of: ours, and those that transformers, peft and tokenizers write."""
+"""Names, relative, of files that a checkpoint is made of: ours, and those that transformers, peft and tokenizers
+write."""
 
 
 @dataclass
@@ -81,7 +82,8 @@ class Saved:
 
 
 class Tensors(Mapping[str, torch.Tensor]):
-    """The tensors of all ranks' files by name, each read when it is asked for. CheckpointError for files that are none."""
+    """The tensors of all ranks' files by name, each read when it is asked for. CheckpointError for files that are
+    none."""
 
     def __init__(self, files: list[Path]) -> None:
         self._of: dict[str, Any] = {}
@@ -134,9 +136,11 @@ def step_of(path: Path) -> int:
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest whole checkpoint in `folder`; torn ones are passed over with a warning. None where there are none at all.
+    """The newest whole checkpoint in `folder`; torn ones are passed over with a warning. None where there are none at
+    all.
 
-    CheckpointError where one in another format is newer, and where none can be used, with the reason of each: to begin again would throw their steps away.
+    CheckpointError where one in another format is newer, and where none can be used, with the reason of each: to begin
+    again would throw their steps away.
     """
     problems: list[tuple[Path, str]] = []
     for path in reversed(checkpoints(folder)):
@@ -187,7 +191,8 @@ def _manifest(path: Path) -> Manifest:
         pass
     if (number := _of_another_format(path)) is not None:
         raise CheckpointError(
-            f"it is in format {number}, and this version of rlvr reads format {FORMAT}: go on with the version that wrote it, "
+            f"it is in format {number}, and this version of rlvr reads format {FORMAT}: go on with the version that "
+            "wrote it, "
             "or start a new run from its model/ (model.path)"
         )
     raise CheckpointError(f"it was not finished ({MANIFEST} is missing or broken)")
@@ -225,8 +230,9 @@ def best(folder: Path, metric: str, mode: str) -> tuple[Path, float] | None:
 def remove_old(folder: Path, newest: Path, keep: int, also: Path | None, every: int = 0) -> None:
     """Remove all but the newest `keep` checkpoints, `newest` being one of them, and `also`.
 
-    With `every`, the `keep` are counted among those at its multiples; of others, `kept_between` stay, and only while they are
-    newer. What has no manifest of ours is neither counted nor removed: a folder of the user's, or one that is torn.
+    With `every`, the `keep` are counted among those at its multiples; of others, `kept_between` stay, and only while
+    they are newer. What has no manifest of ours is neither counted nor removed: a folder of the user's, or one that is
+    torn.
     """
     sealed = [path for path in checkpoints(folder) if path != newest and is_sealed(path)]
     sealed.append(newest)  # a damaged one may have a higher number
@@ -255,7 +261,8 @@ def remove(path: Path) -> None:
 
 
 def remove_partial(path: Path) -> None:
-    """Remove what a checkpoint writes from a folder that one was being written into; the folder with all else is set aside."""
+    """Remove what a checkpoint writes from a folder that one was being written into; the folder with all else is set
+    aside."""
     if path.is_dir() and not path.is_symlink():
         names = (file.relative_to(path).as_posix() for file in path.rglob("*"))
         remove_files(path, [name for name in names if re.fullmatch(PARTIAL, name)])
@@ -268,7 +275,8 @@ def remove_partial(path: Path) -> None:
 
 
 def replace(path: Path, new: Path) -> None:
-    """Put the checkpoint `new` in the place of `path`, where there may be one: that is removed, anything else set aside."""
+    """Put the checkpoint `new` in the place of `path`, where there may be one: that is removed, anything else set
+    aside."""
     old = set_aside(path) if os.path.lexists(path) else None
     os.replace(new, path)
     if old is not None and is_sealed(old):

@@ -1,12 +1,12 @@
 """Writing checkpoints: tensors are copied to host memory while the step waits, and a thread does the rest.
 
-Each rank writes its own tensors into a folder aside (`.step-N.partial`) and leaves a note with their checksum there; rank 0
-writes everything else, waits for the notes, seals the folder, syncs it and renames it. So the ranks need storage that they
-share, and no collective call is made outside the ranks' main threads.
+Each rank writes its own tensors into a folder aside (`.step-N.partial`) and leaves a note with their checksum there;
+rank 0 writes everything else, waits for the notes, seals the folder, syncs it and renames it. So the ranks need storage
+that they share, and no collective call is made outside the ranks' main threads.
 
-Invariants: `step-N` appears whole or not at all; what was there before is removed only when the new one is whole; a write
-that fails is said, and neither stops the run nor touches another checkpoint; one write is under way at a time; a run folder
-that was removed is not left there anew.
+Invariants: `step-N` appears whole or not at all; what was there before is removed only when the new one is whole; a
+write that fails is said, and neither stops the run nor touches another checkpoint; one write is under way at a time; a
+run folder that was removed is not left there anew.
 """
 
 from __future__ import annotations
@@ -88,11 +88,12 @@ class Writer:
         self._under_way: Future[Path] | None = None
         self._step = 0
         self._directory: int | None = None
-        """The folder of checkpoints, open on rank 0 while one is written, so that no other folder gets its inode number."""
+        """The folder of checkpoints, open on rank 0 while one is written, so that no other folder gets its inode
+        number."""
 
     def open(self, step: int, logs: bool = True) -> bool:
-        """Wait for the write before, and make the folder that all ranks write into. Where that is impossible: False, the write
-        counts as failed, and with `logs` that is logged."""
+        """Wait for the write before, and make the folder that all ranks write into. Where that is impossible: False,
+        the write counts as failed, and with `logs` that is logged."""
         self.wait()
         problem = None
         if self.world.is_main:
@@ -114,7 +115,8 @@ class Writer:
         return problem is None
 
     def write(self, contents: Contents, logs: bool = True) -> None:
-        """Write a checkpoint into the folder that `open` made; in the background, unless the configuration says otherwise.
+        """Write a checkpoint into the folder that `open` made; in the background, unless the configuration says
+        otherwise.
 
         `logs`: log a failure; without, the caller waits for the write and reports it.
         """
@@ -189,7 +191,8 @@ class Writer:
             return True
 
     def _remove_made_anew(self) -> None:
-        """Remove the empty folders that transformers made, with their parents, to save files in a folder that was gone."""
+        """Remove the empty folders that transformers made, with their parents, to save files in a folder that was
+        gone."""
         if self._is_gone():
             with contextlib.suppress(OSError):  # not there, or not empty
                 self.folder.rmdir()
@@ -243,8 +246,9 @@ class Writer:
         os.replace(note.with_suffix(".tmp"), note)
 
     def _notes(self, aside: Path) -> list[str]:
-        """The notes of ranks 1 and up, once all are there. CheckpointError names ranks that do not write, TrainingError one
-        that is gone; one that only failed still writes what it has copied. A large share may take longer, while it grows."""
+        """The notes of ranks 1 and up, once all are there. CheckpointError names ranks that do not write, TrainingError
+        one that is gone; one that only failed still writes what it has copied. A large share may take longer, while it
+        grows."""
         notes = {rank: f"tensors-{rank}.safetensors.note" for rank in range(1, self.world.size)}
         missing = set(notes)
         deadline = time.monotonic() + WRITE_SECONDS / 2

@@ -1,9 +1,9 @@
 """The DeepSpeed backend: ZeRO 1, 2 and 3 over the ranks, with or without offload to host memory.
 
-`deepspeed.initialize` wraps the policy's model in place; passes go through the model itself, whose hooks DeepSpeed sets, and
-never through the engine's own forward. Invariants:
-- The gradient of a step is the sum over ranks and micro-batches: DeepSpeed's average is undone, its division by accumulation
-  steps is off, sums are float32.
+`deepspeed.initialize` wraps the policy's model in place; passes go through the model itself, whose hooks DeepSpeed
+sets, and never through the engine's own forward. Invariants:
+- The gradient of a step is the sum over ranks and micro-batches: DeepSpeed's average is undone, its division by
+  accumulation steps is off, sums are float32.
 - A step begins with `zero` and ends with `step`: gradients of passes that no step followed are gone.
 - The state that is saved is whole tensors (rlvr.distributed.shares); DeepSpeed's own checkpoints are not used.
 """
@@ -52,10 +52,11 @@ class DeepSpeedOptions(BackendFactory):
     zero_stage: int = 2
     """What is shared out among the ranks: 1, the optimizer's state; 2, gradients too; 3, weights too."""
     offload: Offload = "none"
-    """What waits in host memory: `optimizer` (state and float32 weights), or `parameters` (ZeRO-3: these and the weights)."""
+    """What waits in host memory: `optimizer` (state and float32 weights), or `parameters` (ZeRO-3: these and the
+    weights)."""
     offload_during_rollout: bool = False
-    """Keep the optimizer's state and the float32 weights that are not computed with in host memory from a publish of weights to
-    the next optimizer step."""
+    """Keep the optimizer's state and the float32 weights that are not computed with in host memory from a publish of
+    weights to the next optimizer step."""
     deepspeed: str | None = None
     """A JSON file with more of DeepSpeed's own configuration."""
 
@@ -137,12 +138,14 @@ class DeepSpeedBackend:
             raise ConfigError("distributed.offload: parameters needs zero_stage 3, which alone shares them out")
         if options.offload != "none" and options.offload_during_rollout:
             raise ConfigError(
-                f"distributed.offload {options.offload} keeps in host memory all the time what distributed.offload_during_rollout "
+                f"distributed.offload {options.offload} keeps in host memory all the time what "
+                "distributed.offload_during_rollout "
                 "would move there and back: set one of them"
             )
         if ComponentSpec.parse(optimizer).name == "adamw_8bit":
             raise ConfigError(
-                "optim.optimizer adamw_8bit does not go with distributed.backend deepspeed, whose state is flat and shared out: "
+                "optim.optimizer adamw_8bit does not go with distributed.backend deepspeed, whose state is flat and "
+                "shared out: "
                 "use adamw, with offload where memory is short"
             )
 

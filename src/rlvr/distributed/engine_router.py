@@ -1,9 +1,9 @@
 """The engines of all ranks as one: rank 0 draws and asks, every rank samples with the engine beside its policy.
 
-Requests go to the other ranks over sockets, so that sampling needs no collective call and any plan, dynamic sampling or staleness works as
-with one process. Invariants: requests with one prompt go to one rank while any of them is open, so that the prompt is
-computed once; what is sampled depends on the request's seed and not on the rank (N7); a rank that is gone fails the requests
-that it had, by name.
+Requests go to the other ranks over sockets, so that sampling needs no collective call and any plan, dynamic sampling or
+staleness works as with one process. Invariants: requests with one prompt go to one rank while any of them is open, so
+that the prompt is computed once; what is sampled depends on the request's seed and not on the rank (N7); a rank that is
+gone fails the requests that it had, by name.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def open_engine(
 ) -> Engine:
     """The engine that `spec` writes, for all ranks: one beside each policy, or one on rank 0 that samples for all.
 
-    `apart` says that the weights lie in parts on the ranks, so that an engine cannot compute with the trainer's own, and an
-    adapter cannot be written by one rank: it goes merged into the weights, which all ranks gather bucket by bucket. `longest`
-    is the longest sequence, in tokens, that is sampled, where it is known.
+    `apart` says that the weights lie in parts on the ranks, so that an engine cannot compute with the trainer's own,
+    and an adapter cannot be written by one rank: it goes merged into the weights, which all ranks gather bucket by
+    bucket. `longest` is the longest sequence, in tokens, that is sampled, where it is known.
     """
     factory: EngineFactory = registry.build("engine", spec)
     options = factory.for_run(min(longest, policy.context) if longest else None, apart, world.heartbeat_timeout)
@@ -144,8 +144,8 @@ class EngineRouter:
         return len(self._links) == self.world.size - 1
 
     def _accept_all(self, server: socket.socket, key: bytes) -> None:
-        """Take connections until all ranks have joined. Each proves itself on a thread of its own: one that is not of a rank,
-        whatever it sends or does not send, keeps nobody waiting."""
+        """Take connections until all ranks have joined. Each proves itself on a thread of its own: one that is not of a
+        rank, whatever it sends or does not send, keeps nobody waiting."""
         with contextlib.suppress(OSError):  # the server was closed
             while not self._all_joined():
                 with contextlib.suppress(TimeoutError):
@@ -167,7 +167,8 @@ class EngineRouter:
     def _serve(self, key: bytes) -> None:
         machines = self.world.gather(machine(), "the machines of the ranks")
         port = self.world.broadcast(0, "the port of the sampling ranks")
-        # By its name, which each machine resolves for itself: on rank 0's it may be a loopback address (127.0.1.1 on Debian).
+        # By its name, which each machine resolves for itself: on rank 0's it may be a loopback address (127.0.1.1 on
+        # Debian).
         if machines[0] == machine():
             host = LOOPBACK
         else:
@@ -192,7 +193,8 @@ class EngineRouter:
         return self.own.version
 
     async def generate(self, request: Request) -> Completion:
-        """Sample one completion, on the rank that has the prompt or the least to do. LostRankError where that rank is gone."""
+        """Sample one completion, on the rank that has the prompt or the least to do. LostRankError where that rank is
+        gone."""
         rank = self._take(request.token_ids)
         try:
             if rank == self.world.rank:
@@ -255,8 +257,8 @@ class EngineRouter:
             self.collector.loop.call_soon_threadsafe(self._begin, asked, running)
 
     def _begin(self, asked: Asked, running: dict[int, asyncio.Task[Completion]]) -> None:
-        """Start what rank 0 asked for, in one pass of the loop, so that the engine batches it as it would on rank 0; None in the
-        place of a request gives it up."""
+        """Start what rank 0 asked for, in one pass of the loop, so that the engine batches it as it would on rank 0;
+        None in the place of a request gives it up."""
         for number, request in asked:
             if request is not None:
                 running[number] = asyncio.create_task(self.own.generate(request))
@@ -311,8 +313,9 @@ class _Link:
                 self._waiting.pop(number, None)
 
     def _send(self, number: int, request: Request | None) -> None:
-        """Send it in one message with all that is asked in this pass of the loop: what the rank gets at once it samples in one
-        batch. One message for each would be batched by when it arrives, and the last bits of log-probs depend on the batch."""
+        """Send it in one message with all that is asked in this pass of the loop: what the rank gets at once it samples
+        in one batch. One message for each would be batched by when it arrives, and the last bits of log-probs depend on
+        the batch."""
         if not self._asked:
             asyncio.get_running_loop().call_soon(self._flush, 1)
         self._asked.append((number, request))
@@ -340,7 +343,8 @@ class _Link:
 
     def _loss(self) -> LostRankError:
         return LostRankError(
-            f"rank {self.rank} is gone: the connection that it was to sample for was closed (its own output says why, if it "
+            f"rank {self.rank} is gone: the connection that it was to sample for was closed (its own output says "
+            "why, if it "
             "could); go on with --resume auto"
         )
 
@@ -372,7 +376,8 @@ class _Link:
 
 
 class NullEngine:
-    """The engine of a rank that has none: rank 0's samples for all. It helps to gather the weights that rank 0 publishes."""
+    """The engine of a rank that has none: rank 0's samples for all. It helps to gather the weights that rank 0
+    publishes."""
 
     version = 0
     shares_weights = False
@@ -390,8 +395,8 @@ class NullEngine:
         )
 
     def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> None:
-        """Go through the weights, which under ZeRO-3 are gathered by all ranks together; as the engines of rank 0, not twice for
-        one version without a `release` between."""
+        """Go through the weights, which under ZeRO-3 are gathered by all ranks together; as the engines of rank 0, not
+        twice for one version without a `release` between."""
         if version == self.version and not self._released:
             return
         for bucket in weights():

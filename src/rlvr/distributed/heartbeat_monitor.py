@@ -1,14 +1,16 @@
 """A watchdog beside the main thread: it names a rank that is lost, also while the main thread is inside a collective.
 
-A collective of torch or DeepSpeed cannot be interrupted, and waits half an hour for a rank that is stopped. So a thread gives
-this rank's heartbeat and reads those of the others, and another counts how long each has been silent. Where one is lost,
-named waits of the main thread raise that at once; a main thread that has not noticed after MARGIN seconds cannot, and the
-process is ended, with the reason on standard error and in the log. What is on disk stays as it is. To raise is not to notice:
-code in between may take the error for one of its own, so that the main thread has MARGIN again to reach `notice`.
+A collective of torch or DeepSpeed cannot be interrupted, and waits half an hour for a rank that is stopped. So a thread
+gives this rank's heartbeat and reads those of the others, and another counts how long each has been silent. Where one
+is lost, named waits of the main thread raise that at once; a main thread that has not noticed after MARGIN seconds
+cannot, and the process is ended, with the reason on standard error and in the log. What is on disk stays as it is. To
+raise is not to notice: code in between may take the error for one of its own, so that the main thread has MARGIN again
+to reach `notice`.
 
-Silence is counted in the watchdog's own ticks: a process that was itself stopped, or short of processor time, blames nobody.
-Limit: both threads need Python's interpreter. A rank whose main thread holds it for longer than the heartbeat timeout, in one call
-of an extension that does not release it, counts as silent, as at a meeting. torch, DeepSpeed, safetensors and hashing release it.
+Silence is counted in the watchdog's own ticks: a process that was itself stopped, or short of processor time, blames
+nobody. Limit: both threads need Python's interpreter. A rank whose main thread holds it for longer than the heartbeat
+timeout, in one call of an extension that does not release it, counts as silent, as at a meeting. torch, DeepSpeed,
+safetensors and hashing release it.
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 1.0
 """Seconds between two heartbeats of a rank."""
 MARGIN = 10.0
-"""Seconds that the main thread has to end by itself: gloo raises at once where a rank's process is gone, naming takes three beats."""
+"""Seconds that the main thread has to end by itself: gloo raises at once where a rank's process is gone, naming takes
+three beats."""
 LOG_SECONDS = 5.0
-"""Seconds for the last words in the launcher's file and the log, which may be on storage that went with the other rank."""
+"""Seconds for the last words in the launcher's file and the log, which may be on storage that went with the other
+rank."""
 
 
 def heartbeat_key(rank: int) -> str:
@@ -83,7 +87,8 @@ class HeartbeatMonitor:
     _closed = False
 
     def _raise_once(self) -> None:
-        """Raise what was found, in the main thread: no wait of its makes sense any more, but that for what is being saved."""
+        """Raise what was found, in the main thread: no wait of its makes sense any more, but that for what is being
+        saved."""
         if self._trouble is None or self._raised or self._noticed.is_set():
             return
         if threading.current_thread() is threading.main_thread():
@@ -152,13 +157,14 @@ class HeartbeatMonitor:
             who = " and ".join(f"rank {rank}" for rank in gone)
             seconds = max(silent[rank] for rank in gone)
         return LostRankError(
-            f"{who} has shown no sign of life for {seconds:.0f} s, {where}: its process was killed or stopped, or its machine is "
+            f"{who} has shown no sign of life for {seconds:.0f} s, {where}: its process was killed or stopped, or "
+            "its machine is "
             "gone; go on with --resume auto"
         )
 
     def _ends_alone(self, silent: dict[int, float], stuck: float) -> bool:
-        """Whether the main thread notices, and ends the process by itself; False where the lost rank came back. Does not
-        return where it does neither."""
+        """Whether the main thread notices, and ends the process by itself; False where the lost rank came back. Does
+        not return where it does neither."""
         before = dict(self._heard), self._rounds
         raised = self._raised
         left = MARGIN

@@ -1,7 +1,7 @@
 """Hugging Face files of the policy, in two parts: weights come to host memory now, the files are written when it suits.
 
-The first part needs every rank where weights are partitioned, and is a copy, so that training may go on during the second,
-which rank 0 alone has.
+The first part needs every rank where weights are partitioned, and is a copy, so that training may go on during the
+second, which rank 0 alone has.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _AVAILABLE = other.is_deepspeed_available
 
 
 def model_files(policy: Policy, is_main: bool, copied: Mapping[int, torch.Tensor]) -> Files:
-    """The whole model, or the adapter where one is trained, with the tokenizer. `copied`: address of a weight in use -> a
-    copy of it that is there already."""
+    """The whole model, or the adapter where one is trained, with the tokenizer. `copied`: address of a weight in use ->
+    a copy of it that is there already."""
     model = policy.model
     if is_adapter(model):
         kept = policy.trainable()

@@ -1,7 +1,7 @@
 """The plain backend: every rank holds the whole model and optimizer; with several ranks, data parallel.
 
-It is the oracle of the DeepSpeed backend. Invariants: all ranks start from rank 0's weights and keep the same bits, because
-they take the same step on the same summed gradients; frozen parameters are neither summed nor changed.
+It is the oracle of the DeepSpeed backend. Invariants: all ranks start from rank 0's weights and keep the same bits,
+because they take the same step on the same summed gradients; frozen parameters are neither summed nor changed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class PlainBackend:
         share_from_first(policy.model, self.world)
 
     def zero(self) -> None:
-        """Zero gradients, not absent ones, so that a step whose rollouts were all skipped still moves by its momentum."""
+        """Zero gradients, not absent ones, so that a step whose rollouts were all skipped still moves by its
+        momentum."""
         for parameter in self.parameters.values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -102,7 +103,8 @@ class PlainBackend:
     def release(self) -> None:
         """See the protocol. On a CPU gradients stay: making them anew costs the time of touching their pages.
 
-        The float32 weights stay too: they are those that the policy computes with, as it does for the probe after a publish.
+        The float32 weights stay too: they are those that the policy computes with, as it does for the probe after a
+        publish.
         """
         if self.policy.home.type == "cuda":
             for parameter in self.parameters.values():
@@ -154,7 +156,8 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def share_from_first(model: torch.nn.Module, world: World) -> None:
-    """Give every rank rank 0's weights and buffers, in place. ConfigError where ranks run different versions of packages."""
+    """Give every rank rank 0's weights and buffers, in place. ConfigError where ranks run different versions of
+    packages."""
     if world.size == 1:
         return
     check_versions(world)

@@ -15,7 +15,8 @@ from rlvr.records import Task
 def encoded_lengths(
     prompts: Prompts, world: World, tasks: Sequence[Task], demonstrations: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of each task's prompt and, with `demonstrations`, of its demonstration (else 0): int32 [N] each, on every rank.
+    """Tokens of each task's prompt and, with `demonstrations`, of its demonstration (else 0): int32 [N] each, on every
+    rank.
 
     Only rank 0 encodes and keeps the prompts: it alone samples. Other ranks encode the few that a step asks them for.
     """

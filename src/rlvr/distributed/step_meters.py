@@ -58,8 +58,9 @@ class StepMeters:
     ) -> dict[str, float | None]:
         """The step's metrics of time, memory and use; the same on every rank but for times and the first rank's memory.
 
-        `sampled`: tokens; `verifying`: seconds of verification beyond sampling, which count as verification; `engine_apart`:
-        whether the engine samples on other devices; `starting`: most of the step's time was that of starting.
+        `sampled`: tokens; `verifying`: seconds of verification beyond sampling, which count as verification;
+        `engine_apart`: whether the engine samples on other devices; `starting`: most of the step's time was that of
+        starting.
         """
         times = self.phases.finish()
         seconds = times["time/step"]
@@ -91,7 +92,8 @@ class StepMeters:
 
 
 def use(ranks: list[RankUse], update: float, step: float | None) -> dict[str, float | None]:
-    """Throughput of the update, MFU and memory, of the seconds of an update and of a step (None: not to be measured)."""
+    """Throughput of the update, MFU and memory, of the seconds of an update and of a step (None: not to be
+    measured)."""
     peaks = [rank.peak for rank in ranks]
     if None in peaks:
         able = None
@@ -112,8 +114,8 @@ def use(ranks: list[RankUse], update: float, step: float | None) -> dict[str, fl
 def idle_share(times: Mapping[str, float], engine_idle: Mapping[str | None, float], engine_apart: bool) -> float | None:
     """The share of a step in which neither the trainer nor an engine on its device had work.
 
-    The trainer works in the phases `WORKING`. In the others, and in none of them, the device works while the engine has an open
-    request, unless the engine is on other devices.
+    The trainer works in the phases `WORKING`. In the others, and in none of them, the device works while the engine has
+    an open request, unless the engine is on other devices.
     """
     others: dict[str | None, float] = {phase: times[f"time/{phase}"] for phase in KNOWN if phase not in WORKING}
     others[None] = times["time/unaccounted"]

@@ -1,14 +1,14 @@
 """The ranks of a run: who am I, and words between all of us, by name and with a deadline.
 
-Control goes over the CPU (gloo), whatever the devices. Before ranks exchange anything they meet at a
-name, so that a rank which is late, dead, failed or somewhere else in the program is named instead of hanging the others. A
-rank that is lost while the others are inside a collective is named by the watchdog.
+Control goes over the CPU (gloo), whatever the devices. Before ranks exchange anything they meet at a name, so that a
+rank which is late, dead, failed or somewhere else in the program is named instead of hanging the others. A rank that is
+lost while the others are inside a collective is named by the watchdog.
 
-A process may have several Worlds, one after the other or at once, as it may have several trainers: each has keys of its own in
-the one store, and all use torch's one process group, which lasts as long as the process.
+A process may have several Worlds, one after the other or at once, as it may have several trainers: each has keys of its
+own in the one store, and all use torch's one process group, which lasts as long as the process.
 
-Invariants: every rank makes the same calls in the same order; a call with one rank costs nothing; what a failed rank raised
-reaches the others as a LostRankError that says which rank it was.
+Invariants: every rank makes the same calls in the same order; a call with one rank costs nothing; what a failed rank
+raised reaches the others as a LostRankError that says which rank it was.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class World:
     _worlds: ClassVar[Iterator[int]] = itertools.count()
     """Numbers of the Worlds of this process with several ranks; the same on every rank."""
     _shared_store: ClassVar[Any] = None
-    """The connection to the store that the launcher's address names: one for the process, since rank 0 may keep the store."""
+    """The connection to the store that the launcher's address names: one for the process, since rank 0 may keep the
+    store."""
     _ends_badly: ClassVar[bool] = False
     """Whether a World of this process failed: then ranks do not leave torch's process group together."""
 
@@ -69,8 +70,8 @@ class World:
     def from_environment(cls, heartbeat_timeout: float = 30.0) -> World:
         """The world that torchrun, accelerate or deepspeed launched this process in; of one rank where none did.
 
-        Where the launcher does not say how many ranks this machine has, as deepspeed and srun do not, they are counted, and
-        LOCAL_WORLD_SIZE says it: cores, memory and GPUs are shared out by it.
+        Where the launcher does not say how many ranks this machine has, as deepspeed and srun do not, they are counted,
+        and LOCAL_WORLD_SIZE says it: cores, memory and GPUs are shared out by it.
         """
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
@@ -140,10 +141,10 @@ class World:
     def barrier(self, what: str, deadline: float | None = None) -> None:
         """Wait until every rank is here.
 
-        WaitTimeout names the ranks that are not here by the deadline (seconds); LostRankError one that failed or shows no
-        sign of life, TrainingError one that waits for something else. Without a deadline of its own a meeting waits for rank 0 as long as that
-        lives: what rank 0 does alone (sampling, verifying, evaluating, reading and writing checkpoints) may take hours and
-        has deadlines there, and it says when it fails.
+        WaitTimeout names the ranks that are not here by the deadline (seconds); LostRankError one that failed or shows
+        no sign of life, TrainingError one that waits for something else. Without a deadline of its own a meeting waits
+        for rank 0 as long as that lives: what rank 0 does alone (sampling, verifying, evaluating, reading and writing
+        checkpoints) may take hours and has deadlines there, and it says when it fails.
         """
         if self.size == 1:
             return
@@ -246,7 +247,8 @@ class World:
 
 
 def machine() -> tuple[str, str]:
-    """This machine and network, as far as ranks can tell them apart: containers have names of their own, machines boots."""
+    """This machine and network, as far as ranks can tell them apart: containers have names of their own, machines
+    boots."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return socket.gethostname(), boot.read_text().strip() if boot.exists() else ""
 
@@ -296,7 +298,8 @@ class Watch:
             self._last[rank] = heartbeat
             if self._silent[rank] > self.world.heartbeat_timeout:
                 raise LostRankError(
-                    f"rank {rank} has shown no sign of life for {self._silent[rank]:.0f} s, while rank {self.world.rank} waited for "
+                    f"rank {rank} has shown no sign of life for {self._silent[rank]:.0f} s, while rank "
+                    f"{self.world.rank} waited for "
                     f"{what}: its process was killed or stopped, or its machine is gone; go on with --resume auto"
                 )
 

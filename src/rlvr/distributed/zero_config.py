@@ -1,7 +1,7 @@
 """The configuration that DeepSpeed gets: ours, and under it what the user's own file adds.
 
-Everything that our options or exact gradients decide is ours. A user's file (`distributed.deepspeed`) may hold those keys
-too, as long as they say the same; `auto` says nothing. Each one that differs is named.
+Everything that our options or exact gradients decide is ours. A user's file (`distributed.deepspeed`) may hold those
+keys too, as long as they say the same; `auto` says nothing. Each one that differs is named.
 """
 
 from __future__ import annotations

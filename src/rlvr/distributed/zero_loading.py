@@ -1,6 +1,8 @@
-"""Weights into parts, one at a time, before DeepSpeed has seen the model: under ZeRO-3 no device ever holds all of them.
+"""Weights into parts, one at a time, before DeepSpeed has seen the model: under ZeRO-3 no device ever holds all of
+them.
 
-The model waits in host memory, with its weights on rank 0; the other ranks have their shapes only. Each parameter goes to the device whole, is given to all ranks by rank 0, and is cut before the next one comes.
+The model waits in host memory, with its weights on rank 0; the other ranks have their shapes only. Each parameter goes
+to the device whole, is given to all ranks by rank 0, and is cut before the next one comes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """This rank's part of the float32 weights and optimizer state under ZeRO, read and written as whole tensors.
 
-DeepSpeed keeps them flat and shared out: a rank has a stretch of each parameter, or nothing of it. Its own functions for this
-(safe_get_full_fp32_param and its kin) cannot make the state of an optimizer that took no step yet, which a resumed run has to.
-Reading is collective: every rank asks for the same tensors in the same order.
+DeepSpeed keeps them flat and shared out: a rank has a stretch of each parameter, or nothing of it. Its own functions
+for this (safe_get_full_fp32_param and its kin) cannot make the state of an optimizer that took no step yet, which a
+resumed run has to. Reading is collective: every rank asks for the same tensors in the same order.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Shards:
         self._keep_one_copy()
 
     def _keep_one_copy(self) -> None:
-        """Under ZeRO-3 in float32, make the optimizer's weights those computed with, which DeepSpeed means to do and misses
-        (it compares a torch.device with a string); an eighth of what a rank holds."""
+        """Under ZeRO-3 in float32, make the optimizer's weights those computed with, which DeepSpeed means to do and
+        misses (it compares a torch.device with a string); an eighth of what a rank holds."""
         if getattr(self.optimizer, "offload_optimizer", True) or not hasattr(
             self.optimizer, "fp16_partitioned_groups_flat"
         ):
@@ -94,8 +94,8 @@ class Shards:
         return Stretch(self.flats()[group], slice(offset, offset + size), slice(start, start + size))
 
     def of(self, name: str, keep: bool) -> Iterator[tuple[str | None, torch.Tensor | None]]:
-        """A parameter's whole float32 weights (under None) and whole optimizer state by key, in host memory; None in their place
-        where `keep` is false. Every rank has to go through them."""
+        """A parameter's whole float32 weights (under None) and whole optimizer state by key, in host memory; None in
+        their place where `keep` is false. Every rank has to go through them."""
         stretch = self.stretch(name)
         if stretch:
             own = self.offload.on_host(stretch.flat.detach())[stretch.place]
@@ -170,8 +170,8 @@ class Shards:
                 self.optimizer._reassign_or_swap_out_partitioned_parameters(group)
 
     def gradient_buffers(self) -> list[torch.Tensor]:
-        """Gradients that DeepSpeed keeps memory for between steps: a rank's own under ZeRO-3, and all of them on every rank under
-        ZeRO-1 in bfloat16. Those in host memory are not among them."""
+        """Gradients that DeepSpeed keeps memory for between steps: a rank's own under ZeRO-3, and all of them on every
+        rank under ZeRO-1 in bfloat16. Those in host memory are not among them."""
         buffers = list(getattr(self.optimizer, "fp32_groups_gradients_flat", []))
         if hasattr(self.optimizer, "grad_partitions_flat_buffer"):
             buffers.append(self.optimizer.grad_partitions_flat_buffer)

@@ -1,11 +1,11 @@
 """python -m rlvr.evaluate --model PATH --data FILE [--samples N] [--k 1,8,...] [key.path=value ...]
 
-Samples a model on held-out tasks and writes a JSON object: `results` (greedy, mean, pass@k, maj@k, with `--scorer` best@k, all
-with bootstrap intervals over tasks, interquartile mean), the same by source and by difficulty, answer entropy, truncation, and
-`by_task`, from which `--compare` takes the differences to an earlier result, with paired intervals, and which tasks each can
-solve. Tasks are gone through in blocks: memory does not grow with tasks x samples. Where the model is of a run, the run's configuration
-holds: its verifier, template, tasks (data.eval), lengths and seed; else that of `--config`. What the command line says goes first. Under torchrun every rank samples, and rank 0
-writes.
+Samples a model on held-out tasks and writes a JSON object: `results` (greedy, mean, pass@k, maj@k, with `--scorer`
+best@k, all with bootstrap intervals over tasks, interquartile mean), the same by source and by difficulty, answer
+entropy, truncation, and `by_task`, from which `--compare` takes the differences to an earlier result, with paired
+intervals, and which tasks each can solve. Tasks are gone through in blocks: memory does not grow with tasks x samples.
+Where the model is of a run, the run's configuration holds: its verifier, template, tasks (data.eval), lengths and seed;
+else that of `--config`. What the command line says goes first. Under torchrun every rank samples, and rank 0 writes.
 
 Exit codes: 0 done, 2 bad input, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP (nothing is written then).
 """
@@ -145,7 +145,8 @@ def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse
     _write(result, options.output)
     for name, count in done.raised.raised.items():
         print(
-            f"warning: the verifier {name!r} failed on {count} of {done.raised.asked[name]} answers, which are left out. "
+            f"warning: the verifier {name!r} failed on {count} of {done.raised.asked[name]} answers, which are left "
+            "out. "
             f"What it raised first:\n{done.raised.tracebacks[name]}",
             file=sys.stderr,
         )
@@ -229,10 +230,11 @@ def _run_folder(model: str) -> Path | None:
 
 
 def _of_run(folder: Path, verifier: str | None) -> dict[str, Any]:
-    """What of a run's configuration an evaluation goes by: as its last stage had it, with another verifier where one is given.
+    """What of a run's configuration an evaluation goes by: as its last stage had it, with another verifier where one is
+    given.
 
-    Neither the engine nor the device: an evaluation often runs on another machine. The model is the checkpoint's, with its
-    adapter, so nothing is added to it.
+    Neither the engine nor the device: an evaluation often runs on another machine. The model is the checkpoint's, with
+    its adapter, so nothing is added to it.
     """
     try:
         tree = with_tasks_of(folder, read_mapping(folder / WRITTEN))
@@ -276,7 +278,8 @@ class Instruments:
 def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Instruments]:
     """What samples and verifies under `config`, on all ranks of `world`; only rank 0 may collect.
 
-    Samples are those that the trainer's own evaluation would draw: both sample with `RolloutRuntime.evaluation_samples`.
+    Samples are those that the trainer's own evaluation would draw: both sample with
+    `RolloutRuntime.evaluation_samples`.
     """
     from rlvr.core.waits import StopRequest
     from rlvr.distributed.gpu_checks import check_gpus

@@ -8,11 +8,13 @@ import numpy as np
 
 
 def best_of_k(ranking: np.ndarray, scores: Sequence[float], k: int) -> float:
-    """Return the unbiased estimate, from n samples, of the verifier's score of the sample that the scorer ranks first among `k`.
+    """Return the unbiased estimate, from n samples, of the verifier's score of the sample that the scorer ranks first
+    among `k`.
 
-    `ranking` is the scorer's number for each sample, [n] (NaN ranks last); `scores` are the verifier's, [n]. The estimate is the
-    mean over all subsets of k: the sample of rank i, from the lowest, is the best of C(i - 1, k - 1) of the C(n, k) subsets.
-    Samples of equal rank share their scores, which is a choice among them at random. Raises ValueError when k is above n.
+    `ranking` is the scorer's number for each sample, [n] (NaN ranks last); `scores` are the verifier's, [n]. The
+    estimate is the mean over all subsets of k: the sample of rank i, from the lowest, is the best of C(i - 1, k - 1) of
+    the C(n, k) subsets. Samples of equal rank share their scores, which is a choice among them at random. Raises
+    ValueError when k is above n.
     """
     count = len(scores)
     if not 1 <= k <= count:

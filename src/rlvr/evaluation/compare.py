@@ -20,9 +20,10 @@ def compare(
 ) -> dict[str, Any]:
     """`after` against `before` on the tasks that both have.
 
-    `differences`: result -> mean difference, its interval over tasks (the two results of a task stay together) and the tasks
-    better and worse. `support` (Yue et al. 2025, "Does reinforcement learning really incentivize reasoning capacity ..."):
-    tasks of which a sample or the greedy response is correct in both, in one, in neither. DataError where no task is common.
+    `differences`: result -> mean difference, its interval over tasks (the two results of a task stay together) and the
+    tasks better and worse. `support` (Yue et al. 2025, "Does reinforcement learning really incentivize reasoning
+    capacity ..."): tasks of which a sample or the greedy response is correct in both, in one, in neither. DataError
+    where no task is common.
     """
     by_id = {task_result.id: task_result for task_result in before}
     pairs = [(by_id[task_result.id], task_result) for task_result in after if task_result.id in by_id]

@@ -1,9 +1,10 @@
 """Held-out evaluation: greedy score, pass@k, maj@k and mean over tasks, from verified rollouts.
 
-Tasks are gone through in blocks, first with greedy responses and then with samples, and of each only its `TaskResult` is kept, so that memory does not grow with tasks x samples.
+Tasks are gone through in blocks, first with greedy responses and then with samples, and of each only its `TaskResult`
+is kept, so that memory does not grow with tasks x samples.
 
-Invariants: an undecided verdict (our own trouble) is left out of a task's samples and counted; a task with none decided is
-left out of the means; results do not depend on the blocks.
+Invariants: an undecided verdict (our own trouble) is left out of a task's samples and counted; a task with none decided
+is left out of the means; results do not depend on the blocks.
 """
 
 from __future__ import annotations
@@ -58,18 +59,21 @@ def evaluate(
     scorer: Scorer | None = None,
     judge: Callable[[RaisedVerdicts], None] = lambda verdicts: None,
 ) -> Evaluation:
-    """Evaluate on `tasks` as `config.evaluation` says; `said` is told how many tasks are done, and of which kind of response.
+    """Evaluate on `tasks` as `config.evaluation` says; `said` is told how many tasks are done, and of which kind of
+    response.
 
-    `judge` sees the verdicts of all greedy responses, without these of the samples of the first few tasks, and then those of all
-    responses, and may raise: an evaluation whose verifier always raises ends before all is sampled, and one bad task ends none.
+    `judge` sees the verdicts of all greedy responses, without these of the samples of the first few tasks, and then
+    those of all responses, and may raise: an evaluation whose verifier always raises ends before all is sampled, and
+    one bad task ends none.
 
-    `same` tells answers apart for maj@k and the answer entropy. It is asked with the task, because each task of a mixed set
-    has the verifier that it names.
+    `same` tells answers apart for maj@k and the answer entropy. It is asked with the task, because each task of a mixed
+    set has the verifier that it names.
 
     Results: `eval/greedy` (mean score of greedy responses), `eval/mean` (mean score of samples), `eval/pass@k`,
-    `eval/maj@k`, with a `scorer` `eval/best@k`, `eval/truncated`, `eval/unparsable`, `eval/undecided` (shares of responses),
-    `eval/length_mean` (tokens), `eval/answer_entropy` (nats) and `eval/tasks`; where tasks are of several sources or levels of
-    difficulty, also greedy, mean, pass@k and best@k of each as `eval/SOURCE/...` and `eval/difficulty/LEVEL/...`.
+    `eval/maj@k`, with a `scorer` `eval/best@k`, `eval/truncated`, `eval/unparsable`, `eval/undecided` (shares of
+    responses), `eval/length_mean` (tokens), `eval/answer_entropy` (nats) and `eval/tasks`; where tasks are of several
+    sources or levels of difficulty, also greedy, mean, pass@k and best@k of each as `eval/SOURCE/...` and
+    `eval/difficulty/LEVEL/...`.
     """
     asked = config.evaluation
     budget = asked.max_new_tokens or config.rollout.max_new_tokens

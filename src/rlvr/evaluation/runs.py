@@ -1,7 +1,8 @@
 """Several runs (seeds) on the same tasks as one result.
 
 Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (rliable): the mean and the
-interquartile mean over all runs and tasks, with intervals by a stratified bootstrap: runs are drawn anew within each task.
+interquartile mean over all runs and tasks, with intervals by a stratified bootstrap: runs are drawn anew within each
+task.
 """
 
 from __future__ import annotations

@@ -115,7 +115,8 @@ def tally_of(task: Task, difficulty: str = "difficulty") -> TaskResult:
 
 
 def values_of(task_results: Sequence[TaskResult], ks: Sequence[int]) -> dict[str, np.ndarray]:
-    """Result -> its value for each task, NaN where it has none: greedy, mean, pass@k, maj@k, and best@k where there is one."""
+    """Result -> its value for each task, NaN where it has none: greedy, mean, pass@k, maj@k, and best@k where there is
+    one."""
 
     def column(values: Sequence[float | None]) -> np.ndarray:
         return np.asarray([math.nan if v is None else v for v in values], dtype=np.float64)

@@ -1,5 +1,5 @@
-"""Inputs of the learner from a batch: made once for all its optimizer steps, and for each micro-batch what its losses read: the
-forward pass, and columns found in host memory and copied to the device at once.
+"""Inputs of the learner from a batch: made once for all its optimizer steps, and for each micro-batch what its losses
+read: the forward pass, and columns found in host memory and copied to the device at once.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Work:
     without_dropout: dict[str, list[np.ndarray]] = field(default_factory=dict)
     """By statistic, of the optimizer step that is taken; empty where the pass that has gradients is not random."""
     group_weights: dict[str, np.ndarray] = field(default_factory=dict)
-    """float64 [B]: the weight of each rollout's whole group, by the name of each component that averages over groups."""
+    """float64 [B]: the weight of each rollout's whole group, by the name of each component that averages over
+    groups."""
     updated: list[np.ndarray] = field(default_factory=list)
     """Log-probs at the last optimizer step that a token was in (of this rank's share); NaN elsewhere."""
 
@@ -173,7 +174,8 @@ class LossInputs:
         return self.device[name, PROXIMAL]
 
     def token_batch(self, component: ObjectiveTerm, statistics: Statistics) -> TokenBatch | None:
-        """The tokens that the component trains; None without any. TrainingError where a ratio needs an unknown log-prob."""
+        """The tokens that the component trains; None without any. TrainingError where a ratio needs an unknown
+        log-prob."""
         on = self.trained_by(component)
         if len(on.places) == 0:
             return None
@@ -211,7 +213,8 @@ class LossInputs:
             needed.append(self.host["logprobs", BEHAVIOUR][places])
         if any(np.isnan(values).any() for values in needed):
             raise TrainingError(
-                "a ratio needs behaviour log-probs, and some trained tokens have none: train such rollouts with one optimizer "
+                "a ratio needs behaviour log-probs, and some trained tokens have none: train such rollouts with one "
+                "optimizer "
                 "step per batch (updates_per_batch and epochs_per_batch 1) and algorithm.correction null"
             )
 
@@ -229,7 +232,8 @@ class LossInputs:
 
 
 def _places(weights: str, weight: np.ndarray, behaviour: np.ndarray) -> dict[tuple[str, str], np.ndarray]:
-    """Positions where the weight [T] is not 0, and which of these tokens have a known behaviour log-prob; each left out where it is all."""
+    """Positions where the weight [T] is not 0, and which of these tokens have a known behaviour log-prob; each left out
+    where it is all."""
     places = np.flatnonzero(weight)
     known = np.flatnonzero(~np.isnan(behaviour[places]))
     found = {}

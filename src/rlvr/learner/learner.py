@@ -3,20 +3,22 @@
 The batch is cut by whole groups into optimizer steps, and each of those into micro-batches. Invariants:
 - The gradient of an optimizer step does not depend on the micro-batches: denominators are counted once, over the whole
   step and all ranks, before the first forward pass (N1).
-- On a batch's first optimizer step the proximal log-probs are the detached current ones, so the ratio is exactly 1 and no
-  extra pass is made; later steps use the behaviour log-probs, or, where the objective has a correction or is decoupled,
-  those of one pass made before the first step (N2).
-- Losses that compare tokens or responses of the whole optimizer step see it in one pass without gradient before it is cut.
-- A correction weighs tokens by proximal over behaviour probability, the same in every optimizer step of the batch; it never
-  counts in a denominator.
+- On a batch's first optimizer step the proximal log-probs are the detached current ones, so the ratio is exactly 1 and
+  no extra pass is made; later steps use the behaviour log-probs, or, where the objective has a correction or is
+  decoupled, those of one pass made before the first step (N2).
+- Losses that compare tokens or responses of the whole optimizer step see it in one pass without gradient before it is
+  cut.
+- A correction weighs tokens by proximal over behaviour probability, the same in every optimizer step of the batch; it
+  never counts in a denominator.
 - Passes without gradient are made in evaluation mode. An adapter's dropout is in the pass that has gradients alone, and
   changes the gradient but no value: statistics of one number per token come from a pass without it, one more in each
   optimizer step.
 - Rollouts that can have no gradient cost no forward and no backward, but count in every denominator.
 - A loss or gradient that is not finite skips its optimizer step and is counted.
-- Within an optimizer step the host does not wait for the device: metrics and losses are fetched once, at its end, and what
-  depends on data (which tokens a component trains, which log-probs are known) is found in host memory.
-- Every rank holds the whole batch and computes its share of each optimizer step; the same is said of the step on every rank.
+- Within an optimizer step the host does not wait for the device: metrics and losses are fetched once, at its end, and
+  what depends on data (which tokens a component trains, which log-probs are known) is found in host memory.
+- Every rank holds the whole batch and computes its share of each optimizer step; the same is said of the step on every
+  rank.
 """
 
 from __future__ import annotations
@@ -51,9 +53,11 @@ from rlvr.policy.microbatch import ComputedPass, Cost, DeferredColumns, deal, to
 from rlvr.records import Batch
 
 WITHOUT_GRADIENT = 8
-"""Rollouts without a gradient whose mismatch is measured in a step: a wrong engine shows in any of them, and eight cost little."""
+"""Rollouts without a gradient whose mismatch is measured in a step: a wrong engine shows in any of them, and eight cost
+little."""
 GROUPS_PER_RANK = 2
-"""With fewer groups in an optimizer step than this for each rank, groups are cut, or ranks would wait for each other."""
+"""With fewer groups in an optimizer step than this for each rank, groups are cut, or ranks would wait for each
+other."""
 
 
 class Learner:
@@ -71,7 +75,8 @@ class Learner:
     def update(self, batch: Batch, objective: Objective, config: OptimConfig, lr: float) -> dict[str, float | None]:
         """Take the optimizer steps of one batch; their metrics, averaged over them.
 
-        The batch needs the token columns `weight/<name>` of every component, and `advantage` where a component reads it.
+        The batch needs the token columns `weight/<name>` of every component, and `advantage` where a component reads
+        it.
         """
         averages = Averages()
         work = Work.of(batch, objective, config)
@@ -156,8 +161,8 @@ class Learner:
     ) -> None:
         """Add one micro-batch's gradients, its metrics and its share of each loss.
 
-        A loss that is not finite is differentiated too, because the host does not know it before the end of the optimizer step,
-        which is skipped then.
+        A loss that is not finite is differentiated too, because the host does not know it before the end of the
+        optimizer step, which is skipped then.
         """
         objective = work.objective
         inputs = LossInputs.of(work, rows, prepass, first)
@@ -205,8 +210,8 @@ class Learner:
         yield from [None] * (most - len(rows))
 
     def _share(self, batch: Batch, index: np.ndarray) -> np.ndarray:
-        """This rank's rollouts among those at `index`: whole groups, whose prompt is computed once, where there are enough
-        groups to balance the ranks with."""
+        """This rank's rollouts among those at `index`: whole groups, whose prompt is computed once, where there are
+        enough groups to balance the ranks with."""
         if self.world.size == 1:
             return index
         costs = Cost.of(self.policy).alone(np.asarray([len(batch.rollouts[i]) for i in index], dtype=np.int64))
@@ -217,13 +222,15 @@ class Learner:
         return index[np.isin(units, own)]
 
     def _nothing(self, work: Work, index: np.ndarray, where: list[np.ndarray] | None = None) -> torch.Tensor:
-        """A loss of 0 over the shortest of these rollouts, for a rank that has no more micro-batches than others have."""
+        """A loss of 0 over the shortest of these rollouts, for a rank that has no more micro-batches than others
+        have."""
         shortest = index[[int(np.argmin([len(work.batch.rollouts[i]) for i in index]))]]
         (rows,) = micro_batches(self.policy, work.batch, shortest, where or work.trained, work.config)
         return 0.0 * forward(self.policy, rows, [LOGPROBS_WITH_GRADIENT])["logprobs", CURRENT].sum()
 
     def _prepass(self, work: Work, part: np.ndarray, first: bool) -> dict[str, PrepassResult]:
-        """What components that have to see the whole optimizer step make of it; one pass without gradient if any does."""
+        """What components that have to see the whole optimizer step make of it; one pass without gradient if any
+        does."""
         asking = work.objective.shown_the_step
         if not asking:
             return {}
@@ -246,13 +253,15 @@ class Learner:
         work.batch.token_columns[f"logprobs/{REFERENCE}"] = work.reference
 
     def _add_proximal_statistics(self, work: Work, index: np.ndarray) -> None:
-        """The token columns `STATISTIC/proximal` of these rollouts, log-probs among them, under the weights as they are now."""
+        """The token columns `STATISTIC/proximal` of these rollouts, log-probs among them, under the weights as they are
+        now."""
         needs = [LOGPROBS, *(Need(name) for name in work.objective.proximal_statistics)]
         work.proximal = self._statistics(work, index[work.trains[index]], needs)
         work.batch.token_columns |= {f"{name}/{PROXIMAL}": values for name, values in work.proximal.items()}
 
     def _log_ratios_without_gradient(self, work: Work) -> torch.Tensor:
-        """Log-ratios [N] of the proximal to the behaviour policy at sampled tokens of some rollouts that have no gradient; one micro-batch.
+        """Log-ratios [N] of the proximal to the behaviour policy at sampled tokens of some rollouts that have no
+        gradient; one micro-batch.
 
         Without them the mismatch would be of groups with an advantage alone, and unknown where there is none (N3).
         """
@@ -281,8 +290,8 @@ class Learner:
     ) -> dict[str, list[np.ndarray]]:
         """Statistics of tokens of these rollouts under the weights in place, NaN elsewhere, without gradient.
 
-        By name, float32 [T_b] for every rollout of the batch; statistics of one number per token, at the tokens that `where`
-        marks (None: those that are trained).
+        By name, float32 [T_b] for every rollout of the batch; statistics of one number per token, at the tokens that
+        `where` marks (None: those that are trained).
         """
         found: dict[str, list[np.ndarray]] = {
             need.statistic: [np.full(len(r), np.nan, dtype=np.float32) for r in work.batch.rollouts] for need in needs
@@ -340,7 +349,8 @@ def _by_whole_groups(batch: Batch, parts: int) -> list[np.ndarray]:
 
 
 def _measured_without_gradient(work: Work) -> np.ndarray:
-    """Positions of the rollouts without a gradient that are measured: one of every group, then another, to a micro-batch."""
+    """Positions of the rollouts without a gradient that are measured: one of every group, then another, to a
+    micro-batch."""
     able = [int(i) for i in np.flatnonzero(~work.trains) if work.known[i].any()]
     able.sort(key=lambda i: work.batch.rollouts[i].token_ids.tobytes())  # whatever the order in the batch (N4)
     flat = np.asarray(able, dtype=np.int64)

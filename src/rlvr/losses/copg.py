@@ -20,9 +20,9 @@ from rlvr.registry import register
 class ContrastiveLoss(SequenceLoss):
     """-(Delta R Delta - beta / 2 Delta^2) for every pair of a group, Delta the log-ratio log pi / pi_reference.
 
-    Contrastive Policy Gradient (Flet-Berliac et al. 2024, arXiv 2406.19185): its gradient at a pair (y, y') is that
-    of (R_beta(y) - R_beta(y')) (log pi(y) - log pi(y')), with R_beta = R - beta log pi / pi_reference as a constant. A mean
-    over the pairs of a group, then over groups with a pair. The rewards are raw; at beta 0 it is RLOO's gradient.
+    Contrastive Policy Gradient (Flet-Berliac et al. 2024, arXiv 2406.19185): its gradient at a pair (y, y') is that of
+    (R_beta(y) - R_beta(y')) (log pi(y) - log pi(y')), with R_beta = R - beta log pi / pi_reference as a constant. A
+    mean over the pairs of a group, then over groups with a pair. The rewards are raw; at beta 0 it is RLOO's gradient.
     """
 
     beta: Scalar = 0.1

@@ -1,8 +1,8 @@
 """Clip-Cov and KL-Cov: hold back the few tokens at which log-probability and advantage move together most.
 
-Cui et al. 2025, "The entropy mechanism of reinforcement learning for reasoning language models" (arXiv 2505.22617): entropy
-falls by the covariance of the two, and that is concentrated in a small share of tokens. Which tokens these are is a matter
-of the whole optimizer step, so `choose` is shown all its tokens before it is cut into micro-batches.
+Cui et al. 2025, "The entropy mechanism of reinforcement learning for reasoning language models" (arXiv 2505.22617):
+entropy falls by the covariance of the two, and that is concentrated in a small share of tokens. Which tokens these are
+is a matter of the whole optimizer step, so `choose` is shown all its tokens before it is cut into micro-batches.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def covariances(tokens: TokenBatch) -> torch.Tensor:
 class ClipCovLoss(Loss):
     """The clipped policy loss without the gradient of some tokens of high covariance.
 
-    Chosen are `share` of the step's tokens (at least one), at random among those whose covariance is between the bounds and
-    which the clip does not bind already. The draw depends only on the numbers of tokens and candidates, so it is the same
-    however the step is cut.
+    Chosen are `share` of the step's tokens (at least one), at random among those whose covariance is between the bounds
+    and which the clip does not bind already. The draw depends only on the numbers of tokens and candidates, so it is
+    the same however the step is cut.
     """
 
     share: Scalar = 0.0002
@@ -46,7 +46,8 @@ class ClipCovLoss(Loss):
     clip_high: Scalar = 0.2
     """As in `clip`."""
     average: Average = "tokens"
-    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed length."""
+    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed
+    length."""
     constant: int | None = None
     """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 
@@ -109,7 +110,8 @@ class KLCovLoss(Loss):
     coef: Scalar = 1.0
     """Weight of the penalty."""
     average: Average = "tokens"
-    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed length."""
+    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed
+    length."""
     constant: int | None = None
     """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 

@@ -16,14 +16,15 @@ from rlvr.registry import register
 class QuadraticPenaltyLoss(Loss):
     """-(A log pi - beta / 2 (log pi - log pi_proximal)^2) per token.
 
-    Direct reward optimisation (Richemond et al. 2024, arXiv 2405.19107) as Kimi k1.5 uses it, token by token as in verl's
-    loss_mode dro. At beta 0 it is `reinforce`.
+    Direct reward optimisation (Richemond et al. 2024, arXiv 2405.19107) as Kimi k1.5 uses it, token by token as in
+    verl's loss_mode dro. At beta 0 it is `reinforce`.
     """
 
     beta: Scalar = 0.1
     """Weight of the penalty, at least 0."""
     average: Average = "tokens"
-    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed length."""
+    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed
+    length."""
     constant: int | None = None
     """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 

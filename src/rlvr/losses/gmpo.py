@@ -19,9 +19,9 @@ from rlvr.registry import register
 class GeometricMeanLoss(Loss):
     """-A exp(mean over the response of the clipped log-ratios), a mean over responses.
 
-    Geometric-Mean Policy Optimization (Zhao et al. 2025, arXiv 2507.20673): log rho is clipped to
-    [-clip_low, clip_high], on the side that the sign of the advantage pushes to. Without the clip it is GSPO without its.
-    The advantage of a response is the mean over its tokens.
+    Geometric-Mean Policy Optimization (Zhao et al. 2025, arXiv 2507.20673): log rho is clipped to [-clip_low,
+    clip_high], on the side that the sign of the advantage pushes to. Without the clip it is GSPO without its. The
+    advantage of a response is the mean over its tokens.
     """
 
     clip_low: Scalar = 0.4

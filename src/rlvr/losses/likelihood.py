@@ -42,10 +42,11 @@ class ChosenLikelihood(Loss):
     threshold: float = 1.0
     """A reward of at least this is right."""
     weigh: Literal["evenly", "by_doubt"] = "evenly"
-    """evenly: every token weighs 1; by_doubt: p (1 - p), p the token's probability as a constant, so that neither certain nor
-    impossible tokens are pushed (CHORD's phi)."""
+    """evenly: every token weighs 1; by_doubt: p (1 - p), p the token's probability as a constant, so that neither
+    certain nor impossible tokens are pushed (CHORD's phi)."""
     average: Average = "tokens"
-    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed length."""
+    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed
+    length."""
 
     needs = frozenset({Need("logprobs", grad=True)})
 

@@ -1,9 +1,9 @@
-"""The objective of an optimizer step: named loss components, each with its token weights and coefficient; and the metrics
-and losses of the step, gathered over its micro-batches.
+"""The objective of an optimizer step: named loss components, each with its token weights and coefficient; and the
+metrics and losses of the step, gathered over its micro-batches.
 
-Invariants of `StepMetrics`: what is added stays a tensor on the device until `fetch` takes all of it to the host by one copy,
-so that the host does not wait for the device once for each metric. The sums are those that fetching each at once would give,
-to the last bit.
+Invariants of `StepMetrics`: what is added stays a tensor on the device until `fetch` takes all of it to the host by one
+copy, so that the host does not wait for the device once for each metric. The sums are those that fetching each at once
+would give, to the last bit.
 
 Invariants of `Averages`, which gathers numbers over micro-batches, optimizer steps and ranks:
 - It keeps (sum, weight) per name, so that the mean does not depend on how the work was cut into pieces.
@@ -34,8 +34,8 @@ from rlvr.records import Batch
 class ObjectiveTerm:
     """One term of the objective: coef x loss over the tokens that `weight/<weights>` marks.
 
-    `zero_without_advantage` says that a token whose advantage is 0 adds nothing to the loss's gradient, so that rollouts
-    of zero-variance groups can be skipped when no other component needs them.
+    `zero_without_advantage` says that a token whose advantage is 0 adds nothing to the loss's gradient, so that
+    rollouts of zero-variance groups can be skipped when no other component needs them.
     """
 
     name: str
@@ -50,7 +50,8 @@ class ObjectiveTerm:
     by_token: bool = False
     """Whether the token column `factor/<name>` multiplies the coefficient at each token."""
     needs_of_step: frozenset[Need] = field(init=False)
-    """Statistics of the whole optimizer step that it is shown before the step is cut; empty where it asks for nothing."""
+    """Statistics of the whole optimizer step that it is shown before the step is cut; empty where it asks for
+    nothing."""
 
     def __post_init__(self) -> None:
         needs = set().union(*(selector.needs for selector in self.keep))
@@ -88,8 +89,9 @@ class Objective:
     correction: Correction | None = None
     """Weights for the gap between proximal and behaviour policy."""
     decoupled: bool = False
-    """Whether later optimizer steps of a batch take their ratio to the policy as it was when the update began (Hilton et
-    al. 2021, "Batch size-invariance for policy optimization"), not to the one that sampled. With a correction they always do."""
+    """Whether later optimizer steps of a batch take their ratio to the policy as it was when the update began (Hilton
+    et al. 2021, "Batch size-invariance for policy optimization"), not to the one that sampled. With a correction they
+    always do."""
     renewal: Renewal | None = None
     """How the reference follows the policy; None: it stays."""
 
@@ -122,9 +124,9 @@ class Objective:
     def recalls_update(self) -> bool:
         """Whether later optimizer steps of a batch compare with the policy as it was when the update began.
 
-        A correction weighs by proximal over behaviour probability. Were the ratio of a later step taken to the behaviour
-        policy, that weight would be 1 and the engine's gap would enter the ratio unbounded. So the ratio is to recomputed
-        log-probs and the weight multiplies it in every step, as in TRL 1.16 (`GRPOTrainer._compute_loss`,
+        A correction weighs by proximal over behaviour probability. Were the ratio of a later step taken to the
+        behaviour policy, that weight would be 1 and the engine's gap would enter the ratio unbounded. So the ratio is
+        to recomputed log-probs and the weight multiplies it in every step, as in TRL 1.16 (`GRPOTrainer._compute_loss`,
         `importance_sampling_ratio`) and verl (`compute_policy_loss_vanilla`, `rollout_is_weights`).
         """
         corrects = self.correction is not None and any(component.corrected for component in self.components)
@@ -252,8 +254,9 @@ class StepMetrics:
     def add_mismatch(self, tokens: TokenBatch, known: torch.Tensor | None, correction: Correction | None) -> None:
         """Add the log-ratio of the proximal to the behaviour policy, and what the correction makes of it.
 
-        `known`: the places of the tokens whose behaviour log-prob is known, int64 [N]; None: all. A token is touched where its
-        weight is not the ratio, at the level that the correction bounds, or not 1 where a cap of null leaves the ratios out.
+        `known`: the places of the tokens whose behaviour log-prob is known, int64 [N]; None: all. A token is touched
+        where its weight is not the ratio, at the level that the correction bounds, or not 1 where a cap of null leaves
+        the ratios out.
         """
         log_ratio = tokens.behaviour_log_ratio
         if known is None:
@@ -299,7 +302,8 @@ class StepMetrics:
 
 
 def mismatch_sums(log_ratio: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Sums (the largest, of a maximum) over log-ratios [N] of the proximal to the behaviour policy, by metric; none of none."""
+    """Sums (the largest, of a maximum) over log-ratios [N] of the proximal to the behaviour policy, by metric; none of
+    none."""
     if len(log_ratio) == 0:
         return {}
     size = log_ratio.abs()

@@ -1,7 +1,7 @@
 """Preference losses on the responses of a group: DPO and IPO on its pairs, KTO on its right and wrong ones.
 
-Each is a component of the objective beside the policy loss, a function of the responses' log-ratios to the reference, with
-the group's own rewards as preferences.
+Each is a component of the objective beside the policy loss, a function of the responses' log-ratios to the reference,
+with the group's own rewards as preferences.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ Pairs = Literal["all", "extremes"]
 
 @dataclass(frozen=True)
 class PairLoss(SequenceLoss):
-    """A mean over pairs (better, worse) of a function of the margin between their log-ratios, half of it each one's share."""
+    """A mean over pairs (better, worse) of a function of the margin between their log-ratios, half of it each one's
+    share."""
 
     beta: Scalar = 0.1
     """Weight of staying near the reference, above 0."""
     pairs: Pairs = "all"
-    """all: every two members of a group with different rewards; extremes: its best with its worst, the first of each."""
+    """all: every two members of a group with different rewards; extremes: its best with its worst, the first of
+    each."""
 
     average: ClassVar[Average] = "sequences"
     smallest_group: ClassVar[int] = 2
@@ -54,7 +56,8 @@ class PairLoss(SequenceLoss):
 @register("auxiliary", "dpo")
 @dataclass(frozen=True)
 class DPO(PairLoss):
-    """-log sigmoid(beta margin): direct preference optimisation (Rafailov et al. 2023, eq. 7) on the group's own pairs."""
+    """-log sigmoid(beta margin): direct preference optimisation (Rafailov et al. 2023, eq. 7) on the group's own
+    pairs."""
 
     def of_margin(self, margin: torch.Tensor) -> torch.Tensor:
         return -logsigmoid(float(self.beta) * margin)
@@ -63,7 +66,8 @@ class DPO(PairLoss):
 @register("auxiliary", "ipo")
 @dataclass(frozen=True)
 class IPO(PairLoss):
-    """(margin - 1 / (2 beta))^2: identity preference optimisation (Azar et al. 2023, eq. 17) on the group's own pairs."""
+    """(margin - 1 / (2 beta))^2: identity preference optimisation (Azar et al. 2023, eq. 17) on the group's own
+    pairs."""
 
     def of_margin(self, margin: torch.Tensor) -> torch.Tensor:
         return (margin - 1 / (2 * float(self.beta))).square()
@@ -75,8 +79,8 @@ class KTO(SequenceLoss):
     """Weight (1 - sigmoid(beta (r - z))) for right responses and weight (1 - sigmoid(beta (z - r))) for wrong ones.
 
     Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv 2402.01306): r is log pi / pi_reference of the
-    response, z the mean r of the step as a constant, at least 0 (the paper estimates z on mismatched pairs). Right are rewards of at least `threshold`. A mean over
-    responses; no pairs are needed.
+    response, z the mean r of the step as a constant, at least 0 (the paper estimates z on mismatched pairs). Right are
+    rewards of at least `threshold`. A mean over responses; no pairs are needed.
     """
 
     beta: Scalar = 0.1

@@ -9,7 +9,8 @@ from rlvr.core.specs import SpecLike
 
 
 def compares_with_reference(algorithm: AlgorithmConfig) -> bool:
-    """Whether the loss, the KL penalty or a further term asks for the reference; the stage then keeps a copy of the weights."""
+    """Whether the loss, the KL penalty or a further term asks for the reference; the stage then keeps a copy of the
+    weights."""
     if algorithm.kl is not None and algorithm.kl.coef != 0.0:
         return True
     return reads_reference("loss", algorithm.loss) or any(

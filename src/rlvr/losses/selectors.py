@@ -1,8 +1,8 @@
 """Token selectors: which tokens of an optimizer step the policy loss learns from.
 
 A selector is shown all tokens of the step, with the statistics that it declares, before the step is cut into
-micro-batches. What it gives multiplies the loss of each token; it never counts in a denominator, so a step in which much is
-left out is a smaller step.
+micro-batches. What it gives multiplies the loss of each token; it never counts in a denominator, so a step in which
+much is left out is a smaller step.
 """
 
 from __future__ import annotations

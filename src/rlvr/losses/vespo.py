@@ -24,9 +24,9 @@ MOST = 20.0
 class GammaWeightedLoss(Loss):
     """-phi(w) A log pi, phi(w) = w^k exp(lambda (1 - w)) a constant, w the product of the response's ratios.
 
-    VESPO, variational sequence-level soft policy optimization (Shen et al. 2026, arXiv 2602.10693; checked against TRL 1.16's loss_type
-    vespo). phi is 1 at w = 1 and falls to 0 on both sides; k and lambda go by the sign of the advantage. A correction is
-    taken into w, where it belongs, and not multiplied on top.
+    VESPO, variational sequence-level soft policy optimization (Shen et al. 2026, arXiv 2602.10693; checked against TRL
+    1.16's loss_type vespo). phi is 1 at w = 1 and falls to 0 on both sides; k and lambda go by the sign of the
+    advantage. A correction is taken into w, where it belongs, and not multiplied on top.
     """
 
     power_positive: Scalar = 2.0
@@ -38,7 +38,8 @@ class GammaWeightedLoss(Loss):
     decay_negative: Scalar = 2.0
     """lambda where the advantage is negative."""
     average: Average = "tokens"
-    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed length."""
+    """tokens: every token weighs the same; sequences: every response; groups: every group; constant: divide by a fixed
+    length."""
     constant: int | None = None
     """Length of the constant average in tokens; null: rollout.max_new_tokens."""
 

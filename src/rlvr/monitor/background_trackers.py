@@ -1,8 +1,10 @@
 """Trackers in the background of a run: each in a thread of its own, behind a bounded queue.
 
 Invariants:
-- The run only ever puts into a queue: a tracker can neither stop nor delay it, whatever it raises and however long it hangs.
-- A tracker that raises is named once, with what it raised, and gets nothing more. A full queue drops, and says so at the end.
+- The run only ever puts into a queue: a tracker can neither stop nor delay it, whatever it raises and however long it
+  hangs.
+- A tracker that raises is named once, with what it raised, and gets nothing more. A full queue drops, and says so at
+  the end.
 - `finish` lets what is queued be sent, for at most `finish_timeout` seconds.
 """
 
@@ -79,7 +81,8 @@ class BackgroundTracker:
             self._dropped += 1
 
     def finish(self) -> None:
-        """Let the tracker finish, for at most `finish_timeout` seconds, and say what was lost. Twice is the same as once."""
+        """Let the tracker finish, for at most `finish_timeout` seconds, and say what was lost. Twice is the same as
+        once."""
         thread = self._thread
         self._thread = None
         if thread is None:
@@ -93,7 +96,8 @@ class BackgroundTracker:
             logger.warning("%s was too slow: %d steps or tables were not sent to it", self.name, self._dropped)
 
     def _work(self, run: Mapping[str, Any], directory: str | Path) -> None:
-        """The thread: everything that touches the tracker. What escapes it must not reach the run, hence the broad catch."""
+        """The thread: everything that touches the tracker. What escapes it must not reach the run, hence the broad
+        catch."""
         try:
             self.tracker.start(run, directory)
             while not self._off.is_set():

@@ -24,7 +24,8 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def batch_metrics(batch: Batch) -> dict[str, float | None]:
-    """The `reward`, `advantage`, `verdict`, `group`, `completion` metrics, `entropy` and `tokens/sampled` of a scored batch."""
+    """The `reward`, `advantage`, `verdict`, `group`, `completion` metrics, `entropy` and `tokens/sampled` of a scored
+    batch."""
     by_name = {name: _mean(column) for name, column in batch.columns.items() if name.startswith("reward/")}
     reward = batch.columns.get("reward", np.empty(0))
     return {
@@ -128,8 +129,8 @@ def _completions(batch: Batch) -> dict[str, float | None]:
 
 
 def _entropy(batch: Batch) -> float | None:
-    """Minus the mean log-prob of the sampled tokens, in nats: an unbiased estimate of the mean entropy that they were drawn
-    with, for which no forward pass is needed. None where no log-prob is known."""
+    """Minus the mean log-prob of the sampled tokens, in nats: an unbiased estimate of the mean entropy that they were
+    drawn with, for which no forward pass is needed. None where no log-prob is known."""
     logprobs = np.concatenate([r.behaviour_logprobs[r.sampled] for r in batch.rollouts] or [np.empty(0)])
     known = logprobs[np.isfinite(logprobs)]
     if len(known):

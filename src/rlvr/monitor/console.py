@@ -42,8 +42,8 @@ _HEADER_EVERY = 20
 
 
 class Console:
-    """Shows a run. `mode` auto is a live view where the stream is a terminal, else plain; `quiet` shows warnings, errors and
-    the last line; `off` shows nothing.
+    """Shows a run. `mode` auto is a live view where the stream is a terminal, else plain; `quiet` shows warnings,
+    errors and the last line; `off` shows nothing.
 
     `samples_every` counts steps (0: no samples), `completions` is how many of a sample group are shown, `file` defaults
     to the standard output of the moment; `counts` says how far sampling and verifying are.

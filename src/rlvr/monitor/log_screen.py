@@ -1,7 +1,7 @@
 """Warnings of the library on the screen: once, through the run's console, whoever configured logging.
 
-A handler on the logger "rlvr" (the one of log.txt) switches off the last resort of Python's logging, by which a program that
-configures nothing would see them.
+A handler on the logger "rlvr" (the one of log.txt) switches off the last resort of Python's logging, by which a program
+that configures nothing would see them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """MLflow as a tracker: metrics, the configuration as parameters, tables of sample rollouts.
 
 Invariants:
-- Without a tracking server it writes to a database in the run folder's `mlflow/`; a server that cannot be reached is said
-  once, and the same is done.
+- Without a tracking server it writes to a database in the run folder's `mlflow/`; a server that cannot be reached is
+  said once, and the same is done.
 - A resumed run goes on in the same MLflow run.
 """
 
@@ -33,7 +33,8 @@ class MlflowTracker:
     """A tracker (see `monitor.trackers.Tracker`) for MLflow.
 
     `uri` is the tracking server or store; None: what MLFLOW_TRACKING_URI says, else a database in the run folder.
-    `experiment` is where the run is filed; `name` defaults to the run folder's. ConfigError when MLflow is not installed.
+    `experiment` is where the run is filed; `name` defaults to the run folder's. ConfigError when MLflow is not
+    installed.
     """
 
     def __init__(self, uri: str | None = None, experiment: str = "rlvr", name: str | None = None) -> None:
@@ -105,7 +106,8 @@ class MlflowTracker:
             return
         columns = list(rows[0])
         data = [[clean(row[c]) if isinstance(row.get(c), str) else row.get(c) for c in columns] for row in rows]
-        # The form of MLflow's own tables, which its pages show; `log_table` would read and write the file anew each time.
+        # The form of MLflow's own tables, which its pages show; `log_table` would read and write the file anew each
+        # time.
         self._client.log_dict(self._run, {"columns": columns, "data": data}, f"rollouts/step-{step:06d}.json")
 
     def finish(self) -> None:

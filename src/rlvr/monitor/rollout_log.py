@@ -2,15 +2,17 @@
 
 `rollouts/step-000012.jsonl` holds one rollout per line: the fields of `Rollout`, and
 
-- `use`: what became of it. `trained`; `left_out` by a selector; `dropped` with a group that was replaced; `baseline`, what
-  others are compared with; `added`, a demonstration that trained beside what was sampled.
-- `columns`: its columns in the batch that trained; of one that did not train, those that scoring gave (null: undecided).
+- `use`: what became of it. `trained`; `left_out` by a selector; `dropped` with a group that was replaced; `baseline`,
+  what others are compared with; `added`, a demonstration that trained beside what was sampled.
+- `columns`: its columns in the batch that trained; of one that did not train, those that scoring gave (null:
+  undecided).
 - `scored`: those that scoring gave, where they were changed since (a reward less its KL penalty).
-- `tokens`: what was computed of each sampled token: `log_ratio` (log-prob at the update minus the behaviour log-prob) and
-  `advantage` where it differs between tokens. These are for looking at: rounded, in the order of the sampled tokens.
+- `tokens`: what was computed of each sampled token: `log_ratio` (log-prob at the update minus the behaviour log-prob)
+  and `advantage` where it differs between tokens. These are for looking at: rounded, in the order of the sampled
+  tokens.
 
-Invariants: numbers come back bit for bit, `tokens` apart; lines are in the order of the draws, what was dropped after the
-rest; a file is written aside and renamed, so it is whole or not there, and it is there before a checkpoint of its
+Invariants: numbers come back bit for bit, `tokens` apart; lines are in the order of the draws, what was dropped after
+the rest; a file is written aside and renamed, so it is whole or not there, and it is there before a checkpoint of its
 step or a later one is begun; a disk that takes no more costs the file, not the run.
 """
 
@@ -54,7 +56,8 @@ def estimate(rollouts: int, tokens: int) -> int:
 class RolloutLog:
     """Writes a batch every `every` steps (0: never) to `directory`/rollouts, `directory` being the run folder.
 
-    Where its files take more than `limit` bytes, the oldest go, but for those of the first steps; the newest always stays.
+    Where its files take more than `limit` bytes, the oldest go, but for those of the first steps; the newest always
+    stays.
     """
 
     def __init__(self, directory: str | Path, every: int = 1, limit: float = math.inf) -> None:
@@ -62,7 +65,8 @@ class RolloutLog:
         self.every = every
         self.limit = limit
         self.kept_until = 0
-        """The files of steps up to this one are never removed, and do not count: they were recorded under a larger limit."""
+        """The files of steps up to this one are never removed, and do not count: they were recorded under a larger
+        limit."""
         self._sizes: dict[int, int] | None = None
         """Bytes of the files by step; None until the first one is written."""
         self._thread = ThreadPoolExecutor(1, "rlvr-rollouts")
@@ -82,8 +86,8 @@ class RolloutLog:
     ) -> Path | None:
         """Write the step if it is due; the file's path, or None.
 
-        `batch` is what trained, `sampled` and `dropped` all that was collected for it, and `columns` what scoring gave to
-        each of [*sampled, *dropped].
+        `batch` is what trained, `sampled` and `dropped` all that was collected for it, and `columns` what scoring gave
+        to each of [*sampled, *dropped].
         """
         if not self.due(step):
             return None
@@ -165,7 +169,8 @@ class RolloutLog:
 def _rows(
     batch: Batch, collected: Sequence[Rollout], kept: int, columns: Mapping[str, np.ndarray]
 ) -> Iterator[dict[str, Any]]:
-    """One row for each rollout that was collected, the first `kept` of them not dropped, then for each that was added."""
+    """One row for each rollout that was collected, the first `kept` of them not dropped, then for each that was
+    added."""
     places = {_key(rollout): place for place, rollout in enumerate(batch.rollouts)}
     final = _by_rollout(batch.columns, len(batch))
     scored = _by_rollout(columns, len(collected))

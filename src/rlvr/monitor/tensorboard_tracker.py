@@ -1,7 +1,7 @@
 """TensorBoard as a tracker: scalars by metric name, sample rollouts as text.
 
-Files go to the run folder's `tensorboard/`, so that `tensorboard --logdir runs` shows all runs. A resumed run hides what was
-logged past its checkpoint.
+Files go to the run folder's `tensorboard/`, so that `tensorboard --logdir runs` shows all runs. A resumed run hides
+what was logged past its checkpoint.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class TensorBoardTracker:
 
 
 def _line(cells: Sequence[Any]) -> str:
-    """A row of a Markdown table. Its cells hold text of models and tasks, which must neither end the cell nor be markup."""
+    """A row of a Markdown table. Its cells hold text of models and tasks, which must neither end the cell nor be
+    markup."""
     return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
 
 

@@ -43,7 +43,8 @@ def parse_devices(written: str) -> Devices:
     found = re.fullmatch(r"\s*(\d{1,6})\s*[xX]\s*(\d{1,6}(?:\.\d+)?)\s*(GB|GiB)\s*", written, re.IGNORECASE)
     if found is None:
         raise ConfigError(
-            f"--devices {written!r} is not COUNTxMEMORY: give a number of GPUs and the memory of each, such as 8x80GB (GB are 10^9 bytes) "
+            f"--devices {written!r} is not COUNTxMEMORY: give a number of GPUs and the memory of each, such as "
+            "8x80GB (GB are 10^9 bytes) "
             "or 8x79.2GiB"
         )
     count, size, unit = found.groups()
@@ -54,7 +55,8 @@ def parse_devices(written: str) -> Devices:
 
 
 def own_devices(config: ModelConfig, ranks: int = 1, ranks_here: int = 1) -> Devices:
-    """The device of each of so many ranks, of which `ranks_here` share this machine. ConfigError for a GPU that is not there."""
+    """The device of each of so many ranks, of which `ranks_here` share this machine. ConfigError for a GPU that is not
+    there."""
     device = device_of(config)
     if device.type == "cuda":
         return Devices(ranks, torch.cuda.get_device_properties(device).total_memory)
@@ -68,7 +70,8 @@ def machine_memory() -> int:
 
 
 def _group_limits() -> Iterator[int]:
-    """Memory limits in bytes of the control groups, of both versions, that this process is in, and of the groups around them."""
+    """Memory limits in bytes of the control groups, of both versions, that this process is in, and of the groups around
+    them."""
     try:
         own = OWN_CGROUPS.read_text().splitlines()
     except OSError:  # not Linux

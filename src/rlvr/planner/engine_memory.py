@@ -29,8 +29,8 @@ CONTEXT = 2 * GIB
 WORKSPACE = GIB // 2
 """Buffers of vLLM's attention kernels (FlashInfer: 394 MiB) and of matrix products."""
 LOGIT = 18
-"""Bytes for each logit while vLLM samples: the logits in bfloat16 and in float32, and in float32 their log-probs, probabilities and
-noise (vllm/v1/sample, logprobs_mode processed_logprobs)."""
+"""Bytes for each logit while vLLM samples: the logits in bfloat16 and in float32, and in float32 their log-probs,
+probabilities and noise (vllm/v1/sample, logprobs_mode processed_logprobs)."""
 IN_FLIGHT = 2
 """Batches of vLLM's scheduler that are under way at once (its asynchronous scheduling)."""
 BLOCK = 16
@@ -84,8 +84,8 @@ def engine_memory(
     sampled: bool,
     evaluated: Sampled | None,
 ) -> EngineMemory:
-    """Memory that the engine with these options takes for a stage; `sampled`: whether the stage samples, `evaluated`: what its evaluations
-    do."""
+    """Memory that the engine with these options takes for a stage; `sampled`: whether the stage samples, `evaluated`:
+    what its evaluations do."""
     trained = in_training(shape, config)
     longest = max(trained.length, evaluated.length if evaluated else 0)
     if isinstance(options, VLLMOptions):
@@ -104,8 +104,8 @@ def engine_memory(
 
 
 def batch_limits(options: CommonSettings, devices: Devices) -> tuple[int, int]:
-    """Tokens and sequences that vLLM computes in one step at most: as set, or as its own server chooses for the device (vLLM 0.32,
-    EngineArgs.get_batch_defaults)."""
+    """Tokens and sequences that vLLM computes in one step at most: as set, or as its own server chooses for the device
+    (vLLM 0.32, EngineArgs.get_batch_defaults)."""
     if devices.on_gpu:
         large = devices.memory >= LARGE_GPU
         if devices.memory >= HUGE_GPU:
@@ -122,9 +122,9 @@ def batch_limits(options: CommonSettings, devices: Devices) -> tuple[int, int]:
 
 
 def work_bytes(options: CommonSettings, shape: Shape, config: Config, devices: Devices) -> float:
-    """Bytes that vLLM takes beside weights, keys and values. Its profile run at the start has a batch of the most tokens go through the
-    layers, then as many sequences as there may be sample, and what that takes is not given to the cache. A split model's activations
-    are counted whole."""
+    """Bytes that vLLM takes beside weights, keys and values. Its profile run at the start has a batch of the most
+    tokens go through the layers, then as many sequences as there may be sample, and what that takes is not given to the
+    cache. A split model's activations are counted whole."""
     tokens, sequences = batch_limits(options, devices)
     drafted = int((options.speculative_config or {}).get("num_speculative_tokens", 0))
     width = torch.finfo(dtype_of(config.model)).bits // 8
@@ -133,8 +133,8 @@ def work_bytes(options: CommonSettings, shape: Shape, config: Config, devices: D
 
 
 def cached_bytes(shape: Shape, length: int, in_flight: int) -> float:
-    """Keys and values of a sequence of `length` tokens in vLLM's cache. A layer with a sliding window keeps those in the window and
-    of `in_flight` tokens that are under way (vLLM 0.32, SlidingWindowSpec)."""
+    """Keys and values of a sequence of `length` tokens in vLLM's cache. A layer with a sliding window keeps those in
+    the window and of `in_flight` tokens that are under way (vLLM 0.32, SlidingWindowSpec)."""
     each = shape.keys_and_values / shape.layers
     if shape.windowed:
         kept = min(length, shape.window - 1 + in_flight + BLOCK)
@@ -149,8 +149,8 @@ def _in_vllm(options: CommonSettings, shape: Shape, config: Config, devices: Dev
     width = torch.finfo(dtype_of(config.model)).bits // 8
     length = options.max_model_len or longest
     tokens, _ = batch_limits(options, devices)
-    # vLLM 0.32 quantises linear layers and experts one by one as their weights arrive, not the embeddings and the LM head
-    # (model_executor/layers/quantization/online); scales are less than a hundredth
+    # vLLM 0.32 quantises linear layers and experts one by one as their weights arrive, not the embeddings and the LM
+    # head (model_executor/layers/quantization/online); scales are less than a hundredth
     if options.quantization is None:
         saved = 0
     else:

@@ -63,15 +63,16 @@ class Fix:
 
     text: str
     needed: float
-    """Bytes, with the smallest micro-batches: of the phase which does not fit, or, where it is `enough`, of the largest phase."""
+    """Bytes, with the smallest micro-batches: of the phase which does not fit, or, where it is `enough`, of the largest
+    phase."""
     enough: bool = True
     """Whether the run fits then."""
 
 
 def fixes(planner: Planner, stages: Stages) -> list[Fix]:
-    """At most three ways to make the stages fit, those with the fewest and smallest changes first, and last devices of the smallest
-    memory and number on which they fit unchanged; in their place, where there are fewer, single changes by which the phase that does
-    not fit needs less, those that save most first."""
+    """At most three ways to make the stages fit, those with the fewest and smallest changes first, and last devices of
+    the smallest memory and number on which they fit unchanged; in their place, where there are fewer, single changes by
+    which the phase that does not fit needs less, those that save most first."""
     changes = list(_changes(planner, stages))
     larger = _larger_devices(planner, stages)
     known = [] if larger is None else [larger]
@@ -133,7 +134,8 @@ def _larger_devices(planner: Planner, stages: Stages) -> Fix | None:
 
 
 def _helping(planner: Planner, stages: Stages, changes: Sequence[Change]) -> list[Fix]:
-    """The changes by which alone, with their strongest values, the phase that does not fit needs less; those that save most first."""
+    """The changes by which alone, with their strongest values, the phase that does not fit needs less; those that save
+    most first."""
     plans = planner.plans(planner.least(stages))
     number = min(range(len(plans)), key=lambda number: plans[number].worst.share_left)
     worst = plans[number].worst
@@ -209,7 +211,8 @@ def _plans(planner: Planner, stages: Stages, devices: Devices) -> list[Plan] | N
 
 
 def _allowed(config: Config) -> bool:
-    """Whether the backend takes these settings together (rlvr.config.updating, rlvr.distributed.deepspeed, rlvr.policy.loading)."""
+    """Whether the backend takes these settings together (rlvr.config.updating, rlvr.distributed.deepspeed,
+    rlvr.policy.loading)."""
     distributed = config.distributed
     backend = distributed.backend_spec
     offloads = backend.options.get("offload", distributed.offload) != "none"
@@ -376,7 +379,8 @@ def _in_fp8(planner: Planner, stages: Stages, options: CommonSettings) -> Iterat
 
 
 def _shares(planner: Planner, stages: Stages, options: CommonSettings) -> Iterator[float]:
-    """Shares of a GPU that hold vLLM's weights and its work, from large to small; larger ones where the present is too small."""
+    """Shares of a GPU that hold vLLM's weights and its work, from large to small; larger ones where the present is too
+    small."""
     inside = max(
         (
             phase.total

@@ -1,5 +1,5 @@
-"""A model's shape from its configuration file: it is built without storage (torch's meta device), so that parameters are
-counted, not guessed, for every architecture."""
+"""A model's shape from its configuration file: it is built without storage (torch's meta device), so that parameters
+are counted, not guessed, for every architecture."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ FOUR_BITS = 0.5 + 1 / 64 + 4 / (64 * 256)
 
 
 def shape_of(config: ModelConfig, model: Any = None) -> Shape:
-    """The sizes of the model that `config` describes, from its configuration file alone; or of `model`, which is loaded already, as
-    rlvr.policy.loading.given_policy trains it."""
+    """The sizes of the model that `config` describes, from its configuration file alone; or of `model`, which is loaded
+    already, as rlvr.policy.loading.given_policy trains it."""
     compute = dtype_of(config)
     adds = config.adapter is not None and not is_adapter(model)
     with torch.device("meta"):
@@ -91,7 +91,8 @@ def _numel(weight: Any) -> int:
 
 
 def _frozen_bytes(weight: Any, packs: bool, width: int | None) -> float:
-    """Bytes of a weight that does not train, of `width` bytes for each number (None: those that it has now) or in 4 bits."""
+    """Bytes of a weight that does not train, of `width` bytes for each number (None: those that it has now) or in 4
+    bits."""
     if packs or is_quantized(weight):
         return _numel(weight) * FOUR_BITS
     if width is None:
@@ -112,7 +113,8 @@ def _without_storage(config: ModelConfig, model: Any) -> Any:
 
 
 def _described(config: ModelConfig) -> Any:
-    """The model's configuration: its own file from a folder or the hub's cache, else the sizes that are shipped, else from the hub."""
+    """The model's configuration: its own file from a folder or the hub's cache, else the sizes that are shipped, else
+    from the hub."""
     path = str(config.path)
     folder = Path(path).expanduser()
     options = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}

@@ -1,7 +1,7 @@
 """The memory plan of a stage: what each phase of a step takes of one device, part by part, before any weight is loaded.
 
-Every completion is taken to be as long as it may be, so the plan is of the worst step. Not counted: fragmentation, the passes of
-scorers in an evaluation or a reward, and what verifiers take in processes of their own.
+Every completion is taken to be as long as it may be, so the plan is of the worst step. Not counted: fragmentation, the
+passes of scorers in an evaluation or a reward, and what verifiers take in processes of their own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ GIB = 1 << 30
 CONTEXT = GIB
 """A GPU context of the trainer with NCCL's buffers and loaded kernels."""
 PASSES = (UPDATE, SCORING)
-"""Phases that take as much as their micro-batches do. What others take is known: smaller micro-batches would not free any of it."""
+"""Phases that take as much as their micro-batches do. What others take is known: smaller micro-batches would not free
+any of it."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,8 @@ def training_ranks(config: Config, devices: Devices) -> int:
         taken = options.tensor_parallel_size - 1
     if devices.on_gpu and taken >= devices.count:
         raise ConfigError(
-            f"rollout.engine takes {taken} GPUs that no rank trains on, and there are {devices.count}: give more devices, start fewer "
+            f"rollout.engine takes {taken} GPUs that no rank trains on, and there are {devices.count}: give more "
+            "devices, start fewer "
             "servers, or use the engine `vllm` with tensor_parallel_size 1, which shares the trainer's GPU"
         )
     if devices.on_gpu:
@@ -150,7 +152,8 @@ def keeps_reference(stage: StagePlan) -> bool:
 
 
 def plan_stage(shape: Shape, stage: StagePlan, devices: Devices, ranks: int, eval_tasks: Any = None) -> Plan:
-    """The plan of a stage that trains on `ranks` of the devices; `eval_tasks` are given in Python, in the place of `data.eval`."""
+    """The plan of a stage that trains on `ranks` of the devices; `eval_tasks` are given in Python, in the place of
+    `data.eval`."""
     config = stage.config
     sampled = stage.kind != "sft"
     options = registry.build("engine", config.rollout.engine)
@@ -228,7 +231,8 @@ class Passes:
     trainer: TrainerMemory
 
     def update(self) -> StageContext:
-        """Of one micro-batch with gradients, laid out as takes most of what `optim.packing` and `optim.share_prefix` leave open."""
+        """Of one micro-batch with gradients, laid out as takes most of what `optim.packing` and `optim.share_prefix`
+        leave open."""
         optim = self.config.optim
         layouts = [] if optim.share_prefix is True else [self.apart()]
         if self.sampled and self.config.rollout.group_size > 1 and False not in (optim.packing, optim.share_prefix):
@@ -258,7 +262,8 @@ class Passes:
         return tokens, tokens * (length - prompt) / length, 0
 
     def shared(self) -> tuple[float, float, int]:
-        """The same, and the tokens of a prompt, where each prompt is computed once for its group: more of the tokens are trained."""
+        """The same, and the tokens of a prompt, where each prompt is computed once for its group: more of the tokens
+        are trained."""
         prompt, length = lengths(self.shape, self.config)
         optim = self.config.optim
         group = self.config.rollout.group_size

@@ -1,7 +1,7 @@
 """From the stages of a run and the devices to its memory plans, with the values that `auto` leaves to them.
 
-Invariant: what is chosen depends on the configuration, the number of ranks and the size of the devices alone, not on what is free
-at the moment, so that it is the same at every start and on every rank.
+Invariant: what is chosen depends on the configuration, the number of ranks and the size of the devices alone, not on
+what is free at the moment, so that it is the same at every start and on every rank.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from rlvr.planner.plan import Plan, plan_stage, training_ranks
 from rlvr.planner.shape import Shape
 
 MARGIN = {True: 0.1, False: 0.15}
-"""Share of a GPU, and of a CPU's memory, that `auto` leaves free in the phases with micro-batches: for fragmentation and for what the plan does not count. The plan of
-a micro-batch is within a tenth of what is measured, and that of a run on a CPU within 15 % (docs/memory.md)."""
+"""Share of a GPU, and of a CPU's memory, that `auto` leaves free in the phases with micro-batches: for fragmentation
+and for what the plan does not count. The plan of a micro-batch is within a tenth of what is measured, and that of a run
+on a CPU within 15 % (docs/memory.md)."""
 MOST_TOKENS = 65536
-"""The largest micro-batch that `auto` takes on a GPU. Its matrix products are large enough long before, and the masks of shared
-prompts grow with the square of it."""
+"""The largest micro-batch that `auto` takes on a GPU. Its matrix products are large enough long before, and the masks
+of shared prompts grow with the square of it."""
 ENOUGH_TOKENS = 8192
 """With fewer tokens than these a GPU is not kept busy, so `auto` takes gradient checkpointing instead."""
 GRID = 512
@@ -89,8 +90,8 @@ class Planner:
         return all(plan.fits(margin) for plan in self.plans(stages, devices))
 
     def resolved(self, stages: Sequence[StagePlan], devices: Devices | None = None) -> list[StagePlan]:
-        """The stages with a value for every `auto`: no gradient checkpointing where the update fits without, with micro-batches as
-        large as fit. Where nothing fits, the values that need least."""
+        """The stages with a value for every `auto`: no gradient checkpointing where the update fits without, with
+        micro-batches as large as fit. Where nothing fits, the values that need least."""
         model = stages[0].config.model
         if model.gradient_checkpointing != "auto":
             return self._with_tokens(stages, devices)
@@ -169,7 +170,8 @@ def substituted(config: Config, checkpointing: bool, tokens: int | None) -> Conf
 
 
 def with_tokens(stage: dict[str, Any], tokens: Any) -> dict[str, Any]:
-    """A stage as written, with `tokens` for `auto`. One with a number of completions says that it has none of tokens."""
+    """A stage as written, with `tokens` for `auto`. One with a number of completions says that it has none of
+    tokens."""
     optim = stage.get("optim")
     if not isinstance(optim, dict):
         return stage

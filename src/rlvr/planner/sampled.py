@@ -1,4 +1,5 @@
-"""The longest sequences that a stage and its evaluations sample, and how many at once, as far as the settings bound them."""
+"""The longest sequences that a stage and its evaluations sample, and how many at once, as far as the settings bound
+them."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def in_training(shape: Shape, config: Config) -> Sampled:
 
 
 def in_evaluation(shape: Shape, config: Config, given: Any = None) -> Sampled | None:
-    """Prompts and responses of a stage's evaluations, taken to be no longer than those of training; None where it has none.
+    """Prompts and responses of a stage's evaluations, taken to be no longer than those of training; None where it has
+    none.
 
     `given`: tasks that were given in Python, in the place of `data.eval`.
     """

@@ -33,8 +33,8 @@ class Shape:
     tied: bool
     """Whether the LM head's weight is the token embedding's too."""
     scores: float
-    """Kept for the backward pass, for each pair of a token and a position that it may look at: attention scores, which eager
-    attention keeps and fused kernels do not."""
+    """Kept for the backward pass, for each pair of a token and a position that it may look at: attention scores, which
+    eager attention keeps and fused kernels do not."""
     queries: int
     """Width of the queries of a layer (a number)."""
     keys: int

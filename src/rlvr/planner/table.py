@@ -1,4 +1,5 @@
-"""The table of docs/memory.md: for published sizes, numbers of GPUs and lengths of responses, the first settings of a list that fit."""
+"""The table of docs/memory.md: for published sizes, numbers of GPUs and lengths of responses, the first settings of a
+list that fit."""
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
 """What the trainer keeps on each device in each phase of a step, beside what one pass takes.
 
-Backends keep different things in different types (w: bytes of a weight that is computed with, 2 in bfloat16 under DeepSpeed and 4
-else; P: weights that train; N: ranks; s: bytes of optimizer state for each):
+Backends keep different things in different types (w: bytes of a weight that is computed with, 2 in bfloat16 under
+DeepSpeed and 4 else; P: weights that train; N: ranks; s: bytes of optimizer state for each):
 
 - plain: weights 4P, gradients 4P from `zero` to `release`, optimizer s P.
-- DeepSpeed 0.19.8, read from its source. ZeRO 1 in bfloat16 (runtime/bf16_optimizer.py): weights 2P, float32 weights 4P/N, float32
-  gradients of all weights 4P, and the bfloat16 gradients of a backward pass, 2P, which the step frees.
-- ZeRO 1 and 2 otherwise (runtime/zero/stage_1_and_2.py): weights wP, float32 weights 4P/N (in float32 too), gradients 4P under
-  ZeRO 1 and 4P/N under ZeRO 2, where float32 passes after the first add theirs beside them.
-- ZeRO 3 (runtime/zero/stage3.py): weights wP/N, float32 weights 4P/N in bfloat16 (in float32 they are the same tensors), gradients
-  4P/N, a bucket, and of whole weights at most stage3_max_live_parameters or those of the largest module.
+- DeepSpeed 0.19.8, read from its source. ZeRO 1 in bfloat16 (runtime/bf16_optimizer.py): weights 2P, float32 weights
+  4P/N, float32 gradients of all weights 4P, and the bfloat16 gradients of a backward pass, 2P, which the step frees.
+- ZeRO 1 and 2 otherwise (runtime/zero/stage_1_and_2.py): weights wP, float32 weights 4P/N (in float32 too), gradients
+  4P under ZeRO 1 and 4P/N under ZeRO 2, where float32 passes after the first add theirs beside them.
+- ZeRO 3 (runtime/zero/stage3.py): weights wP/N, float32 weights 4P/N in bfloat16 (in float32 they are the same
+  tensors), gradients 4P/N, a bucket, and of whole weights at most stage3_max_live_parameters or those of the largest
+  module.
 """
 
 from __future__ import annotations
@@ -144,8 +145,8 @@ class TrainerMemory:
         return (part if live else 0.0) + (4 * self._sub_group() if phase == STEP else 0.0)
 
     def _sub_group(self) -> float:
-        """Weights of a rank in the largest group of ZeRO 3: a group ends with the weight that brings it to `sub_group_size`
-        (_create_fp16_sub_groups)."""
+        """Weights of a rank in the largest group of ZeRO 3: a group ends with the weight that brings it to
+        `sub_group_size` (_create_fp16_sub_groups)."""
         size = self._zero().get("sub_group_size", SUB_GROUP)
         largest = min(self.shape.largest, self.shape.trained)
         return min(self.shape.trained, size * self.ranks + largest) / self.ranks
@@ -161,9 +162,9 @@ class TrainerMemory:
         return here / self.ranks
 
     def _checkpoint(self) -> float:
-        """Bytes that a checkpoint copies to host memory, which is a CPU's own: float32 weights and optimizer state, of which each rank
-        writes a part and keeps the copies for the next one, and the reference and a merged model while they are written. Any phase
-        may come after the first checkpoint, or during one."""
+        """Bytes that a checkpoint copies to host memory, which is a CPU's own: float32 weights and optimizer state, of
+        which each rank writes a part and keeps the copies for the next one, and the reference and a merged model while
+        they are written. Any phase may come after the first checkpoint, or during one."""
         if self.on_gpu:
             return 0.0
         if self.reference:
@@ -187,7 +188,8 @@ class TrainerMemory:
             always = self.width * largest
         if phase != UPDATE:
             return always
-        # one is filled while the other is reduced (stage_1_and_2.py, setup_buckets); bf16_optimizer.py has no such buffers
+        # one is filled while the other is reduced (stage_1_and_2.py, setup_buckets); bf16_optimizer.py has no such
+        # buffers
         in_bf16_optimizer = self.stage == 1 and self.bfloat16 and self.offload == "none"
         if self.stage < 3 and zero.get("overlap_comm", False) and not in_bf16_optimizer:
             second = bucket

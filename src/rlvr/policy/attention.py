@@ -1,10 +1,11 @@
-"""Attention of packed rows: runs of tokens laid end to end in one row, each seeing its context and itself, nothing else.
+"""Attention of packed rows: runs of tokens laid end to end in one row, each seeing its context and itself, nothing
+else.
 
 A `Spans` says which tokens of a row belong together. With it in place (`attending`), every attention layer of a stock
 Hugging Face model is computed block by block: runs of similar length side by side, each with the keys of its context in
-front of its own. So neither a [row, row] mask nor padding of whole rows exists, and the attention function that the model
-was loaded with (sdpa, eager with its soft-caps and sinks) does the arithmetic; under flex_attention the same rule is one
-block mask. What a layer may see (sliding window or all) is asked of the model itself, where it makes its masks.
+front of its own. So neither a [row, row] mask nor padding of whole rows exists, and the attention function that the
+model was loaded with (sdpa, eager with its soft-caps and sinks) does the arithmetic; under flex_attention the same rule
+is one block mask. What a layer may see (sliding window or all) is asked of the model itself, where it makes its masks.
 
 Without spans in place the model computes as it did, from any thread: the hook passes everything on.
 """
@@ -38,8 +39,8 @@ SMALL = 1 << 14
 class Spans:
     """S runs of tokens of one row, in the order they lie there: the row is nothing but them.
 
-    A run's tokens see the tokens of its context, which is another run that has no context itself, and those of their own
-    run up to themselves.
+    A run's tokens see the tokens of its context, which is another run that has no context itself, and those of their
+    own run up to themselves.
     """
 
     length: np.ndarray

@@ -1,9 +1,10 @@
 """Statistics of the next-token distribution straight from hidden states and the LM head, and their gradients.
 
-The logits [T, V] never exist: they are computed a tile [t, v] at a time, forward and again in the backward pass, where the
-tile becomes the gradient of the logits and is at once multiplied into the gradients of the inputs and the weights. The
-vocabulary is the outer loop, so that a slice of the weights is read, and its gradient summed, once. Where the logits are
-few they are one tile and are kept. With p the softmax of a token's logits z, the gradient of every statistic in z has the form
+The logits [T, V] never exist: they are computed a tile [t, v] at a time, forward and again in the backward pass, where
+the tile becomes the gradient of the logits and is at once multiplied into the gradients of the inputs and the weights.
+The vocabulary is the outer loop, so that a slice of the weights is read, and its gradient summed, once. Where the
+logits are few they are one tile and are kept. With p the softmax of a token's logits z, the gradient of every statistic
+in z has the form
 
     p (a + b log p + c p) + d + (g at a few token ids)
 
@@ -54,11 +55,12 @@ def fused_statistics(
 ) -> dict[str, torch.Tensor]:
     """The statistics in `asked` (name -> whether it is differentiated) of logits divided by `temperature` [T].
 
-    pair_logprobs [T, K]: log-probs of `ids`, int64 [T, K]. entropy, logsumexp, mean_logit, max_logit, sum_squared_probs: [T].
-    top_k: log-probs [T, top_k] of the most likely tokens, best first, and with them top_k_ids; equal ones in no set order.
-    max_logit is differentiated at one token, also where several are equal. Second derivatives are refused.
-    What the caller knows on the host is not read from the device, which would have to be waited for: `id_range`, the smallest
-    and the largest of `ids` (None: they are read), and `common_temperature`, that of all tokens (None: not known).
+    pair_logprobs [T, K]: log-probs of `ids`, int64 [T, K]. entropy, logsumexp, mean_logit, max_logit,
+    sum_squared_probs: [T]. top_k: log-probs [T, top_k] of the most likely tokens, best first, and with them top_k_ids;
+    equal ones in no set order. max_logit is differentiated at one token, also where several are equal. Second
+    derivatives are refused. What the caller knows on the host is not read from the device, which would have to be
+    waited for: `id_range`, the smallest and the largest of `ids` (None: they are read), and `common_temperature`, that
+    of all tokens (None: not known).
     """
     tensors = (*head.inputs, *head.weights)
     with gathered(head.weights), torch.set_grad_enabled(torch.is_grad_enabled() and any(asked.values())):

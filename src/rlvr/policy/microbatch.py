@@ -1,8 +1,9 @@
 """Micro-batches: rollouts cut to a size, laid out as rows, with the positions that are trained.
 
-Rows are padded, or packed: rollouts laid end to end without padding, a prefix that a group's rollouts have in common computed
-once. `micro_batches` chooses: what `optim.packing` and `optim.share_prefix` demand, and where they leave it open, what costs least
-by an estimate. Invariant: how a batch is cut and laid out changes time and memory, never the gradient (N1).
+Rows are padded, or packed: rollouts laid end to end without padding, a prefix that a group's rollouts have in common
+computed once. `micro_batches` chooses: what `optim.packing` and `optim.share_prefix` demand, and where they leave it
+open, what costs least by an estimate. Invariant: how a batch is cut and laid out changes time and memory, never the
+gradient (N1).
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ class MicroBatch:
 class DeferredColumns:
     """Values at trained tokens that are to be written into token columns of the batch.
 
-    They stay on the device until `write` fetches those of all micro-batches by one copy, which the host has to wait for.
+    They stay on the device until `write` fetches those of all micro-batches by one copy, which the host has to wait
+    for.
     """
 
     def __init__(self) -> None:
@@ -189,7 +191,8 @@ class Tokens:
 def rows_of(
     batch: Batch, index: np.ndarray, trained: Sequence[np.ndarray], pad_id: int, device: torch.device
 ) -> MicroBatch:
-    """The rollouts at `index` as padded rows; `trained[i]` is bool [T_i] and marks the tokens that any component trains."""
+    """The rollouts at `index` as padded rows; `trained[i]` is bool [T_i] and marks the tokens that any component
+    trains."""
     tokens = Tokens.of(batch, index, trained)
     steps = np.arange(tokens.lengths.max())
     real = steps < tokens.lengths[:, None]
@@ -204,7 +207,8 @@ def rows_of(
 def cut(lengths: np.ndarray, size: int | None, tokens: int | None) -> list[np.ndarray]:
     """Positions of rollouts, longest first, in micro-batches of at most `size` rollouts or `tokens` unpadded tokens.
 
-    A rollout longer than the budget gets a micro-batch of its own. Neighbours in length share rows, so padding is small.
+    A rollout longer than the budget gets a micro-batch of its own. Neighbours in length share rows, so padding is
+    small.
     """
     nothing = np.zeros_like(lengths)
     return cut_shared(lengths, nothing, np.arange(len(lengths)), size, tokens)
@@ -263,7 +267,8 @@ class Cost:
 
     @classmethod
     def of(cls, policy: Policy) -> Cost:
-        """From the sizes of the model's layers: 2 FLOPs for each weight of a layer and token, 4 for each pair and channel."""
+        """From the sizes of the model's layers: 2 FLOPs for each weight of a layer and token, 4 for each pair and
+        channel."""
         layers = policy.layers
         call = CALL.get(policy.device.type, CALL_ELSEWHERE)
         flops = 2 * layers.weights
@@ -290,7 +295,8 @@ class Cost:
 
 
 def shared_prefixes(batch: Batch, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(cluster, prefix), int64: each rollout's group, numbered from 0, and the tokens that all of that group begin with.
+    """(cluster, prefix), int64: each rollout's group, numbered from 0, and the tokens that all of that group begin
+    with.
 
     Found from the token ids of the rollouts at `index`; 0 where a rollout is alone.
     """
@@ -374,7 +380,8 @@ def packed_row(
     cluster: np.ndarray,
     device: torch.device,
 ) -> MicroBatch:
-    """The rollouts at `index` as one row; the first `prefix` tokens are common to those of a cluster, which come together."""
+    """The rollouts at `index` as one row; the first `prefix` tokens are common to those of a cluster, which come
+    together."""
     tokens = Tokens.of(batch, index, trained)
     runs = _runs(tokens.lengths, prefix, cluster)
     spans = Spans(runs.length, runs.context, device)

@@ -1,19 +1,19 @@
 """Policy: a causal LM with its tokenizer, and the two halves that training needs apart, the decoder and the LM head.
 
 Keeping the halves apart lets the learner project only the positions that are trained, in chunks. Whether the head alone
-gives the model's own logits is not assumed but tried, once, on a few tokens; models that do more after the head than the
-known scalings go through their own forward pass.
+gives the model's own logits is not assumed but tried, once, on a few tokens; models that do more after the head than
+the known scalings go through their own forward pass.
 
-Training mode has no randomness but an adapter's dropout, and that only in the pass that has gradients. Rollouts are sampled, ratios,
-KL and mismatch are computed without dropout, so training with the model's own would compare two different distributions. TRL zeroes
-it too (`disable_dropout_in_model`). Training mode itself is needed by gradient checkpointing, whose layers look at their flag
-`training`, and by an adapter's dropout. So the flag is set on these modules alone: attention, embeddings and experts below them
-(dropout, LayerDrop, router noise) never see it.
+Training mode has no randomness but an adapter's dropout, and that only in the pass that has gradients. Rollouts are
+sampled, ratios, KL and mismatch are computed without dropout, so training with the model's own would compare two
+different distributions. TRL zeroes it too (`disable_dropout_in_model`). Training mode itself is needed by gradient
+checkpointing, whose layers look at their flag `training`, and by an adapter's dropout. So the flag is set on these
+modules alone: attention, embeddings and experts below them (dropout, LayerDrop, router noise) never see it.
 
-`Head` is the LM head taken apart: tensors from which logits can be computed a tile at a time, without calling the module.
-logits = cap(scale x sum over terms of input_i @ weight_i.T), where a plain head is one term, a bias another of width 1, and
-a LoRA adapter a third of width r, so that its low rank stays low. A head that is anything else (quantised, hooked, another
-adapter) is not taken apart; the caller then has to call it.
+`Head` is the LM head taken apart: tensors from which logits can be computed a tile at a time, without calling the
+module. logits = cap(scale x sum over terms of input_i @ weight_i.T), where a plain head is one term, a bias another of
+width 1, and a LoRA adapter a third of width r, so that its low rank stays low. A head that is anything else (quantised,
+hooked, another adapter) is not taken apart; the caller then has to call it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from rlvr.policy.quantization import without_quantization
 class Policy:
     """A model that is sampled from and trained. `model` is a Hugging Face causal LM, or peft's wrapper of one.
 
-    `dtype` is what is computed in, by autocast where the weights are kept in float32. `adapter_dropout` says whether updates
-    use the dropout of the adapter; nothing else is random.
+    `dtype` is what is computed in, by autocast where the weights are kept in float32. `adapter_dropout` says whether
+    updates use the dropout of the adapter; nothing else is random.
     """
 
     def __init__(
@@ -71,7 +71,8 @@ class Policy:
         vocabulary = self.causal_lm.get_input_embeddings().weight.shape[0]
         if len(tokenizer) > vocabulary:
             raise ConfigError(
-                f"the tokenizer has {len(tokenizer)} tokens and the model's embedding only {vocabulary}: they do not belong together"
+                f"the tokenizer has {len(tokenizer)} tokens and the model's embedding only {vocabulary}: they do not "
+                "belong together"
             )
 
     @property
@@ -255,7 +256,8 @@ def _flagged(modules: Sequence[torch.nn.Module], on: bool) -> Iterator[None]:
 
 
 def training_modules(model: torch.nn.Module, adapter_dropout: bool) -> list[torch.nn.Module]:
-    """Return the modules whose flag `training` an update sets: those that checkpoint, and the adapter's dropout if asked."""
+    """Return the modules whose flag `training` an update sets: those that checkpoint, and the adapter's dropout if
+    asked."""
     found: list[torch.nn.Module] = []
     if model.is_gradient_checkpointing:  # the flag is Hugging Face's, which a module has or has not
         found = [module for module in model.modules() if foreign(module, "gradient_checkpointing", False)]
@@ -270,8 +272,8 @@ def adapter_dropouts(model: torch.nn.Module) -> Iterator[torch.nn.Dropout]:
 
 
 PLAIN = (torch.Tensor, nn.Parameter, FakeTensor)
-"""Types of a weight that can be multiplied a slice at a time; others are quantised. A fake tensor is a shape without contents, of
-which a pass is planned."""
+"""Types of a weight that can be multiplied a slice at a time; others are quantised. A fake tensor is a shape without
+contents, of which a pass is planned."""
 
 
 @dataclass(frozen=True)
@@ -295,7 +297,8 @@ class Head:
 
     @property
     def vocabulary(self) -> int:
-        """V: the rows of the head, those beyond the tokenizer included. Of a partitioned head only while it is gathered."""
+        """V: the rows of the head, those beyond the tokenizer included. Of a partitioned head only while it is
+        gathered."""
         if self.weights:
             return self.weights[0].shape[0]
         return self.inputs[0].shape[1]
@@ -351,8 +354,8 @@ def gathered(weights: Iterable[torch.Tensor], written: bool = False) -> Iterator
 def gather_until_backward_ends(weights: Iterable[torch.Tensor]) -> None:
     """`gathered` from here, inside a backward pass, to its end.
 
-    A gradient can be accumulated only in a parameter that is whole, and a tied one's comes together last; autograd brings it
-    there and DeepSpeed's hook takes it.
+    A gradient can be accumulated only in a parameter that is whole, and a tied one's comes together last; autograd
+    brings it there and DeepSpeed's hook takes it.
     """
     stack = contextlib.ExitStack()
     stack.enter_context(gathered(weights))

@@ -1,7 +1,7 @@
 """Frozen weights in 4 bits under an adapter (QLoRA; Dettmers et al. 2023, arXiv:2305.14314), by bitsandbytes.
 
-Invariant: what such a layer computes with is `dense` of its weight, in the type of its input; so copies of the weights for
-engines and for files are the policy.
+Invariant: what such a layer computes with is `dense` of its weight, in the type of its input; so copies of the weights
+for engines and for files are the policy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from rlvr.policy.foreign import foreign
 
 
 def quantizing(dtype: torch.dtype) -> Any:
-    """What transformers needs to load weights in 4 bits: NF4, its constants quantised again. ConfigError without bitsandbytes."""
+    """What transformers needs to load weights in 4 bits: NF4, its constants quantised again. ConfigError without
+    bitsandbytes."""
     try:
         import bitsandbytes  # noqa: F401
     except ImportError as error:

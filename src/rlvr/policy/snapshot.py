@@ -1,8 +1,8 @@
 """The reference: a snapshot of the policy's trainable weights, put in place for a forward pass by swapping tensors.
 
-A snapshot of what trains is enough: everything else is the same in both. So one model object serves policy and reference,
-with LoRA the reference costs only the adapter, and it is the weights at the start of the stage, not of a path (N2). Of
-weights that DeepSpeed ZeRO-3 has partitioned each rank keeps and swaps its own part.
+A snapshot of what trains is enough: everything else is the same in both. So one model object serves policy and
+reference, with LoRA the reference costs only the adapter, and it is the weights at the start of the stage, not of a
+path (N2). Of weights that DeepSpeed ZeRO-3 has partitioned each rank keeps and swaps its own part.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rlvr.policy.model import Policy
 class Snapshot:
     """The trainable weights of `policy` as they are now.
 
-    `follows`: it is going to follow the policy, and is kept in float32. In bfloat16, which DeepSpeed computes in, a small
-    share of a small difference rounds to nothing: with a mix of 0.01 no weight would ever move.
+    `follows`: it is going to follow the policy, and is kept in float32. In bfloat16, which DeepSpeed computes in, a
+    small share of a small difference rounds to nothing: with a mix of 0.01 no weight would ever move.
     """
 
     def __init__(self, policy: Policy, follows: bool = False) -> None:
@@ -35,7 +35,8 @@ class Snapshot:
     def in_place(self) -> Iterator[None]:
         """Inside, the policy's model computes with the snapshot's weights. Not for two threads at once.
 
-        What is written to the parameters inside is kept in the snapshot, rounded to the type that the model computes in.
+        What is written to the parameters inside is kept in the snapshot, rounded to the type that the model computes
+        in.
         """
         parameters = self.policy.trainable()
         _release(parameters)

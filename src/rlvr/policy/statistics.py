@@ -1,8 +1,8 @@
 """The statistics that losses declare, from one forward pass, without a [tokens, vocabulary] matrix.
 
-Only trained positions are projected, by `fused_statistics`, tile by tile. Two kinds of model are less well off: where the LM
-head cannot be taken apart it is called in chunks of at most `CHUNK` logits, each computed again in the backward pass; where
-a model does more after its head than is known, its own logits are used.
+Only trained positions are projected, by `fused_statistics`, tile by tile. Two kinds of model are less well off: where
+the LM head cannot be taken apart it is called in chunks of at most `CHUNK` logits, each computed again in the backward
+pass; where a model does more after its head than is known, its own logits are used.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ ALL = slice(None)
 def forward(
     policy: Policy, rows: MicroBatch, needs: Iterable[Need], pairs: torch.Tensor | None = None
 ) -> dict[tuple[str, str], torch.Tensor]:
-    """The statistics of the current model that `needs` names, at the trained tokens: (statistic, "current") -> [T] or [T, k].
+    """The statistics of the current model that `needs` names, at the trained tokens: (statistic, "current") -> [T] or
+    [T, k].
 
-    All are of the sampling distribution: logits divided by each token's temperature. `pairs`, int64 [T, K], are the token ids
-    of the statistic pair_logprobs. With top_k comes ("top_k_ids", "current"), int64 [T, k].
+    All are of the sampling distribution: logits divided by each token's temperature. `pairs`, int64 [T, K], are the
+    token ids of the statistic pair_logprobs. With top_k comes ("top_k_ids", "current"), int64 [T, k].
     """
     needs = [need for need in needs if need.model == CURRENT]
     asked: dict[str, bool] = {}

@@ -44,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     smoke.add_argument(
         "--against",
         choices=["grpo"],
-        help="how far the gradient is from plain GRPO's on the same rollouts (without reinforcement: the plain likelihood's)",
+        help="how far the gradient is from plain GRPO's on the same rollouts (without reinforcement: the plain "
+        "likelihood's)",
     )
     options = parser.parse_args(arguments)
     if options.command == "show":
@@ -105,7 +106,8 @@ def _smoke(paper: Paper, against: bool) -> int:
                 else:
                     plain = "sft"
                 print(
-                    f"{paper.slug} against {plain}, {name}: gradient {apart.norm:.4g} against {apart.plain_norm:.4g}, cosine "
+                    f"{paper.slug} against {plain}, {name}: gradient {apart.norm:.4g} against "
+                    f"{apart.plain_norm:.4g}, cosine "
                     f"{apart.cosine:.4f}, difference {apart.relative:.4g} of {plain}'s"
                 )
     except RlvrError as error:

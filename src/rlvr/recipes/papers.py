@@ -1,7 +1,8 @@
 """The published recipes: `configs/papers/SLUG.yaml`, each a configuration that trains, with what is to be known of it.
 
 A file's top-level key `recipe` says it in words and holds its smoke data; everything else is the configuration, so
-`python -m rlvr.train --config` takes the file as it is. `out-of-scope.json` beside them lists the papers without a file.
+`python -m rlvr.train --config` takes the file as it is. `out-of-scope.json` beside them lists the papers without a
+file.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Smoke(BaseModel):
     tasks: list[dict[str, Any]]
     """Rows of the recipe's own kind of task, short ones."""
     shown: list[str]
-    """Responses that the tiny policy is primed with by imitation, right ones and wrong ones, so that rewards differ. What
-    stands between their spaces becomes one token each."""
+    """Responses that the tiny policy is primed with by imitation, right ones and wrong ones, so that rewards differ.
+    What stands between their spaces becomes one token each."""
     set: dict[str, Any] = {}
     """Laid over the small configuration."""
     stages: dict[str, dict[str, Any]] = {}
@@ -136,7 +137,8 @@ def find_paper(slug: str, folder: str | Path | None = None) -> Paper:
 
 
 def without_file(folder: str | Path | None = None) -> dict[str, list[dict[str, str]]]:
-    """The papers without a file: `none`, which would be in reach, and `out`, which are no post-training of language models."""
+    """The papers without a file: `none`, which would be in reach, and `out`, which are no post-training of language
+    models."""
     rows: dict[str, list[dict[str, str]]] = json.loads(
         (folder_of(folder) / "out-of-scope.json").read_text(encoding="utf-8")
     )

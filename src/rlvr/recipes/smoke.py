@@ -1,8 +1,8 @@
-"""A recipe at toy size: a few steps of the real trainer, and how far its gradient is from plain GRPO's (of a recipe without
-reinforcement: from that of the plain likelihood).
+"""A recipe at toy size: a few steps of the real trainer, and how far its gradient is from plain GRPO's (of a recipe
+without reinforcement: from that of the plain likelihood).
 
-Everything but sizes is the recipe's own: stages, verifier, rewards, selection, advantage, loss, template. The policy is a tiny
-one from random weights, primed by imitation of the recipe's `shown` responses so that rewards differ.
+Everything but sizes is the recipe's own: stages, verifier, rewards, selection, advantage, loss, template. The policy is
+a tiny one from random weights, primed by imitation of the recipe's `shown` responses so that rewards differ.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def _demonstrations(smoke: Smoke) -> list[dict[str, Any]]:
 
 
 def smoke(paper: Paper) -> list[dict[str, Any]]:
-    """Train the recipe at toy size; the metrics of its own stages' steps. TrainingError where no step of reinforcement (of a
-    recipe without any, no step) had a gradient."""
+    """Train the recipe at toy size; the metrics of its own stages' steps. TrainingError where no step of reinforcement
+    (of a recipe without any, no step) had a gradient."""
     with tempfile.TemporaryDirectory() as folder, GRPOTrainer(config=smoke_config(paper, folder)) as trainer:
         rows = [row for row in trainer.train() if row["run/stage"] != "priming"]
     reinforced = [row for row in rows if row["reward/mean"] is not None]
@@ -160,9 +160,10 @@ class _Recording(PlainBackend):
 
 
 def against_grpo(paper: Paper) -> dict[str, Difference]:
-    """The recipe's gradient against plain GRPO's with the verdict as reward, on the same rollouts, those of the second step of its
-    first stage that samples: `on-policy`, and `moved`, after the weights were moved a little, where ratios are not 1 and
-    clipping acts. Where no stage samples, its first stage's against that of an sft stage without options."""
+    """The recipe's gradient against plain GRPO's with the verdict as reward, on the same rollouts, those of the second
+    step of its first stage that samples: `on-policy`, and `moved`, after the weights were moved a little, where ratios
+    are not 1 and clipping acts. Where no stage samples, its first stage's against that of an sft stage without
+    options."""
     with tempfile.TemporaryDirectory() as folder:
         config = smoke_config(paper, folder)
         tree = config.dump()

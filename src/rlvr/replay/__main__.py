@@ -1,8 +1,9 @@
-"""python -m rlvr.replay RUN [--rescore verifier=NAME verifier.option=VALUE rewards='[...]'] [--steps A:B] [--examples N] [--output FILE.jsonl]
+"""python -m rlvr.replay RUN [--rescore verifier=NAME verifier.option=VALUE rewards='[...]'] [--steps A:B] [--examples
+N] [--output FILE.jsonl]
 
-Scores the recorded rollouts of a run again, with its configuration and what `--rescore` lays over it, and shows what would
-change: rewards, verdicts, groups that teach nothing, advantages, and examples. Without `--rescore` the run's own verifier
-judges again. `--output` writes every rollout before and after.
+Scores the recorded rollouts of a run again, with its configuration and what `--rescore` lays over it, and shows what
+would change: rewards, verdicts, groups that teach nothing, advantages, and examples. Without `--rescore` the run's own
+verifier judges again. `--output` writes every rollout before and after.
 
 Exit codes: 0 done, 2 bad input, 130 after Ctrl-C.
 """

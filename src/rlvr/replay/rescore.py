@@ -1,7 +1,8 @@
-"""Going through a run's recorded rollouts with another verifier or other rewards, in the verifier pool that training uses.
+"""Going through a run's recorded rollouts with another verifier or other rewards, in the verifier pool that training
+uses.
 
-Invariants: one step is in memory at a time; what was recorded is not changed; verdicts are given again only where a verifier
-is asked for.
+Invariants: one step is in memory at a time; what was recorded is not changed; verdicts are given again only where a
+verifier is asked for.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Rescored:
 
 
 class Replay:
-    """A run to be scored again. `overrides` (`key.path=value`) are laid over its configuration. ConfigError, DataError."""
+    """A run to be scored again. `overrides` (`key.path=value`) are laid over its configuration. ConfigError,
+    DataError."""
 
     def __init__(self, run: str | Path, overrides: Sequence[str], first: int = 1, last: int | None = None) -> None:
         self.run = Path(run)
@@ -87,7 +89,8 @@ class Replay:
         for term in walk(self.terms):
             if term.function.needs_policy:
                 raise ConfigError(
-                    f"rewards: {term.name!r} needs a forward pass of the policy, which a replay does not make: give the other "
+                    f"rewards: {term.name!r} needs a forward pass of the policy, which a replay does not make: give "
+                    "the other "
                     "terms with --rescore rewards='[...]'"
                 )
             if term.function.remembers:
@@ -159,7 +162,8 @@ class Replay:
 
 
 def _with_baseline(batch: Batch, plain: np.ndarray) -> Batch:
-    """The rollouts that are no baseline, with the reward of their draw's as the column `baseline` where there is one."""
+    """The rollouts that are no baseline, with the reward of their draw's as the column `baseline` where there is
+    one."""
     kept = batch.select(np.flatnonzero(plain))
     compared = batch.select(np.flatnonzero(~plain))
     if len(compared):

@@ -132,7 +132,8 @@ def _run(run: RunData) -> dict[str, Any]:
 
 
 def _thinned(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
-    """At most `POINTS` rows, each of so many steps, with the means of their numbers; an evaluated step keeps its results."""
+    """At most `POINTS` rows, each of so many steps, with the means of their numbers; an evaluated step keeps its
+    results."""
     every = math.ceil(len(rows) / POINTS)
     if every <= 1:
         return rows, 1

@@ -15,7 +15,8 @@ AHEAD = 8
 
 
 def decoder_of(run: Path) -> Callable[[int], str] | None:
-    """The text of a token id, by the tokenizer that the run saved with its newest checkpoint; None where there is none."""
+    """The text of a token id, by the tokenizer that the run saved with its newest checkpoint; None where there is
+    none."""
     files = sorted(run.glob("checkpoints/step-*/model/tokenizer.json"), key=lambda file: file.stat().st_mtime)
     if not files:
         return None

@@ -1,7 +1,7 @@
 """Which recorded rollouts go into the page, and what is counted of those that are read.
 
-Invariants: at most `BYTES` of rollout files are read, in whole steps spread evenly over the run; at most as many rollouts as
-asked for are shown, in whole groups, the same number of groups from each step that is read.
+Invariants: at most `BYTES` of rollout files are read, in whole steps spread evenly over the run; at most as many
+rollouts as asked for are shown, in whole groups, the same number of groups from each step that is read.
 """
 
 from __future__ import annotations

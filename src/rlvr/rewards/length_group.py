@@ -1,4 +1,5 @@
-"""Shorter than the group's other right answers: brevity that is relative to a prompt, so that hard prompts may take long.
+"""Shorter than the group's other right answers: brevity that is relative to a prompt, so that hard prompts may take
+long.
 
 Lengths are tokens that the policy wrote. Undecided members have no value and stay out of every statistic.
 """
@@ -22,12 +23,12 @@ from rlvr.rewards.terms import TermSpec, lengths
 class Brevity(RewardTerm):
     """What a right answer is worth by how its length compares within the group; wrong answers are worth 0.
 
-    - sigmoid: 1 - alpha sigmoid((L - mean) / std) over the right answers (Arora & Zanette 2025, arXiv 2502.04463, eq. 4; the
-      penalty of GRPO-lambda, from notes, not confirmed there).
-    - range: 1 + alpha (longest - L) / (longest - shortest) over the right answers (a bonus; from notes on arXiv 2506.15647,
-      a guess at its formula).
-    - kimi: alpha (0.5 - (L - shortest) / (longest - shortest)) over all members, for wrong answers at most 0 (Kimi k1.5,
-      arXiv 2501.12599, section 2.3.3); it is added to the verdict, while the other two replace it.
+    - sigmoid: 1 - alpha sigmoid((L - mean) / std) over the right answers (Arora & Zanette 2025, arXiv 2502.04463, eq.
+      4; the penalty of GRPO-lambda, from notes, not confirmed there).
+    - range: 1 + alpha (longest - L) / (longest - shortest) over the right answers (a bonus; from notes on arXiv
+      2506.15647, a guess at its formula).
+    - kimi: alpha (0.5 - (L - shortest) / (longest - shortest)) over all members, for wrong answers at most 0 (Kimi
+      k1.5, arXiv 2501.12599, section 2.3.3); it is added to the verdict, while the other two replace it.
 
     Where all lengths are the same, (L - mean) / std and the range terms are 0. alpha 0 is the verdict (for kimi, 0).
     """

@@ -30,7 +30,8 @@ class SoftOverlong(RewardTerm):
     max_length: int | None = None
     """Where -1 is reached; null: `rollout.max_new_tokens`."""
     cache: int | None = None
-    """Tokens over which the penalty grows, 1 to max_length; null: a fifth of max_length, as in the paper (4,096 of 20,480)."""
+    """Tokens over which the penalty grows, 1 to max_length; null: a fifth of max_length, as in the paper (4,096 of
+    20,480)."""
 
     def bind(self, setting: RewardContext) -> SoftOverlong:
         """With the run's longest response."""
@@ -50,10 +51,10 @@ class SoftOverlong(RewardTerm):
 class CosineLength(RewardTerm):
     """Right or wrong, each worth a different amount by length: long + (short - long) (1 + cos(pi L / max_length)) / 2.
 
-    The cosine reward (Yeo et al. 2025, "Demystifying Long Chain-of-Thought Reasoning in LLMs", arXiv 2502.03373; shape and
-    ends confirmed in a copy of the authors' code): short right answers are worth most, short wrong ones least, and a
-    response that reached max_length has one value. Replaces the verdict in `rewards`. With both ends the same it is the
-    verdict.
+    The cosine reward (Yeo et al. 2025, "Demystifying Long Chain-of-Thought Reasoning in LLMs", arXiv 2502.03373; shape
+    and ends confirmed in a copy of the authors' code): short right answers are worth most, short wrong ones least, and
+    a response that reached max_length has one value. Replaces the verdict in `rewards`. With both ends the same it is
+    the verdict.
     """
 
     right: tuple[float, float] = (2.0, 1.0)

@@ -27,11 +27,11 @@ from rlvr.rewards.terms import TermSpec, lengths
 class LengthTarget(RewardTerm):
     """What the length is worth, to be added to the verdict.
 
-    - step: alpha for a right answer of at most `target` tokens, else 0 (LASER, Liu et al. 2025, arXiv 2505.15612; alpha from
-      notes).
+    - step: alpha for a right answer of at most `target` tokens, else 0 (LASER, Liu et al. 2025, arXiv 2505.15612; alpha
+      from notes).
     - exact: -alpha |target - L| (L1-Exact, Aggarwal & Welleck 2025, arXiv 2503.04697, eq. 1; alpha there 0.0003).
-    - at_most: for a right answer clip(alpha (target - L) + 0.5, 0, 1), else 0 (L1-Max, eq. 2, where it is multiplied with
-      the verdict: it replaces the verdict then).
+    - at_most: for a right answer clip(alpha (target - L) + 0.5, 0, 1), else 0 (L1-Max, eq. 2, where it is multiplied
+      with the verdict: it replaces the verdict then).
     """
 
     target: Scalar | str = 256
@@ -41,8 +41,8 @@ class LengthTarget(RewardTerm):
     alpha: Scalar = 0.5
     """Strength: the bonus of step, the slope of the others."""
     relative: Literal["right", "all"] | None = None
-    """The target is a factor of the mean length of the group's right answers (of its decided members where none is right), or
-    of all its decided members; null: it is in tokens."""
+    """The target is a factor of the mean length of the group's right answers (of its decided members where none is
+    right), or of all its decided members; null: it is in tokens."""
     of: TermSpec = "verdict"
     """What says right (at least 1) or wrong."""
     inner: ClassVar = ("of",)
@@ -81,8 +81,8 @@ class LengthTarget(RewardTerm):
 
 
 def typical_lengths(used: np.ndarray, of: np.ndarray, batch: Batch, right_first: bool) -> np.ndarray:
-    """float64 [B]: the mean length of the group's right answers if asked and there are any, else of its decided members; else
-    NaN."""
+    """float64 [B]: the mean length of the group's right answers if asked and there are any, else of its decided
+    members; else NaN."""
     groups = batch.group_index()
     if not len(groups):
         return np.zeros(0)
@@ -98,11 +98,11 @@ def typical_lengths(used: np.ndarray, of: np.ndarray, batch: Batch, right_first:
 class AdaptiveLengthTarget(RewardTerm):
     """A bonus for right answers within a target that follows what the policy needs, by difficulty.
 
-    LASER-D (Liu et al. 2025, arXiv 2505.15612): groups are sorted by pass rate into `buckets` classes of difficulty, and a
-    class's target is the shortest length within which its groups have, on average, one right answer. The paper measures that on
-    a monitoring set every few steps; here it is measured on the last `window` groups of the class that were trained, which is
-    what differs. `explore` also pays wrong answers that go beyond the target (LASER-DE). Before a class has a group, its
-    target is `rollout.max_new_tokens`.
+    LASER-D (Liu et al. 2025, arXiv 2505.15612): groups are sorted by pass rate into `buckets` classes of difficulty,
+    and a class's target is the shortest length within which its groups have, on average, one right answer. The paper
+    measures that on a monitoring set every few steps; here it is measured on the last `window` groups of the class that
+    were trained, which is what differs. `explore` also pays wrong answers that go beyond the target (LASER-DE). Before
+    a class has a group, its target is `rollout.max_new_tokens`.
     """
 
     alpha: float = 0.5

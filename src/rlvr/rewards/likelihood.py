@@ -1,7 +1,9 @@
-"""How likely the policy finds a given text: the reference answer after its own reasoning, or its response without the prompt.
+"""How likely the policy finds a given text: the reference answer after its own reasoning, or its response without the
+prompt.
 
-No verifier is read. What a term wants scored it asks for (`asks`): token ids after other token ids; the stage computes their
-log-probs under the policy as it is before the update, in the micro-batches of the update, and hands them to the term.
+No verifier is read. What a term wants scored it asks for (`asks`): token ids after other token ids; the stage computes
+their log-probs under the policy as it is before the update, in the micro-batches of the update, and hands them to the
+term.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ class AnswerLikelihood(RewardTerm):
 
     - mean_prob: the mean of the tokens' probabilities (RLPR, Yu et al. 2025, arXiv 2506.18254, from notes).
     - product: the probability of the whole answer (VeriFree, Zhou et al. 2025, arXiv 2505.21493, from notes).
-    - reactive: the mean log-prob, each token weighted by its standard deviation over the group's responses, so that tokens
-      count which react to the reasoning (the R3 of DRO, Xu et al. 2025, arXiv 2506.13351, from notes; evenly where none does).
+    - reactive: the mean log-prob, each token weighted by its standard deviation over the group's responses, so that
+      tokens count which react to the reasoning (the R3 of DRO, Xu et al. 2025, arXiv 2506.13351, from notes; evenly
+      where none does).
 
     A response without `opening` is worth `without`. Undecided where the task has no answer.
     """
@@ -38,7 +41,8 @@ class AnswerLikelihood(RewardTerm):
     opening: str = "<answer>"
     """The text after which the answer stands."""
     debias: bool = False
-    """Subtract the same number without reasoning, where `opening` follows the prompt at once, and cut to [0, 1] (RLPR)."""
+    """Subtract the same number without reasoning, where `opening` follows the prompt at once, and cut to [0, 1]
+    (RLPR)."""
     without: float = 0.0
     """What a response is worth in which `opening` does not stand."""
     reads_characters: ClassVar = True
@@ -54,7 +58,8 @@ class AnswerLikelihood(RewardTerm):
         bare = [task.named for task in setting.tasks if task.answer is None or not str(task.answer)]
         if bare:
             raise ConfigError(
-                f"rewards: answer_likelihood scores a task's answer, and {len(bare)} of {len(setting.tasks)} tasks have none, "
+                f"rewards: answer_likelihood scores a task's answer, and {len(bare)} of {len(setting.tasks)} tasks "
+                "have none, "
                 f"the first is {bare[0]}"
             )
         return self
@@ -124,8 +129,9 @@ def _reactive(logprobs: np.ndarray) -> np.ndarray:
 class SelfAligned(RewardTerm):
     """The share by which the prompt makes the response less perplexing: (ppl(a) - ppl(a | q)) / ppl(a), within [-1, 1].
 
-    SAR (Han et al. 2025, arXiv 2509.05489, from notes), to be added to the verdict: concise responses to this very question
-    score high. Without the prompt the response follows the end-of-text token alone. Undecided for a response without tokens.
+    SAR (Han et al. 2025, arXiv 2509.05489, from notes), to be added to the verdict: concise responses to this very
+    question score high. Without the prompt the response follows the end-of-text token alone. Undecided for a response
+    without tokens.
     """
 
     def asks(self, batch: Batch, encode: Encode) -> list[Continuation]:
@@ -152,8 +158,9 @@ class SelfAligned(RewardTerm):
 class LastTokenScore(RewardTerm):
     """beta (log pi(token | prompt, response) - constant): how right the policy thinks its response is.
 
-    The score that the auxiliary loss `last_token` trains (LaSeR, Yang et al. 2025, arXiv 2510.14943), for the modifier `blend`
-    or as a reward; as a control, its correlation with the verdict says what was learned. 0 for a response that was cut off.
+    The score that the auxiliary loss `last_token` trains (LaSeR, Yang et al. 2025, arXiv 2510.14943), for the modifier
+    `blend` or as a reward; as a control, its correlation with the verdict says what was learned. 0 for a response that
+    was cut off.
     """
 
     token: str

@@ -1,20 +1,21 @@
-"""The terms of a reward: how they are written, built, evaluated and summed; and those that need no other: the verdict and its named
-scores, the length, and controls that say nothing of the answer.
+"""The terms of a reward: how they are written, built, evaluated and summed; and those that need no other: the verdict
+and its named scores, the length, and controls that say nothing of the answer.
 
-A term is a function of the batch that returns float64 [B] (NaN where undecided), or a plain function of one completion or,
-in TRL's form, of a group's completions (rlvr.core.calling says what it may ask for). A plain function is called once per rollout.
-A function of the batch is called once per step with all rollouts of the step, and under dynamic sampling (`rollout.dynamic_sampling`)
-before that with those of each draw by itself, to see whether the draw's rewards differ. Every term becomes the column `reward/<name>`; the column `reward` is their
-weighted sum, undecided where a term is undecided whose weight is not 0 at the step.
+A term is a function of the batch that returns float64 [B] (NaN where undecided), or a plain function of one completion
+or, in TRL's form, of a group's completions (rlvr.core.calling says what it may ask for). A plain function is called
+once per rollout. A function of the batch is called once per step with all rollouts of the step, and under dynamic
+sampling (`rollout.dynamic_sampling`) before that with those of each draw by itself, to see whether the draw's rewards
+differ. Every term becomes the column `reward/<name>`; the column `reward` is their weighted sum, undecided where a term
+is undecided whose weight is not 0 at the step.
 
 A term may be made of others: its class names the options that hold terms (`inner = ("term", "by")`), and it is called
-with their values, `piece(batch, term=[B], by=[B])` (a list of arrays where the option holds a list). So a piece sees the
-whole batch, its groups, and any other term. What a piece may declare besides, all optional: `needs` (statistics of the
-policy, found in the token columns `STATISTIC/current`), `asks` (rlvr.rewards.likelihood), `reads_characters` (it reads `Rollout.char_ends`),
-`bind(setting) -> piece` (what it takes from the run, and ConfigError where it contradicts it), and for a piece with a
-memory `observe(metrics)`, which is called once per trained step with all metrics (the mean of a term is
-`reward/<name>`), `state_dict` and `load_state_dict`. Options that are Scalars may be schedules or follow a metric; a piece
-with a memory takes none.
+with their values, `piece(batch, term=[B], by=[B])` (a list of arrays where the option holds a list). So a piece sees
+the whole batch, its groups, and any other term. What a piece may declare besides, all optional: `needs` (statistics of
+the policy, found in the token columns `STATISTIC/current`), `asks` (rlvr.rewards.likelihood), `reads_characters` (it
+reads `Rollout.char_ends`), `bind(setting) -> piece` (what it takes from the run, and ConfigError where it contradicts
+it), and for a piece with a memory `observe(metrics)`, which is called once per trained step with all metrics (the mean
+of a term is `reward/<name>`), `state_dict` and `load_state_dict`. Options that are Scalars may be schedules or follow a
+metric; a piece with a memory takes none.
 """
 
 from __future__ import annotations
@@ -120,7 +121,8 @@ def build_terms(specs: Sequence[Any]) -> list[Term]:
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(
-                f"rewards: the term {name!r} stands there twice: their columns would have one name; give one another name "
+                f"rewards: the term {name!r} stands there twice: their columns would have one name; give one another "
+                "name "
                 "with `as`"
             )
     written: dict[str, Any] = {}
@@ -129,7 +131,8 @@ def build_terms(specs: Sequence[Any]) -> list[Term]:
         component = (spec.name, spec.options)
         if written.setdefault(name, component) != component:
             raise ConfigError(
-                f"rewards: two different terms are called {name!r}, and their columns would have one name: give one another "
+                f"rewards: two different terms are called {name!r}, and their columns would have one name: give one "
+                "another "
                 "name with `as`"
             )
     return terms
@@ -204,7 +207,8 @@ def bind(terms: Sequence[Term], setting: RewardContext) -> list[Term]:
     needing = [t.name for t in walk(terms) if t.function.needs_policy]
     if needing and setting.config.rollout.dynamic_sampling:
         raise ConfigError(
-            f"rewards: {needing[0]!r} needs a forward pass of the policy over whole steps, and rollout.dynamic_sampling looks at "
+            f"rewards: {needing[0]!r} needs a forward pass of the policy over whole steps, and "
+            "rollout.dynamic_sampling looks at "
             "rewards while responses are still sampled: set rollout.dynamic_sampling to null or leave the term out"
         )
     return [term.each(bound) for term in terms]
@@ -223,12 +227,14 @@ def _check_sources(terms: Sequence[Term], setting: RewardContext) -> None:
         without = known - {source for term in terms for source in term.sources or ()}
         if without:
             raise ConfigError(
-                f"rewards: tasks of the source {sorted(map(str, without))[0]!r} have no term: add it to the `sources` of one"
+                f"rewards: tasks of the source {sorted(map(str, without))[0]!r} have no term: add it to the "
+                "`sources` of one"
             )
 
 
 def _check_fields(terms: Sequence[Term], tasks: Sequence[Task]) -> None:
-    """ConfigError where a plain function asks for a field that some task lacks; names the term and the first such tasks."""
+    """ConfigError where a plain function asks for a field that some task lacks; names the term and the first such
+    tasks."""
     for term in terms:
         of_term = [task for task in tasks if term.sources is None or task.source in term.sources]
         for part in walk([term]):
@@ -279,8 +285,8 @@ def score(batch: Batch, terms: Sequence[Term]) -> Batch:
 
 
 def call_plain(batch: Batch, terms: Sequence[Term]) -> None:
-    """Call the terms that are plain functions, and those inside of other terms, for the rollouts that they apply to; the values
-    are kept with the rollouts, where `score` finds them."""
+    """Call the terms that are plain functions, and those inside of other terms, for the rollouts that they apply to;
+    the values are kept with the rollouts, where `score` finds them."""
     for term in terms:
         if term.sources is None:
             part = batch
@@ -328,7 +334,8 @@ def _evaluate(batch: Batch, term: Term) -> np.ndarray:
 
 
 def _values(batch: Batch, term: Term) -> np.ndarray:
-    """Compute the columns of a term and of those that it is made of. UserCodeError and ConfigError name the term that fails."""
+    """Compute the columns of a term and of those that it is made of. UserCodeError and ConfigError name the term that
+    fails."""
 
     def weighted(one: Term) -> np.ndarray:
         return _weighted(one.weight, _evaluate(batch, one))
@@ -374,11 +381,11 @@ class VerdictScore(RewardTerm):
     """The score of each rollout's verdict; NaN where undecided or missing."""
 
     part: str | None = None
-    """A named score of the verdict in place of the score: `combine` has one for each of its verifiers, `instructions` one for each
-    instruction."""
+    """A named score of the verdict in place of the score: `combine` has one for each of its verifiers, `instructions`
+    one for each instruction."""
     verifier: str | None = None
-    """The verifier whose verdict is taken, where a rollout has several (`turn 1` of the plan `turns` with `judge: each`, say; a rollout
-    without it counts as `missing`); null: the task's own."""
+    """The verifier whose verdict is taken, where a rollout has several (`turn 1` of the plan `turns` with
+    `judge: each`, say; a rollout without it counts as `missing`); null: the task's own."""
     missing: float | None = None
     """The value of a decided verdict without that score; null: undecided."""
 
@@ -396,7 +403,8 @@ class VerdictScore(RewardTerm):
         if self.missing is None and decided and not any(self.part in v.scores for v in decided):
             known = sorted({name for v in decided for name in v.scores})
             raise ConfigError(
-                f"rewards: no verdict has a score named {self.part!r}{nearest(self.part, known)}; set `missing` where a verdict may be "
+                f"rewards: no verdict has a score named {self.part!r}{nearest(self.part, known)}; set `missing` "
+                "where a verdict may be "
                 "without it"
             )
         missing = np.nan if self.missing is None else self.missing

@@ -1,7 +1,7 @@
 """Labels from votes: a response is right when most of its group agree with it. No reference answer is read.
 
-Invariants: responses without an extracted answer do not vote and are worth 0; undecided ones (a verifier in trouble) have
-no value; nothing depends on the order of a group's members, up to which spelling of an answer is asked about.
+Invariants: responses without an extracted answer do not vote and are worth 0; undecided ones (a verifier in trouble)
+have no value; nothing depends on the order of a group's members, up to which spelling of an answer is asked about.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def _same_text(task: Task, first: str, second: str) -> bool:
 class MajorityVote(RewardTerm):
     """1 where the extracted answer is the group's most frequent one, else 0; tied answers share.
 
-    TTRL (Zuo et al. 2025, arXiv 2504.16084). Which answers are the same is the verifier's own `same_answer`. `of: partner`
-    takes the vote of another group, that of the task which `info.partner` names, as Co-Reward does with a question and its
-    paraphrase (Zhang et al. 2025, arXiv 2508.00410); where the batch has no such group the rollouts are undecided.
-    `of: share` pays each answer the share of the voters that gave it, a soft label.
+    TTRL (Zuo et al. 2025, arXiv 2504.16084). Which answers are the same is the verifier's own `same_answer`.
+    `of: partner` takes the vote of another group, that of the task which `info.partner` names, as Co-Reward does with a
+    question and its paraphrase (Zhang et al. 2025, arXiv 2508.00410); where the batch has no such group the rollouts
+    are undecided. `of: share` pays each answer the share of the voters that gave it, a soft label.
     """
 
     of: Literal["group", "partner", "share"] = "group"
@@ -50,14 +50,16 @@ class MajorityVote(RewardTerm):
         """With the verifier's `same_answer`."""
         if setting.config.rollout.group_size < 2:
             raise ConfigError(
-                "rewards: majority_vote makes a label of a group's answers, and rollout.group_size is 1: set it to 2 or more"
+                "rewards: majority_vote makes a label of a group's answers, and rollout.group_size is 1: set it to 2 "
+                "or more"
             )
         if self.of == "partner":
             known = {task.id for task in setting.tasks}
             bad = [task for task in setting.tasks if task.info.get("partner") not in known]
             if bad:
                 raise ConfigError(
-                    f"rewards: majority_vote with `of: partner` needs info.partner, the id of another task; {bad[0].named} has "
+                    "rewards: majority_vote with `of: partner` needs info.partner, the id of another task; "
+                    f"{bad[0].named} has "
                     f"none that is there ({len(bad)} are like that)"
                 )
         bound = dataclasses.replace(self)

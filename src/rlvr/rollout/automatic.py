@@ -10,10 +10,12 @@ from rlvr.rollout.vllm import installed
 
 
 def with_engine(config: Config, on_gpu: bool, here: bool = True, saved: Any = None) -> tuple[Config, str | None]:
-    """The configuration with an engine in place of `auto`, and the reason in words; the latter None where an engine was written.
+    """The configuration with an engine in place of `auto`, and the reason in words; the latter None where an engine was
+    written.
 
-    It is `saved`, the engine of a checkpoint, where there is one. Else `vllm` on a GPU where a vLLM for GPUs is installed in a version
-    that this library takes, else `hf`. With `here` false the GPU is elsewhere, and so is what is installed beside it: vLLM is assumed.
+    It is `saved`, the engine of a checkpoint, where there is one. Else `vllm` on a GPU where a vLLM for GPUs is
+    installed in a version that this library takes, else `hf`. With `here` false the GPU is elsewhere, and so is what is
+    installed beside it: vLLM is assumed.
     """
     if config.rollout.engine.name != "auto":
         return config, None

@@ -1,22 +1,22 @@
-"""Groups of rollouts for the coming steps, sampled up to `staleness` steps ahead of the one that trains, and the event loop that
-their plans run on.
+"""Groups of rollouts for the coming steps, sampled up to `staleness` steps ahead of the one that trains, and the event
+loop that their plans run on.
 
-The buffer is a first-in-first-out window: the groups of step s are drawn when step s - staleness begins, and trained in step s, so the
-weights that sampled a token are at most `staleness` versions older than those that train on it, and nothing is thrown away for its
-age. Staleness 0 is the synchronous run.
+The buffer is a first-in-first-out window: the groups of step s are drawn when step s - staleness begins, and trained in
+step s, so the weights that sampled a token are at most `staleness` versions older than those that train on it, and
+nothing is thrown away for its age. Staleness 0 is the synchronous run.
 
-With `dynamic_sampling` a draw whose rewards are all the same is replaced by another draw, until the step has its number of groups or
-has drawn `attempts` times as many. With `oversample` 1 no more draws are open than groups are missing, so what a step
-trains on is the shortest run of draws that has enough useful groups, whatever finished first. Above 1 the groups that
-were not needed go to the next step: the age of a token is then at most 2 x staleness + 1.
+With `dynamic_sampling` a draw whose rewards are all the same is replaced by another draw, until the step has its number
+of groups or has drawn `attempts` times as many. With `oversample` 1 no more draws are open than groups are missing, so
+what a step trains on is the shortest run of draws that has enough useful groups, whatever finished first. Above 1 the
+groups that were not needed go to the next step: the age of a token is then at most 2 x staleness + 1.
 
-The loop has a thread of its own, so that collection works the same in a script, in a notebook whose loop is already running, and
-while the trainer updates.
+The loop has a thread of its own, so that collection works the same in a script, in a notebook whose loop is already
+running, and while the trainer updates.
 
-Invariants: a draw is trained once or requeued, never lost or trained twice; a requeued draw is drawn again first, with the same
-seeds; the state names the draws that are under way, so a resumed run samples them again. An exception of a plan is raised to whoever
-waits; an interrupted or failed collection leaves no running plan behind; the order of rollouts is by draw and member, however they
-finished.
+Invariants: a draw is trained once or requeued, never lost or trained twice; a requeued draw is drawn again first, with
+the same seeds; the state names the draws that are under way, so a resumed run samples them again. An exception of a
+plan is raised to whoever waits; an interrupted or failed collection leaves no running plan behind; the order of
+rollouts is by draw and member, however they finished.
 """
 
 from __future__ import annotations
@@ -210,8 +210,8 @@ class _Batch:
 
 
 class RolloutBuffer:
-    """Gives the groups of one step after the other. `contexts(step)` makes what the plan works with in that step; `has_signal` says
-    whether the rewards of a draw differ, and is awaited for one draw at a time."""
+    """Gives the groups of one step after the other. `contexts(step)` makes what the plan works with in that step;
+    `has_signal` says whether the rewards of a draw differ, and is awaited for one draw at a time."""
 
     def __init__(
         self,

@@ -1,15 +1,18 @@
-"""One decoding step in few operations, for decoder blocks of the Llama family; other models go through their own modules.
+"""One decoding step in few operations, for decoder blocks of the Llama family; other models go through their own
+modules.
 
 A step of one token a row is mostly overhead in a general module: masks are built, rotary tables computed, keys repeated
-for their query heads. Here the same arithmetic is done over the model's own linear layers, norms and activations, several of
-them in one call where they are plain: linear layers of one input are one product, over a copy of their weights where the model is
-small, and a plain RMS norm is four operations. An adapter, a hook or a quantised layer is called as it is.
+for their query heads. Here the same arithmetic is done over the model's own linear layers, norms and activations,
+several of them in one call where they are plain: linear layers of one input are one product, over a copy of their
+weights where the model is small, and a plain RMS norm is four operations. An adapter, a hook or a quantised layer is
+called as it is.
 
 Invariants:
-- A model is decoded here only after its logits were tried against its own forward pass, and each kind of its blocks against
-  itself with random weights, large enough that every part of it shows. Otherwise its modules do it, and the log says why.
-- What is computed with is what the modules held when the newest prompt was read, or when the engine last took new weights:
-  within a request that is one and the same. No more than `COPIED` weights are copied, when a prompt is read.
+- A model is decoded here only after its logits were tried against its own forward pass, and each kind of its blocks
+  against itself with random weights, large enough that every part of it shows. Otherwise its modules do it, and the log
+  says why.
+- What is computed with is what the modules held when the newest prompt was read, or when the engine last took new
+  weights: within a request that is one and the same. No more than `COPIED` weights are copied, when a prompt is read.
 """
 
 from __future__ import annotations
@@ -58,9 +61,11 @@ class Decoder:
     def next_logits(
         self, ids: torch.Tensor, seen: torch.Tensor | None, positions: torch.Tensor, cache: RowCache
     ) -> torch.Tensor:
-        """Float32 logits [R, V] after tokens [R, q] at `positions` [R, q]; their keys and values are added to the cache.
+        """Float32 logits [R, V] after tokens [R, q] at `positions` [R, q]; their keys and values are added to the
+        cache.
 
-        `seen` [R, slots] is true where the cache, these tokens included, holds a token of the row; None where it always does.
+        `seen` [R, slots] is true where the cache, these tokens included, holds a token of the row; None where it always
+        does.
         """
         if not self._tried:
             self._tried = True

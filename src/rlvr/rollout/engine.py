@@ -1,7 +1,8 @@
 """The Engine protocol: token ids in, token ids and behaviour log-probs out, as futures.
 
-Invariants: an engine knows no task, group or verifier; what it samples depends on the request's seed and the weights, not
-on what else is in the batch, up to rounding (N7); log-probs are those of the distribution that was sampled from (N3).
+Invariants: an engine knows no task, group or verifier; what it samples depends on the request's seed and the weights,
+not on what else is in the batch, up to rounding (N7); log-probs are those of the distribution that was sampled from
+(N3).
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class Request:
     attachments: tuple[Attachment, ...] = ()
     constraint: Mapping[str, Any] | None = None
     """What the completion must match, as vLLM's structured outputs take it: `{"regex": ...}`, `{"json": schema}`,
-    `{"choice": [...]}`, `{"grammar": ...}`. Its log-probs are those of the constrained distribution. None: what the engine's
-    options say; empty: nothing, whatever they say."""
+    `{"choice": [...]}`, `{"grammar": ...}`. Its log-probs are those of the constrained distribution. None: what the
+    engine's options say; empty: nothing, whatever they say."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,9 @@ class EngineFactory(Component):
     def for_run(self, longest: int | None, partitions: bool, heartbeat_timeout: float | None) -> Self:
         """Return the options with what they leave open set for a run.
 
-        `longest`: the longest sequence in tokens that is sampled, None where it is not known. `partitions`: the weights lie in parts
-        on several ranks, so that an engine cannot compute with the trainer's own, and no rank can write an adapter alone. `heartbeat_timeout`:
-        `distributed.heartbeat_timeout`, in seconds.
+        `longest`: the longest sequence in tokens that is sampled, None where it is not known. `partitions`: the weights
+        lie in parts on several ranks, so that an engine cannot compute with the trainer's own, and no rank can write an
+        adapter alone. `heartbeat_timeout`: `distributed.heartbeat_timeout`, in seconds.
         """
         return self
 
@@ -142,17 +143,17 @@ class Engine(Protocol):
     def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> Published | None:
         """Take new weights; `weights()` streams them in buckets and is not called when memory is shared: None then.
 
-        Until `release`, `weights` may be called again from another thread, for a server that had to be restarted, and a publish of
-        the same version need not take them again.
+        Until `release`, `weights` may be called again from another thread, for a server that had to be restarted, and a
+        publish of the same version need not take them again.
 
-        Called from another thread than `generate`. Requests are open only where the engine was opened with an `in_flight`:
-        they finish on the old weights first (`finish`), or go on with the new ones (`continue`).
+        Called from another thread than `generate`. Requests are open only where the engine was opened with an
+        `in_flight`: they finish on the old weights first (`finish`), or go on with the new ones (`continue`).
         """
         ...
 
     def release(self) -> None:
-        """The trainer is about to change its weights: the `weights` of the last publish are not called any more, and device
-        memory that only sampling needs is given back until the next publish where no request is open."""
+        """The trainer is about to change its weights: the `weights` of the last publish are not called any more, and
+        device memory that only sampling needs is given back until the next publish where no request is open."""
         ...
 
     def mismatched_weights(self, weights: Callable[[], Iterable[Bucket]]) -> list[str]:

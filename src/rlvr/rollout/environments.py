@@ -1,10 +1,10 @@
 """Tools and environments: what answers a turn of the policy's.
 
-A tool is a function `f(text, task)` of the turn's text; an environment that remembers is a class whose `begin(task)` gives an
-episode with `reply(text)` and, if it wants, `close()`. Both answer with text, or with None when the rollout is over, and
-all of these may be coroutine functions. Invariants: what they raise, and a call past the time limit, costs one reply, which then
-says `error: ...`, never the run; an episode that was begun is closed, also when its rollout is given up; a call that hangs
-costs a daemon thread.
+A tool is a function `f(text, task)` of the turn's text; an environment that remembers is a class whose `begin(task)`
+gives an episode with `reply(text)` and, if it wants, `close()`. Both answer with text, or with None when the rollout is
+over, and all of these may be coroutine functions. Invariants: what they raise, and a call past the time limit, costs
+one reply, which then says `error: ...`, never the run; an episode that was begun is closed, also when its rollout is
+given up; a call that hangs costs a daemon thread.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class EpisodeCalls:
     async def reply(self, text: str) -> str | None:
         """What the environment answers to a turn, `error: ...` for its own trouble; None when the rollout is over.
 
-        An environment that remembers is begun with the first turn. After a call past the time limit or an error in `begin`
-        it is not called again, since nobody knows what it did: every further reply is the same error.
+        An environment that remembers is begun with the first turn. After a call past the time limit or an error in
+        `begin` it is not called again, since nobody knows what it did: every further reply is the same error.
         """
         environment = self._environment
         remembers = isinstance(environment, Environment)
@@ -152,8 +152,8 @@ async def calculator(text: str, task: Task, *, opening: str = "[", closing: str 
 class Script(Environment):
     """Replies written beforehand, one after each turn; after the last one's turn the rollout is over.
 
-    Self-correction (SCoRe, Kumar et al. 2024, arXiv 2409.12917) has one that asks for a second attempt. `{prompt}` in a reply
-    is the task's prompt where that is text.
+    Self-correction (SCoRe, Kumar et al. 2024, arXiv 2409.12917) has one that asks for a second attempt. `{prompt}` in a
+    reply is the task's prompt where that is text.
     """
 
     replies: tuple[str, ...]

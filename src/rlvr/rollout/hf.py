@@ -4,8 +4,8 @@ A prompt is prefilled once for all its requests, finished rows are dropped from 
 admitted between steps. It runs on the event loop of whoever calls it and gives way to it after every step, so that
 verification overlaps sampling.
 
-Invariants: a request's tokens depend on its prompt, options, seed and the weights only (N7); weights are taken between two
-steps, never within one, and every token keeps the version that sampled it.
+Invariants: a request's tokens depend on its prompt, options, seed and the weights only (N7); weights are taken between
+two steps, never within one, and every token keeps the version that sampled it.
 """
 
 from __future__ import annotations
@@ -94,12 +94,14 @@ class HFEngine:
         """Sample one completion. DataError when the prompt is empty or leaves no room in the context."""
         if request.model != "policy" or request.attachments or request.constraint:
             raise DataError(
-                "rollout.engine hf samples text from the policy only: it has no other model, takes no attachments and no constraint"
+                "rollout.engine hf samples text from the policy only: it has no other model, takes no attachments "
+                "and no constraint"
             )
         room = self.context - len(request.token_ids)
         if not request.token_ids or room < 1:
             raise DataError(
-                f"a prompt of {len(request.token_ids)} tokens cannot be continued: the model's context is {self.context} tokens"
+                f"a prompt of {len(request.token_ids)} tokens cannot be continued: the model's context is "
+                f"{self.context} tokens"
             )
         loop = asyncio.get_running_loop()
         row = Row(request, loop.create_future(), min(request.sampling.max_new_tokens, room), time.perf_counter())
@@ -223,7 +225,8 @@ class HFEngine:
                 self._active = arrived
 
     def _prefill(self, by_prompt: dict[tuple[int, ...], list[Row]]) -> tuple[Rows, torch.Tensor]:
-        """Rows for all requests of these prompts, and the logits of their first tokens; each prompt is computed once."""
+        """Rows for all requests of these prompts, and the logits of their first tokens; each prompt is computed
+        once."""
         device = self.policy.device
         (host_ids, unused) = padded(list(by_prompt))
         ids = torch.from_numpy(host_ids).to(device)
@@ -243,7 +246,8 @@ class HFEngine:
         return Rows(rows, cache, unused[source], places[chosen, -1] + 1), logits[chosen]
 
     def _sampled(self, rows: Rows, logits: torch.Tensor) -> Rows | None:
-        """Draw each row's next token and settle the requests that end with it; the rows that go on, None when none does."""
+        """Draw each row's next token and settle the requests that end with it; the rows that go on, None when none
+        does."""
         tokens = rows.sample(logits, self.version)
         ended = self._is_end[tokens] & rows.ends
         finished = rows.alive & (ended | (rows.count >= rows.limit))

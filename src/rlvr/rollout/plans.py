@@ -1,8 +1,8 @@
 """Plans make the rollouts of a group, with a `RolloutContext`: the engine, the verifier and the prompts of a step.
 
-A plan owns groups. It is an asynchronous generator over one draw of a task that yields verified rollouts as they finish; it
-may ask for as many generations, verdicts and further rollouts as it likes. It names its groups by the draw's number, further
-ones `NUMBER/...`. The context counts what plans ask it for.
+A plan owns groups. It is an asynchronous generator over one draw of a task that yields verified rollouts as they
+finish; it may ask for as many generations, verdicts and further rollouts as it likes. It names its groups by the draw's
+number, further ones `NUMBER/...`. The context counts what plans ask it for.
 
 Invariant: counts only grow, so that whoever shows them takes differences and resets nothing.
 """
@@ -34,13 +34,14 @@ from rlvr.rollout.engine import Completion, Engine, Request, Sampling
 from rlvr.verifiers.pool import Verification
 
 BATCH_DELAY = 0.02
-"""Seconds that a finished rollout can wait for others to be verified with, while sampling goes on: the event loop of the engine
-gives way after each decoding step, which takes milliseconds, and the members of a group end some steps apart."""
+"""Seconds that a finished rollout can wait for others to be verified with, while sampling goes on: the event loop of
+the engine gives way after each decoding step, which takes milliseconds, and the members of a group end some steps
+apart."""
 
 
 class IdleClock:
-    """Counts open requests, from any thread: `with clock.request(): ...` around each request, `take()` for the seconds since the
-    last call in which none was open."""
+    """Counts open requests, from any thread: `with clock.request(): ...` around each request, `take()` for the seconds
+    since the last call in which none was open."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -132,7 +133,8 @@ class RolloutContext:
     context: int
     """Most tokens of a rollout, prompt included."""
     history: Any
-    """Per-prompt history: `history[task id]`. It has a best answer where the plan, a class, has `answer_characters` above 0."""
+    """Per-prompt history: `history[task id]`. It has a best answer where the plan, a class, has `answer_characters`
+    above 0."""
     seed_path: tuple[int | str, ...] = ()
     """Beginning of the path of each seed, so that no seed depends on the order of events (N7)."""
     activity: Activity = field(default_factory=Activity)
@@ -175,8 +177,8 @@ class RolloutContext:
         return self.encode(task)
 
     def reply(self, task: Task, text: str, role: str, end: int | None) -> tuple[int, ...]:
-        """The token ids that put a text, said by `role`, into the context after a turn of the policy's. `end` is the end token that
-        the policy sampled, or None."""
+        """The token ids that put a text, said by `role`, into the context after a turn of the policy's. `end` is the
+        end token that the policy sampled, or None."""
         return self.prompts.reply(task, text, role, end)
 
     def seed(self, draw: int, member: int, call: int) -> int:
@@ -194,7 +196,8 @@ class RolloutPlan(Component):
 
     @declared
     def independent(self) -> bool:
-        """True where the plan makes `group_size` independent rollouts of every draw, so that evaluation may sample with it."""
+        """True where the plan makes `group_size` independent rollouts of every draw, so that evaluation may sample with
+        it."""
         return False
 
     @declared
@@ -226,8 +229,8 @@ CONTRACTS["plan"] = (RolloutPlan,)
 class RolloutTokens:
     """The tokens of one rollout so far: the prompt, what the policy sampled, and what others put between.
 
-    Token in, token out: sampled ids are kept as they came, with the log-probs and versions of their own call; what others wrote has
-    NaN and -1. Tokens are only ever added at the end.
+    Token in, token out: sampled ids are kept as they came, with the log-probs and versions of their own call; what
+    others wrote has NaN and -1. Tokens are only ever added at the end.
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:
@@ -305,8 +308,8 @@ class SingleTurn(RolloutPlan):
     """`group_size` independent responses to the prompt."""
 
     baseline: Literal["greedy", "reference"] | None = None
-    """A response that is verified and not trained, for advantages that compare with it: greedy, the response sampled at temperature 0;
-    reference, the task's demonstration. null: none."""
+    """A response that is verified and not trained, for advantages that compare with it: greedy, the response sampled at
+    temperature 0; reference, the task's demonstration. null: none."""
 
     one_group: ClassVar = True
     turns: ClassVar = 1
@@ -324,8 +327,9 @@ class SingleTurn(RolloutPlan):
 def single_turn(
     draw: Draw, context: RolloutContext, *, baseline: Literal["greedy", "reference"] | None = None
 ) -> AsyncIterator[Rollout]:
-    """`group_size` independent responses to the prompt. `baseline` adds one that is verified and not trained, for advantages
-    that compare with it: greedy, the response sampled at temperature 0; reference, the task's demonstration."""
+    """`group_size` independent responses to the prompt. `baseline` adds one that is verified and not trained, for
+    advantages that compare with it: greedy, the response sampled at temperature 0; reference, the task's
+    demonstration."""
     prompt = context.encode(draw.task)
 
     async def member(number: int) -> Rollout:
@@ -379,7 +383,8 @@ async def side_by_side(
 ) -> AsyncGenerator[Rollout, None]:
     """`group_size` rollouts, each made by a coroutine `member(number)` of its own, verified and given as they finish.
 
-    `verify` puts the verdict on a rollout; None: `context.verify` does. Where the task's verifier judges a group together, all are made first. However it ends, no member is left running.
+    `verify` puts the verdict on a rollout; None: `context.verify` does. Where the task's verifier judges a group
+    together, all are made first. However it ends, no member is left running.
     """
     by_group = context.by_group(draw.task)
     verify = verify or context.verify
@@ -410,7 +415,7 @@ def make_rollout(draw: Draw, member: int, request: Request, completion: Completi
 
 
 def evaluation_plan(spec: SpecLike) -> Plan:
-    """What evaluation samples with where a stage samples with the plan `spec`: that plan itself where it says that it is
-    `independent`, which means `group_size` independent rollouts of every draw; otherwise `single_turn`."""
+    """What evaluation samples with where a stage samples with the plan `spec`: that plan itself where it says that it
+    is `independent`, which means `group_size` independent rollouts of every draw; otherwise `single_turn`."""
     plan: RolloutPlan = registry.build("plan", spec)
     return plan if plan.independent else SingleTurn()

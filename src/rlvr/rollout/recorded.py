@@ -1,7 +1,7 @@
 """Recorded rollouts in the place of an engine: what `rollout.engine: {name: recorded, path: RUN}` means.
 
-Step N trains on what was recorded at step N. Invariants: a step is read whole and checked whole before it trains; nothing
-that was recorded is changed.
+Step N trains on what was recorded at step N. Invariants: a step is read whole and checked whole before it trains;
+nothing that was recorded is changed.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ class RecordedOptions(EngineFactory):
     path: str
     """The folder of the run that recorded them (with `logging.rollouts: 1`)."""
     rescore: bool = False
-    """Verify them again with this configuration's `verifier` and reward them by its `rewards`. False: verdicts and rewards
-    are those that were recorded."""
+    """Verify them again with this configuration's `verifier` and reward them by its `rewards`. False: verdicts and
+    rewards are those that were recorded."""
     copy_weights: bool | None = None
-    """Whether evaluations sample with a copy of the weights; null: as the recorded run did. With a copy, `algorithm.correction:
-    auto` weighs tokens by their ratio to the policy that sampled, as it does for any engine with weights of its own."""
+    """Whether evaluations sample with a copy of the weights; null: as the recorded run did. With a copy,
+    `algorithm.correction: auto` weighs tokens by their ratio to the policy that sampled, as it does for any engine with
+    weights of its own."""
 
     def for_run(self, longest: int | None, partitions: bool, heartbeat_timeout: float | None) -> Self:
         """A copy of the weights where a rank does not have them all."""
@@ -75,7 +76,8 @@ class Recording:
         missing = [step for step in range(first, last + 1) if step not in self._files]
         if missing:
             raise ConfigError(
-                f"rollout.engine: steps {ranges(missing)} of {first}-{last} are not among the recorded rollouts of {run} (there "
+                f"rollout.engine: steps {ranges(missing)} of {first}-{last} are not among the recorded rollouts of "
+                f"{run} (there "
                 f"are {ranges(list(self._files))}): set run.steps to the steps that there are, or record with "
                 "logging.rollouts=1"
             )
@@ -106,17 +108,22 @@ class Recording:
                 "tokenizer. Set model.path to the model that was recorded, or one with its tokenizer"
             )
         if length > self.policy.context:
-            return f"it has {length} tokens, and the model's context is {self.policy.context}: use a model with a longer one"
+            return (
+                f"it has {length} tokens, and the model's context is {self.policy.context}: use a model with a "
+                "longer one"
+            )
         if self.needs_logprobs and np.isnan(rollout.behaviour_logprobs[rollout.sampled]).any():
             return (
                 "the log-probs that it was sampled with are not there, and the loss takes a ratio to them: set "
-                "optim.updates_per_batch and optim.epochs_per_batch to 1 and algorithm.correction to null, or choose a loss "
+                "optim.updates_per_batch and optim.epochs_per_batch to 1 and algorithm.correction to null, or choose "
+                "a loss "
                 "without a ratio"
             )
         return None
 
     def _check_tokenizer(self, path: Path) -> None:
-        """DataError where none of a file's single-turn completions is what the policy's tokenizer makes of their tokens."""
+        """DataError where none of a file's single-turn completions is what the policy's tokenizer makes of their
+        tokens."""
         compared = 0
         for row in read_recorded(path):
             rollout = row.rollout
@@ -130,6 +137,8 @@ class Recording:
             compared += 1
         if compared:
             raise DataError(
-                f"{path}: none of its {compared} completions is what the model's tokenizer makes of their tokens: they were "
-                "recorded with another tokenizer. Set model.path to the model that was recorded, or one with its tokenizer"
+                f"{path}: none of its {compared} completions is what the model's tokenizer makes of their tokens: "
+                "they were "
+                "recorded with another tokenizer. Set model.path to the model that was recorded, or one with its "
+                "tokenizer"
             )

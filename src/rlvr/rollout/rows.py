@@ -1,11 +1,12 @@
 """The rows of a batch that is being decoded: their key-value cache, the draws of their tokens, and what was sampled.
 
-Rows come and go. They are aligned on the right, in the cache too: the newest token of each is in the last used slot, and a shorter
-row has unused slots on the left, which the attention mask hides. A finished row stays, dead, until enough of them pay for moving the
-others. What was sampled is kept on the host, what the model reads on its device. The cache is for attention layers only (full or
-sliding window).
+Rows come and go. They are aligned on the right, in the cache too: the newest token of each is in the last used slot,
+and a shorter row has unused slots on the left, which the attention mask hides. A finished row stays, dead, until enough
+of them pay for moving the others. What was sampled is kept on the host, what the model reads on its device. The cache
+is for attention layers only (full or sliding window).
 
-Invariant: a row's token depends on its own logits, options and uniform number only, so it does not change with the batch.
+Invariant: a row's token depends on its own logits, options and uniform number only, so it does not change with the
+batch.
 """
 
 from __future__ import annotations
@@ -165,7 +166,8 @@ def check_cacheable(config: Any) -> None:
 
 
 BLOCK = 256
-"""Tokens of a vocabulary that are summed before the search: running sums over all of them cost more than the model's head."""
+"""Tokens of a vocabulary that are summed before the search: running sums over all of them cost more than the model's
+head."""
 
 
 def uniforms(seed: int, count: int) -> torch.Tensor:
@@ -177,7 +179,8 @@ def uniforms(seed: int, count: int) -> torch.Tensor:
 class Chooser:
     """Draws the next token of every row by its options.
 
-    `options` is float32 [R, 4]: temperature, top_k, top_p and min_p of each row. What none of the rows asks for is not computed.
+    `options` is float32 [R, 4]: temperature, top_k, top_p and min_p of each row. What none of the rows asks for is not
+    computed.
     """
 
     def __init__(self, options: np.ndarray, device: torch.device) -> None:
@@ -220,7 +223,8 @@ def truncate(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min
 def draw(
     logits: torch.Tensor, temperature: torch.Tensor | None, uniform: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens int64 [R] and their log-probs float32 [R], from logits [R, V], temperatures [R] (None: 1) and uniforms [R].
+    """Tokens int64 [R] and their log-probs float32 [R], from logits [R, V], temperatures [R] (None: 1) and uniforms
+    [R].
 
     Temperature 0 takes the likeliest token and gives its log-prob at temperature 1.
     """
@@ -251,8 +255,8 @@ def _inverse_cdf(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Te
 
 
 def _first_past(mass: torch.Tensor, share: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Where the running sum of `mass` [R, n] first exceeds `share` [R] of its total, that share of it, each [R, 1], and the
-    sum. An entry of mass 0 is never the first: the sum does not grow there."""
+    """Where the running sum of `mass` [R, n] first exceeds `share` [R] of its total, that share of it, each [R, 1], and
+    the sum. An entry of mass 0 is never the first: the sum does not grow there."""
     cumulative = mass.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     # Rounding may take the product to the total itself: the last entry that has mass is then meant.
@@ -283,8 +287,8 @@ class Row:
 class Rows:
     """R rows. `tokens`, `logprobs` and `versions` [R, N] hold what was sampled, `count` [R] how many of them.
 
-    `last` and `position` [R], on the device, are the newest token, not yet in the cache, and its position; `alive` [R] is
-    false for rows that are finished.
+    `last` and `position` [R], on the device, are the newest token, not yet in the cache, and its position; `alive` [R]
+    is false for rows that are finished.
     """
 
     _ON_HOST = (
@@ -302,8 +306,8 @@ class Rows:
     )
 
     def __init__(self, rows: list[Row], cache: RowCache, unused: np.ndarray, position: torch.Tensor) -> None:
-        """Rows of which nothing was sampled yet; `unused` int64 [R] are the slots on the left of the cache that a row has no
-        token in, `position` is where the next token goes."""
+        """Rows of which nothing was sampled yet; `unused` int64 [R] are the slots on the left of the cache that a row
+        has no token in, `position` is where the next token goes."""
         count = len(rows)
         width = max(row.limit for row in rows)
         asked = [row.request.sampling for row in rows]
@@ -401,7 +405,8 @@ def _stacked(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Prompts as rows aligned on the right: ids int64 [P, L], and how many slots each leaves unused on the left, [P]."""
+    """Prompts as rows aligned on the right: ids int64 [P, L], and how many slots each leaves unused on the left,
+    [P]."""
     length = max(map(len, prompts))
     unused = np.asarray([length - len(prompt) for prompt in prompts])
     ids = np.zeros((len(prompts), length), dtype=np.int64)

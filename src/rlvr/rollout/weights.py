@@ -1,9 +1,9 @@
 """Named weights in buckets, as engines take them.
 
-Invariants: names are those of the plain Hugging Face model; LoRA updates are merged into what is sent, or left out; a tied
-LM head is sent under its own name too, because an engine may keep it apart from the embedding; one bucket at a time is held,
-and of weights that ZeRO-3 has partitioned one bucket at a time is whole. With these every rank has to go through all
-buckets; `sources` alone gathers nothing, and says names, types and shapes.
+Invariants: names are those of the plain Hugging Face model; LoRA updates are merged into what is sent, or left out; a
+tied LM head is sent under its own name too, because an engine may keep it apart from the embedding; one bucket at a
+time is held, and of weights that ZeRO-3 has partitioned one bucket at a time is whole. With these every rank has to go
+through all buckets; `sources` alone gathers nothing, and says names, types and shapes.
 """
 
 from __future__ import annotations
@@ -55,14 +55,15 @@ class Source:
 
     @property
     def is_made(self) -> bool:
-        """Whether it takes memory beside what it is made of: a sum, the dense value of a weight in 4 bits, or a parameter of which
-        ranks have parts."""
+        """Whether it takes memory beside what it is made of: a sum, the dense value of a weight in 4 bits, or a
+        parameter of which ranks have parts."""
         first = self.parameters[0]
         return len(self.parameters) > 1 or is_quantized(first) or hasattr(first, "ds_id")
 
 
 def has_parts(policy: Policy) -> bool:
-    """Whether ranks have parts of the weights (ZeRO-3), so that all of them have to go through `named_weights` together."""
+    """Whether ranks have parts of the weights (ZeRO-3), so that all of them have to go through `named_weights`
+    together."""
     return any(hasattr(parameter, "ds_id") for parameter in policy.model.parameters())
 
 
@@ -83,9 +84,9 @@ class Description:
 def wire_dtype(dtype: torch.dtype, dimensions: int, engine: torch.dtype) -> torch.dtype:
     """The type in which a weight of `dtype` goes to an engine that computes in `engine`.
 
-    Matrices go in the engine's type, which the engine would round them to anyway: half of the bytes where masters are float32.
-    Vectors stay as they are: they are few, and engines keep some of them in float32 (an expert router's bias, the decay rates
-    of a state space model).
+    Matrices go in the engine's type, which the engine would round them to anyway: half of the bytes where masters are
+    float32. Vectors stay as they are: they are few, and engines keep some of them in float32 (an expert router's bias,
+    the decay rates of a state space model).
     """
     wider = dtype.is_floating_point and dtype.itemsize > engine.itemsize
     return engine if wider and dimensions > 1 else dtype
@@ -158,8 +159,8 @@ def in_wire_dtype(weights: Iterable[Bucket], engine: torch.dtype) -> Iterator[Bu
 
 
 def weight_buckets(policy: Policy, size: int = BUCKET_BYTES, merged: bool = True) -> Iterator[Bucket]:
-    """The weights, see `sources`, in lists of at most `size` bytes (a larger one alone). Tied ones are in one list, so that they are
-    gathered once and take memory once."""
+    """The weights, see `sources`, in lists of at most `size` bytes (a larger one alone). Tied ones are in one list, so
+    that they are gathered once and take memory once."""
     tied = [
         list(same) for _, same in itertools.groupby(sources(policy, merged), lambda source: id(source.parameters[0]))
     ]

@@ -1,12 +1,12 @@
 """Checkpoints of a run: their contents, when they are saved, and how their state is restored.
 
-Everything that decides the future is in a checkpoint (N8): weights, optimizer and reference as tensors; the place in the
-stages, versions, draws, pools, controllers, advantages' memories, per-prompt history and requeued draws as JSON. Random
-numbers need no state: seeds follow from paths (see `rlvr.core.seeding`). Rollouts that were sampled ahead are not saved but their
-draws are, and they are sampled again from the same seeds.
+Everything that decides the future is in a checkpoint (N8): weights, optimizer and reference as tensors; the place in
+the stages, versions, draws, pools, controllers, advantages' memories, per-prompt history and requeued draws as JSON.
+Random numbers need no state: seeds follow from paths (see `rlvr.core.seeding`). Rollouts that were sampled ahead are
+not saved but their draws are, and they are sampled again from the same seeds.
 
-Invariants: a checkpoint is taken between steps only; a step waits for the copy to host memory and for the write before, not for
-its own.
+Invariants: a checkpoint is taken between steps only; a step waits for the copy to host memory and for the write before,
+not for its own.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Stateful(Protocol):
 class Checkpointer:
     """Saves and restores the state of a run. With several ranks every method is called on all of them.
 
-    `stateful` has the objects to save under their keys in a checkpoint's state; the counters (`state`), the tensors (`training`)
-    and the facts that a checkpoint has to fit (`identity`) are saved beside them.
+    `stateful` has the objects to save under their keys in a checkpoint's state; the counters (`state`), the tensors
+    (`training`) and the facts that a checkpoint has to fit (`identity`) are saved beside them.
     """
 
     def __init__(
@@ -91,7 +91,8 @@ class Checkpointer:
         self._schedule(0.0)
 
     def after_step(self, last: bool) -> None:
-        """Save where a checkpoint is due, or where the step is the best so far by the metric that the run keeps the best of.
+        """Save where a checkpoint is due, or where the step is the best so far by the metric that the run keeps the
+        best of.
 
         The failure of a `last` step's is not logged: `leave` saves it once more, and raises where that fails too.
         """
@@ -104,12 +105,14 @@ class Checkpointer:
             self.save(wait=False, logs=not last)
 
     def after_evaluation(self) -> None:
-        """The evaluation of a step, which was saved before it, has been made: save the step again where it is the best."""
+        """The evaluation of a step, which was saved before it, has been made: save the step again where it is the
+        best."""
         if self.config.best is not None and self.world.broadcast(self._is_best(), "whether to save"):
             self.save(wait=False)
 
     def leave(self, failed: bool = False) -> None:
-        """After the last step of a call of `train`: a checkpoint of it, on disk. TrainingError where it cannot be written.
+        """After the last step of a call of `train`: a checkpoint of it, on disk. TrainingError where it cannot be
+        written.
 
         `failed`: this rank had to stop; others may be elsewhere, so that with several the last checkpoint has to do.
         """
@@ -126,8 +129,8 @@ class Checkpointer:
         return by_clock and time.monotonic() >= self._due
 
     def _schedule(self, seconds: float) -> None:
-        """Set when the next checkpoint by the clock is due, after one that held the steps up for `seconds`: so late that
-        another one that costs as much keeps within the share. What the first one costs, nobody knows before."""
+        """Set when the next checkpoint by the clock is due, after one that held the steps up for `seconds`: so late
+        that another one that costs as much keeps within the share. What the first one costs, nobody knows before."""
         self._held += seconds
         self._due = max(time.monotonic() + 60 * self.config.minutes, self._began + (self._held + seconds) / MOST)
 
@@ -152,8 +155,8 @@ class Checkpointer:
     def save(self, wait: bool = True, logs: bool = True) -> Path:
         """Save the run as it is after the last whole step; its path.
 
-        With `wait` it is there on return, or a TrainingError says why not. Without, a failure costs nothing, and with `logs` it
-        is logged.
+        With `wait` it is there on return, or a TrainingError says why not. Without, a failure costs nothing, and with
+        `logs` it is logged.
         """
         problem = None
         self.folder.check_held()
@@ -170,7 +173,8 @@ class Checkpointer:
         if problem is not None:
             last = next(reversed(checkpoint.checkpoints(self.folder.checkpoints)), None)
             raise TrainingError(
-                f"the checkpoint of step {self.state.step} could not be written to {self.folder.checkpoints}: {problem}. The last one "
+                f"the checkpoint of step {self.state.step} could not be written to {self.folder.checkpoints}: "
+                f"{problem}. The last one "
                 f"is {last or 'none'}"
             ) from problem
         return self._path

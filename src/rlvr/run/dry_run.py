@@ -28,7 +28,8 @@ def plan_lines(config: Config, plans: Sequence[StagePlan], folder: Path, longest
 
 
 def recorded_bytes(config: Config, plans: Sequence[StagePlan]) -> tuple[int, int]:
-    """About how many bytes of rollouts a run writes at most: in a step, and in all, of which `logging.rollouts_gb` are kept."""
+    """About how many bytes of rollouts a run writes at most: in a step, and in all, of which `logging.rollouts_gb` are
+    kept."""
     largest = 0
     total = 0.0
     for plan in plans:
@@ -97,5 +98,6 @@ def _stage_lines(number: int, plan: StagePlan, limit: int) -> list[str]:
     total = steps * updates * optim.epochs_per_batch
     return [
         f"stage {number} ({plan.name}): {steps} steps, each of {made}{tokens}",
-        f"  update: {updates} x {optim.epochs_per_batch} optimizer steps of {per_update} completions in {micro}; {total} optimizer steps in all",
+        f"  update: {updates} x {optim.epochs_per_batch} optimizer steps of {per_update} completions in {micro}; "
+        f"{total} optimizer steps in all",
     ]

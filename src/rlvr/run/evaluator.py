@@ -47,10 +47,12 @@ class Evaluator:
         self.reporting = reporting
 
     def evaluate(self, tasks: Any = None) -> dict[str, Any]:
-        """Evaluate on `tasks` or the run's evaluation tasks; results by metric name, empty when the run was told to stop meanwhile.
+        """Evaluate on `tasks` or the run's evaluation tasks; results by metric name, empty when the run was told to
+        stop meanwhile.
 
-        DataError when there are no tasks; EvaluationError, on all ranks, when sampling, verifying or scoring failed or took too
-        long; UserCodeError when the verifier raised on every answer before the first step; LostRankError when another rank is gone.
+        DataError when there are no tasks; EvaluationError, on all ranks, when sampling, verifying or scoring failed or
+        took too long; UserCodeError when the verifier raised on every answer before the first step; LostRankError when
+        another rank is gone.
         """
         plan = self.plans[self.state.stage_number]
         if tasks is not None:
@@ -104,7 +106,8 @@ class Evaluator:
         cut = int((lengths > context - response).sum())
         if cut and context < self.training.policy.context:  # which was chosen for the run's own tasks
             self.reporting.console.message(
-                f"the engine's context of {context} tokens leaves less than {response} tokens for responses to {cut} of the "
+                f"the engine's context of {context} tokens leaves less than {response} tokens for responses to {cut} "
+                "of the "
                 f"{len(tasks)} evaluation tasks: rollout.engine's max_model_len sets it",
                 "warning",
             )
@@ -112,7 +115,8 @@ class Evaluator:
     def _sampled(
         self, tasks: Sequence[Task], prompts: Prompts, plan: StagePlan
     ) -> tuple[dict[str, Any], list[TaskResult]]:
-        """Sample and verify, on rank 0; the results, and those of each task. Raises Interrupted when the run is to stop."""
+        """Sample and verify, on rank 0; the results, and those of each task. Raises Interrupted when the run is to
+        stop."""
         verification = self.rollouts.verifications[self.state.stage_number]
         collect = self.rollouts.evaluation_samples(plan.config, verification, prompts)
         scorer = chooser(plan.config, self.training.policy, tasks, self.training.partitions)

@@ -1,8 +1,9 @@
-"""From what a trainer was given in Python to a configuration that the commands can read: names for objects, files for tasks.
+"""From what a trainer was given in Python to a configuration that the commands can read: names for objects, files for
+tasks.
 
-Invariants: nothing that is recorded loads as something else: an object is written by a name only where that name leads to it,
-and with the options that it was made with; what cannot be written is described in words, `<a lambda (train.py, line 3)>`, which
-`registry.refuse_words` refuses where they are used.
+Invariants: nothing that is recorded loads as something else: an object is written by a name only where that name leads
+to it, and with the options that it was made with; what cannot be written is described in words,
+`<a lambda (train.py, line 3)>`, which `registry.refuse_words` refuses where they are used.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from rlvr.verifiers.base import FunctionVerifier, Verifier
 log = logging.getLogger(__name__)
 
 LARGEST = 100_000_000
-"""Bytes of a file of tasks in the run folder, about 100,000 prompts of 200 tokens: a copy of more is the user's to decide on."""
+"""Bytes of a file of tasks in the run folder, about 100,000 prompts of 200 tokens: a copy of more is the user's to
+decide on."""
 
 
 class _NotWritableError(Exception):
@@ -44,9 +46,9 @@ class _NotWritableError(Exception):
 class GivenObjects:
     """What a trainer was given beside its configuration, to be recorded in the run folder `path`.
 
-    `specs` are its `tasks` and `eval_tasks` as given, under `train` and `eval`, None where the configuration names them; `tasks`
-    those that are to be kept (`kept_in_folder`), and `verifiers` the names that tasks of the run name. Everything is put into
-    words or text on first use.
+    `specs` are its `tasks` and `eval_tasks` as given, under `train` and `eval`, None where the configuration names
+    them; `tasks` those that are to be kept (`kept_in_folder`), and `verifiers` the names that tasks of the run name.
+    Everything is put into words or text on first use.
     """
 
     def __init__(
@@ -98,7 +100,8 @@ class GivenObjects:
         if self._texts[split] is None:
             tasks = self._tasks[split]
             return (
-                f"<{len(tasks)} tasks as objects (fingerprint {fingerprint_of(tasks)}), more than {LARGEST // 10**6} MB, "
+                f"<{len(tasks)} tasks as objects (fingerprint {fingerprint_of(tasks)}), more than {LARGEST // 10**6} "
+                "MB, "
                 "which are not kept>"
             )
         return _spec_in_folder(self.config, split)
@@ -139,7 +142,8 @@ def kept_in_folder(config: Config, split: str, given: Any) -> bool:
 
 
 def _spec_in_folder(config: Config, split: str) -> dict[str, Any]:
-    """The data set that a file of the run folder is: tasks as they were, whatever the fields of other files are called."""
+    """The data set that a file of the run folder is: tasks as they were, whatever the fields of other files are
+    called."""
     return {"path": str(config.folder / TASK_FILES[split]), "fields": {}, "source": ""}
 
 
@@ -220,7 +224,8 @@ def _value(value: Any) -> Any:
 
 
 def _flat(written: dict[str, Any]) -> dict[str, Any]:
-    """A mapping whose `name` was an object with options (a part of a combination), with these options beside the other keys."""
+    """A mapping whose `name` was an object with options (a part of a combination), with these options beside the other
+    keys."""
     named = written.get("name")
     if not isinstance(named, dict):
         return written

@@ -1,4 +1,5 @@
-"""The reports of a run: console, trackers, health monitors, recorded rollouts, profiles and the lines of the run folder."""
+"""The reports of a run: console, trackers, health monitors, recorded rollouts, profiles and the lines of the run
+folder."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from rlvr.run.run_folder import RunFolder
 
 
 class Reporting:
-    """Shows and writes the steps and evaluations of a run. Ranks other than the first (`is_main` False) show and write nothing.
+    """Shows and writes the steps and evaluations of a run. Ranks other than the first (`is_main` False) show and write
+    nothing.
 
     `counts` gives how far sampling and verifying are, for the live view; `trackers` are the user's own.
     """
@@ -62,7 +64,8 @@ class Reporting:
             self.console.finish()
 
     def rollouts(self, step: int, batch: Batch, collected: StepRollouts) -> None:
-        """Begin to record the rollouts of a step that was counted. TrainingError where the run folder is no longer the run's."""
+        """Begin to record the rollouts of a step that was counted. TrainingError where the run folder is no longer the
+        run's."""
         if self.is_main:
             self.folder.check_held()  # before anything is written
         self.rollout_log.later(step, batch, collected.rollouts, collected.dropped, collected.columns)

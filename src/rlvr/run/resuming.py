@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 
 
 class Resumer:
-    """Takes the run folder and, to resume, the state of a checkpoint. With several ranks every method is called on all of them."""
+    """Takes the run folder and, to resume, the state of a checkpoint. With several ranks every method is called on all
+    of them."""
 
     def __init__(
         self,
@@ -62,8 +63,8 @@ class Resumer:
         """Bytes of recorded rollouts that stay whatever logging.rollouts_gb says."""
 
     def begin(self, resume: str | None) -> Path | None:
-        """Take the run folder, fresh or from the checkpoint that `resume` means, which is returned. ConfigError where the folder
-        cannot be made, written to or moved."""
+        """Take the run folder, fresh or from the checkpoint that `resume` means, which is returned. ConfigError where
+        the folder cannot be made, written to or moved."""
         try:
             found = self._begin(resume)
         except OSError as error:
@@ -118,7 +119,8 @@ class Resumer:
             check_space(self.folder.path, self.resolved, size, self._kept_rollouts)
 
     def _take(self, saved: Saved, keep_cut: bool) -> None:
-        """Restore a checkpoint, and cut the run folder to it; `keep_cut`: what is cut is kept, in a folder of its own."""
+        """Restore a checkpoint, and cut the run folder to it; `keep_cut`: what is cut is kept, in a folder of its
+        own."""
         state = saved.state
         self.identity.check(state, self.world, self.training.policy, self.reporting.console.message)
         for line in version_differences(saved.manifest, self.world.size):
@@ -173,7 +175,8 @@ class Resumer:
             file.append(line)
 
     def _keep_rollouts(self, state: dict[str, Any]) -> None:
-        """Keep the rollouts that were recorded under a larger logging.rollouts_gb than now, or by a version without one."""
+        """Keep the rollouts that were recorded under a larger logging.rollouts_gb than now, or by a version without
+        one."""
         limit = self.resolved.config.logging.rollouts_gb
         before = state["config"]["logging"].get("rollouts_gb")
         lowered = limit is not None and (before is None or limit < before)
@@ -185,7 +188,8 @@ class Resumer:
         self._kept_rollouts = kept
         if lowered and kept:
             self.reporting.console.message(
-                f"the rollouts recorded so far ({size_text(kept)}) stay: logging.rollouts_gb={limit:g} is less than before, and "
+                f"the rollouts recorded so far ({size_text(kept)}) stay: logging.rollouts_gb={limit:g} is less than "
+                "before, and "
                 "holds for those of later steps"
             )
 
@@ -194,7 +198,8 @@ def version_differences(manifest: Manifest, ranks: int) -> Iterator[str]:
     """Differences between where a checkpoint was made and here, that may change the bits of what follows."""
     if manifest.ranks != ranks:
         yield (
-            f"it was made by {manifest.ranks} ranks and goes on with {ranks}: the same data and the same steps, but sums over "
+            f"it was made by {manifest.ranks} ranks and goes on with {ranks}: the same data and the same steps, but "
+            "sums over "
             "ranks round differently"
         )
     for name, now in versions().items():

@@ -94,7 +94,8 @@ class RolloutRuntime:
     def rollout_context(
         self, verification: Verification, prompts: Prompts, sampling: Sampling, group_size: int, *path: int | str
     ) -> RolloutContext:
-        """The context that plans make rollouts with. Seeds follow `path`, so that nothing depends on the order of events (N7)."""
+        """The context that plans make rollouts with. Seeds follow `path`, so that nothing depends on the order of
+        events (N7)."""
         return RolloutContext(
             self.engine,
             verification,
@@ -108,9 +109,11 @@ class RolloutRuntime:
         )
 
     def evaluation_samples(self, config: Config, verification: Verification, prompts: Prompts) -> Collect:
-        """What samples and verifies an evaluation under `config`, on rank 0. It raises Interrupted when the run is to stop.
+        """What samples and verifies an evaluation under `config`, on rank 0. It raises Interrupted when the run is to
+        stop.
 
-        Seeds follow from the run's seed, task, member and call, so that `rlvr.evaluate` draws what a run's evaluation draws.
+        Seeds follow from the run's seed, task, member and call, so that `rlvr.evaluate` draws what a run's evaluation
+        draws.
         """
         plan = evaluation_plan(config.rollout.plan)
 

@@ -36,7 +36,8 @@ class RunIdentity:
     def check(
         self, state: Mapping[str, Any], world: World, policy: Policy, report: Callable[[str, Level], None]
     ) -> None:
-        """CheckpointError where the state of a checkpoint is of another run. Values that `auto` has there are taken over.
+        """CheckpointError where the state of a checkpoint is of another run. Values that `auto` has there are taken
+        over.
 
         `report` is told, as (text, level), of values that do not fit here.
         """
@@ -53,7 +54,8 @@ class RunIdentity:
         for plan, before, now in zip(self.resolved.plans, saved, self._evaluated_on(), strict=True):
             if before != now:
                 raise CheckpointError(
-                    f"the checkpoint was made with other evaluation tasks (stage {plan.name!r}: fingerprint {before}, now {now}): "
+                    f"the checkpoint was made with other evaluation tasks (stage {plan.name!r}: fingerprint "
+                    f"{before}, now {now}): "
                     "its results would not be comparable. Put the data back, or set checkpoint.accept_changed_data=true"
                 )
 

@@ -29,7 +29,8 @@ class StepRecorder:
         self.meters = meters
 
     def record(self, stage: Stage, collected: StepRollouts, batch: Batch, metrics: dict[str, Any]) -> None:
-        """Count a step that was trained and published, and add its record; `metrics` are those of scoring and update."""
+        """Count a step that was trained and published, and add its record; `metrics` are those of scoring and
+        update."""
         state = self.state
         with self.meters.phases("score"):
             metrics = stage.metrics_of_scoring() | metrics
@@ -50,7 +51,8 @@ class StepRecorder:
                 **collected.metrics(),
             }
         )
-        # Log-probs of recorded responses are those of the policy that was recorded, and controllers steer the one that trains.
+        # Log-probs of recorded responses are those of the policy that was recorded, and controllers steer the one that
+        # trains.
         if not stage.samples or metrics.get("entropy") is None:
             metrics["entropy"] = metrics.get("entropy/trained")
         # Controllers move with the metrics, and must move alike on all ranks.

@@ -51,9 +51,9 @@ def _rank(group: tuple[float, str, np.ndarray]) -> tuple[float, str]:
 class BalanceOutcomes(Selector):
     """Keep as many right as wrong members of each group, or at most so many times the rarer kind.
 
-    Right is a reward above `threshold`. Of the commoner kind, members with the highest rewards (if right) or the lowest (if
-    wrong) stay, ties by member. A group with one kind only is kept whole: it has nothing to balance, and `mixed_groups` drops
-    it. Undecided members are dropped.
+    Right is a reward above `threshold`. Of the commoner kind, members with the highest rewards (if right) or the lowest
+    (if wrong) stay, ties by member. A group with one kind only is kept whole: it has nothing to balance, and
+    `mixed_groups` drops it. Undecided members are dropped.
     """
 
     most: float = 1.0

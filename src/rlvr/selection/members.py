@@ -36,8 +36,8 @@ def positions(parts: list[np.ndarray]) -> np.ndarray:
 class BestWorst(Selector):
     """Keep the members of each group with the highest and with the lowest rewards.
 
-    Best alone is best-of-n imitation under a positive advantage; both are the extremes of a wide group. A group with no more
-    members than asked for stays whole.
+    Best alone is best-of-n imitation under a positive advantage; both are the extremes of a wide group. A group with no
+    more members than asked for stays whole.
     """
 
     best: int = 2
@@ -69,9 +69,9 @@ class BestWorst(Selector):
 class MostVaried(Selector):
     """Keep the members of each group, so many, whose rewards have the largest variance.
 
-    PODS, max-variance down-sampling (Xu et al. 2025, arXiv 2504.13818, theorem 1): the best subset of m is the i highest and
-    the m - i lowest for some i, so m + 1 of them are compared. Of equally varied ones that with fewer high rewards is taken.
-    A group with no more decided members stays whole.
+    PODS, max-variance down-sampling (Xu et al. 2025, arXiv 2504.13818, theorem 1): the best subset of m is the i
+    highest and the m - i lowest for some i, so m + 1 of them are compared. Of equally varied ones that with fewer high
+    rewards is taken. A group with no more decided members stays whole.
     """
 
     keep: int = 4
@@ -105,8 +105,8 @@ class MostVaried(Selector):
 class Shortest(Selector):
     """Keep the shortest members of each group among the right ones, and all others.
 
-    The GRPO side of GFPO's idea of sampling more and training on the concise (Shrivastava et al. 2025, arXiv 2508.09726),
-    which filters all members by length: here `right_only: false`.
+    The GRPO side of GFPO's idea of sampling more and training on the concise (Shrivastava et al. 2025, arXiv
+    2508.09726), which filters all members by length: here `right_only: false`.
     """
 
     keep: int = 4
@@ -139,5 +139,6 @@ def check_order(selector: Selector, name: str, select_after: bool) -> None:
     """ConfigError where a selector reads advantages that are not there yet."""
     if selector.after and not select_after:
         raise ConfigError(
-            f"algorithm.select: {name!r} reads advantages, and selection comes before them: set algorithm.select_after=true"
+            f"algorithm.select: {name!r} reads advantages, and selection comes before them: set "
+            "algorithm.select_after=true"
         )

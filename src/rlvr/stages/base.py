@@ -1,7 +1,7 @@
 """What a stage of training is: where its rollouts come from, how they are scored, and what is optimised.
 
-The trainer runs every kind of stage through the same loop. A stage owns its tasks and sampler; everything that lives longer
-than a stage (policy, engine, history) is handed in as `StageContext`.
+The trainer runs every kind of stage through the same loop. A stage owns its tasks and sampler; everything that lives
+longer than a stage (policy, engine, history) is handed in as `StageContext`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class StageContext:
     prompt: Callable[[Task], tuple[int, ...]]
     """The token ids of a task's prompt under the stage's template."""
     lengths: Callable[..., tuple[np.ndarray, np.ndarray]]
-    """`lengths(tasks, demonstrations=False)`: tokens of each prompt and, if asked, each demonstration, int32 [N] each."""
+    """`lengths(tasks, demonstrations=False)`: tokens of each prompt and, if asked, each demonstration, int32 [N]
+    each."""
     collector: Collector
     rollout_context: RolloutContext
     """What a plan works with; `Stage.rollout_context_at` gives it the sampling of a step."""
@@ -60,7 +61,8 @@ class Stage(Component):
     """One stage, opened for a run."""
 
     injected = ("plan", "context", "parts", "tasks", "seed")
-    """Parameters of the constructor that the trainer gives, in the order of `__init__`; the others are the kind's options.
+    """Parameters of the constructor that the trainer gives, in the order of `__init__`; the others are the kind's
+    options.
 
     `parts` is the name of `context` in the version before.
     """
@@ -90,7 +92,8 @@ class Stage(Component):
         }
         if problems and not self.config.data.skip_long_prompts:
             raise DataError(
-                f"{next(iter(problems.values()))} ({len(problems)} of {len(tasks)} tasks are like that): shorten them, or set "
+                f"{next(iter(problems.values()))} ({len(problems)} of {len(tasks)} tasks are like that): shorten "
+                "them, or set "
                 "data.skip_long_prompts=true to leave them out"
             )
         self.left_out = len(problems)
@@ -130,8 +133,8 @@ class Stage(Component):
         """Take the draws of the step last collected for not trained, and end what is being collected."""
 
     def call_functions(self, collected: StepRollouts) -> None:
-        """Call the user's functions of one rollout or group for what was collected. On rank 0 alone, since they may be random or
-        paid for; the other ranks get the values with the rollouts."""
+        """Call the user's functions of one rollout or group for what was collected. On rank 0 alone, since they may be
+        random or paid for; the other ranks get the values with the rollouts."""
 
     @abstractmethod
     def score(self, collected: StepRollouts) -> tuple[Batch, dict[str, Any]]:
@@ -187,7 +190,8 @@ class Stage(Component):
         groups = self.most_groups
         if groups is not None and updates > groups:
             raise ConfigError(
-                f"stage {self.plan.name!r}: optim.updates_per_batch is {updates}, and a batch is cut by whole groups, of which a "
+                f"stage {self.plan.name!r}: optim.updates_per_batch is {updates}, and a batch is cut by whole "
+                "groups, of which a "
                 f"step has at most {groups} (rollout.prompts_per_step): set updates_per_batch to {groups} or less"
             )
 
@@ -200,7 +204,8 @@ class Stage(Component):
             return None
         self._said_fewer_updates = True
         return (
-            f"step {row['step']}: {row['update/steps']} of {asked} optimizer steps were taken: a batch is cut by whole groups, and this "
+            f"step {row['step']}: {row['update/steps']} of {asked} optimizer steps were taken: a batch is cut by "
+            "whole groups, and this "
             "one has fewer than optim.updates_per_batch; the metric update/steps counts them in each step"
         )
 
@@ -259,7 +264,8 @@ CONTRACTS["stage"] = (Stage,)
 
 
 def _on_other_tasks(draws: Mapping[str, Any], pool: TaskPool) -> dict[str, Any]:
-    """The state of drawing, moved to the next epoch of a pool of other tasks; what is owed of tasks that are gone is dropped."""
+    """The state of drawing, moved to the next epoch of a pool of other tasks; what is owed of tasks that are gone is
+    dropped."""
     sampler = draws.get("sampler", draws)
     moved = {**sampler, "epoch": sampler["epoch"] + 1, "position": 0, "size": len(pool)}
     if "sampler" not in draws:

@@ -18,8 +18,8 @@ from rlvr.stages.grpo.scoring import Scoring
 class Chooser:
     """The scorer that `config.evaluation.scorer` names: rollouts -> what it likes of each, NaN where it does not know.
 
-    `apart` says that the policy's weights lie in parts on several ranks: ConfigError then for a term that needs a forward pass,
-    which only rank 0 would take.
+    `apart` says that the policy's weights lie in parts on several ranks: ConfigError then for a term that needs a
+    forward pass, which only rank 0 would take.
     """
 
     def __init__(self, config: Config, policy: Policy, tasks: Sequence[Task], apart: bool = False) -> None:
@@ -33,7 +33,8 @@ class Chooser:
         terms = [term.function for term in walk(self._scoring.terms)]
         if apart and any(term.needs_policy for term in terms):
             raise ConfigError(
-                f"evaluation.scorer: {scorer.written!r} needs a forward pass of the policy, whose weights lie in parts on "
+                f"evaluation.scorer: {scorer.written!r} needs a forward pass of the policy, whose weights lie in "
+                "parts on "
                 "the ranks: evaluate a checkpoint with python -m rlvr.evaluate, or choose another scorer"
             )
 

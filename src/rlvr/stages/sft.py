@@ -42,17 +42,19 @@ class SFTStage(Stage):
         loss: Annotated[ComponentSpec, OfKind("auxiliary")] = LIKELIHOOD,
         source_weights: dict[str, float] | None = None,
     ) -> None:
-        """`loss`: what is learned, `likelihood` (of which `average` says what it averages over) or an auxiliary loss with its
-        options; one of whole responses reads each task's `label`, a number, as the reward of its demonstration.
-        `source_weights`: the weight of the demonstrations of each source of tasks, above 0, and 1 for sources that it does not
-        name (OpenChat, Wang et al. 2023, arXiv 2309.11235: exp(r / beta) for a source of reward r)."""
+        """`loss`: what is learned, `likelihood` (of which `average` says what it averages over) or an auxiliary loss
+        with its options; one of whole responses reads each task's `label`, a number, as the reward of its
+        demonstration. `source_weights`: the weight of the demonstrations of each source of tasks, above 0, and 1 for
+        sources that it does not name (OpenChat, Wang et al. 2023, arXiv 2309.11235: exp(r / beta) for a source of
+        reward r)."""
         self.source_weights = source_weights or {}
         known = {task.source for task in tasks}
         for source, weight in self.source_weights.items():
             if source not in known:
                 named = sorted(s for s in known if s is not None)
                 raise DataError(
-                    f"stage {plan.name!r}: no task is of the source {source!r} of source_weights{nearest(source, named)}"
+                    f"stage {plan.name!r}: no task is of the source {source!r} of "
+                    f"source_weights{nearest(source, named)}"
                 )
             if not weight > 0:
                 raise ConfigError(
@@ -112,7 +114,8 @@ def _component(plan: StagePlan, loss: ComponentSpec, average: Average) -> Object
     name = loss.short_name
     if piece.has_weights or piece.smallest_group > 1:
         raise ConfigError(
-            f"stage {plan.name!r}: the loss {name!r} chooses or compares sampled responses, and an sft stage has one given "
+            f"stage {plan.name!r}: the loss {name!r} chooses or compares sampled responses, and an sft stage has one "
+            "given "
             "response for each task: use it in algorithm.auxiliary of a grpo stage, or choose another loss"
         )
     return ObjectiveTerm(name, piece, "likelihood")

@@ -1,7 +1,8 @@
-"""python -m rlvr.train --config FILE [key.path=value ...] [--dry-run [--devices 8x80GB]] [--resume auto|PATH] [--control random|format]
+"""python -m rlvr.train --config FILE [key.path=value ...] [--dry-run [--devices 8x80GB]] [--resume auto|PATH]
+[--control random|format]
 
-With `run.seeds` it trains one seed after the other (rlvr.train.sweep). `--control` trains the same run with a reward that says nothing
-of the answer: where the held-out score rises as much, it was not the verifier that taught.
+With `run.seeds` it trains one seed after the other (rlvr.train.sweep). `--control` trains the same run with a reward
+that says nothing of the answer: where the held-out score rises as much, it was not the verifier that taught.
 
 Exit codes: 0 done, 1 a run that could not go on, 2 bad input, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
 """
@@ -180,12 +181,14 @@ def _against_the_start(folder: Path) -> Iterator[str]:
     for name, change in found["differences"].items():
         low, high = change["interval"]
         yield (
-            f"{name}: {change['before']:.3f} -> {change['after']:.3f} (change {change['difference']:+.3f}, 95 % {low:+.3f} to "
+            f"{name}: {change['before']:.3f} -> {change['after']:.3f} (change {change['difference']:+.3f}, 95 % "
+            f"{low:+.3f} to "
             f"{high:+.3f}, {change['tasks']} tasks)"
         )
     solved = found["support"]
     yield (
-        f"tasks with a right response: {solved['both']} before and after, {solved['gained']} gained, {solved['lost']} lost, "
+        f"tasks with a right response: {solved['both']} before and after, {solved['gained']} gained, "
+        f"{solved['lost']} lost, "
         f"{solved['neither']} never"
     )
 

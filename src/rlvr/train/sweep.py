@@ -1,8 +1,11 @@
-"""One configuration with several seeds (`run.seeds`): a run for each, one after the other, and what they amount to together.
+"""One configuration with several seeds (`run.seeds`): a run for each, one after the other, and what they amount to
+together.
 
 Invariants:
-- Each seed is an ordinary run in `NAME/seed-N`, trained by a process of its own, which can be resumed and looked at by itself.
-- A seed that fails costs itself. A request to stop goes to the run under way, which saves itself; no further seed is begun.
+- Each seed is an ordinary run in `NAME/seed-N`, trained by a process of its own, which can be resumed and looked at by
+  itself.
+- A seed that fails costs itself. A request to stop goes to the run under way, which saves itself; no further seed is
+  begun.
 - No run outlives the sweep.
 """
 
@@ -45,8 +48,8 @@ def of_seed(config: Config, seed: int) -> Config:
 def sweep(config: Config, resume: str | None = None) -> int:
     """Train every seed of `config.run.seeds`, then write seeds.json and report.html; the exit code.
 
-    0 where all seeds are done, 128 + N after signal N, else 2 where each one was refused, else 1. With `resume` auto, runs go
-    on where they are, and those that are done are left alone. ConfigError for what a sweep cannot do.
+    0 where all seeds are done, 128 + N after signal N, else 2 where each one was refused, else 1. With `resume` auto,
+    runs go on where they are, and those that are done are left alone. ConfigError for what a sweep cannot do.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(

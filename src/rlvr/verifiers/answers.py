@@ -10,9 +10,9 @@ Where in a completion the final answer stands is an explicit policy, the same fo
 
 So a completion cannot be paid for several guesses: there is always exactly one answer, or none.
 
-Invariants: every function that looks for the answer takes time linear in the text, and none raises on any string. A gold that cannot be
-used is undecided, whatever the completion says; a completion without an answer, or with one that is too long, scores 0 before anything
-that takes more than linear time sees it.
+Invariants: every function that looks for the answer takes time linear in the text, and none raises on any string. A
+gold that cannot be used is undecided, whatever the completion says; a completion without an answer, or with one that is
+too long, scores 0 before anything that takes more than linear time sees it.
 """
 
 # ruff: noqa: RUF001 - words of other scripts are part of what is read here
@@ -71,18 +71,23 @@ _HEADING = re.compile(
 )
 _PHRASE = re.compile(r"\banswer[\s*]*(?:is\b[\s*:]*+(?!(?:in)?correct\b|right\b|wrong\b)|:[\s*]*)", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?:\$\$.*?\$\$|\\\[.*?\\\])?.*?(?=(?<!\.)\.\s|\.?\Z|\.?\n)", re.DOTALL)
-LEAST = r"(?:least|less) (?:likely|plausible|probable|suitable|appropriate|accurate|correct|convincing|attractive|good)|worst|second[- ]best"
+LEAST = (
+    r"(?:least|less) "
+    r"(?:likely|plausible|probable|suitable|appropriate|accurate|correct|convincing|attractive|good)|worst|second[- ]best"
+)
 """Words that name what is not the answer, unless the prompt asks for it."""
 _NOT_SAID = re.compile(
     rf"(?:\b(?:{LEAST}|tempting|na[i\u00ef]ve|mistaken|erroneous)"
-    r"|\b(?:false|untrue|wrong|incorrect|not true|not the case|doubt(?:s|ful)?|unlikely|impossible|(?:do not|don't|don\u2019t) (?:think|believe)"
+    r"|\b(?:false|untrue|wrong|incorrect|not true|not the case|doubt(?:s|ful)?|unlikely|impossible|(?:do "
+    r"not|don't|don\u2019t) (?:think|believe)"
     r"|(?:some|many|most|others?|people|they)(?: people)? (?:say|think|claim|believe)s?|used to think)(?: that)?"
     r"|\b(?:if|whether|unless|suppos(?:e|ing)|assum(?:e|ing))(?: that)?)(?: (?:the|my|correct|right|final))* ?\Z",
     re.IGNORECASE,
 )
 """What makes "the answer is" behind it no claim: a denial, a hypothesis, what others say."""
 RETRACTION = re.compile(
-    r"\b(?:(?:oh,? |but )?(?:no,? )?wait(?:,? no)?|no(?=[,.:])|on second thoughts?|scratch that|correction|sorry|actually)\b[\s,.:;!-]*",
+    r"\b(?:(?:oh,? |but )?(?:no,? )?wait(?:,? no)?|no(?=[,.:])|on second thoughts?|scratch "
+    r"that|correction|sorry|actually)\b[\s,.:;!-]*",
     re.IGNORECASE,
 )
 """Words that take back what was said before them."""
@@ -185,7 +190,8 @@ def after_reasoning(completion: str, think_opened_by_prompt: bool = False) -> st
 
 
 def boxes(text: str) -> list[tuple[int, int, int]]:
-    r"""All balanced `\boxed{}` and `\fbox{}`, of nested ones the outermost: where it begins, its content begins and ends."""
+    r"""All balanced `\boxed{}` and `\fbox{}`, of nested ones the outermost: where it begins, its content begins and
+    ends."""
     first = _BOX.search(text)
     if first is None:
         return []
@@ -260,7 +266,8 @@ def after_phrase(text: str) -> str | None:
 
 
 def formulas(text: str) -> Iterator[tuple[int, int, int]]:
-    """Where each formula between math delimiters begins, where it ends, and where its closing delimiter ends; in order."""
+    """Where each formula between math delimiters begins, where it ends, and where its closing delimiter ends; in
+    order."""
     # An opening delimiter that nothing closes is text: it hides no formula behind it, and costs no search to the end.
     last = {mark: text.rfind(closing) for mark, closing in _CLOSES.items()}
     opened = ""
@@ -357,10 +364,11 @@ class AnswerVerifier(Verifier):
     """Base of verifiers that extract one answer and judge it by a rule; subclasses write `judge` and `check_task`."""
 
     methods: tuple[Method, ...] = METHODS
-    """Where to look for the answer, in order of precedence: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`), `phrase`."""
+    """Where to look for the answer, in order of precedence: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`),
+    `phrase`."""
     fallback: Fallback = "whole"
-    """When none of the methods finds anything: `none`, the `last_formula`, the `last_number`, or the `whole` text after the
-    reasoning."""
+    """When none of the methods finds anything: `none`, the `last_formula`, the `last_number`, or the `whole` text after
+    the reasoning."""
     think_opened_by_prompt: bool = False
     """The prompt's template ends in `<think>`: a completion without `</think>` has no answer yet."""
     max_length: int = 2000
@@ -444,9 +452,11 @@ def require(module: str, extra: str, name: str) -> None:
 
 
 def bare(text: str) -> str:
-    r"""`text` without what only dresses it: LaTeX text commands and delimiters, Markdown marks, wide and circled letters.
+    r"""`text` without what only dresses it: LaTeX text commands and delimiters, Markdown marks, wide and circled
+    letters.
 
-    Whitespace is collapsed. Up to three nested LaTeX commands are unwrapped. Raised digits stay raised: 4 to the 2 is not 42.
+    Whitespace is collapsed. Up to three nested LaTeX commands are unwrapped. Raised digits stay raised: 4 to the 2 is
+    not 42.
     """
     text = _RAISED.sub(lambda run: f"^{{{run[0]}}}", text)
     text = unicodedata.normalize("NFKC", text)
@@ -467,8 +477,8 @@ class ExactVerifier(AnswerVerifier):
     methods: tuple[Method, ...] = ()
     """Where to look for the answer before the fallback: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`), `phrase`."""
     fallback: Fallback = "whole"
-    """When none of the methods finds anything: `none`, the `last_formula`, the `last_number`, or the `whole` text after the
-    reasoning."""
+    """When none of the methods finds anything: `none`, the `last_formula`, the `last_number`, or the `whole` text after
+    the reasoning."""
     max_length: int = 100_000
     """Characters of an answer; a longer one is unparsable."""
     casefold: bool = False

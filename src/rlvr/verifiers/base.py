@@ -1,10 +1,10 @@
 """What a verifier is, and how plain functions become one.
 
-A verifier looks at one task and one completion and returns a Verdict. It may be synchronous or asynchronous, and declares
-what it needs, so that the pool that runs it can isolate it and hold it to a time limit. Works without torch.
+A verifier looks at one task and one completion and returns a Verdict. It may be synchronous or asynchronous, and
+declares what it needs, so that the pool that runs it can isolate it and hold it to a time limit. Works without torch.
 
-Invariant: `Verifier.verify` may raise, return nonsense or hang; `judged` and the pool turn that into an undecided verdict,
-never into an exception of the run.
+Invariant: `Verifier.verify` may raise, return nonsense or hang; `judged` and the pool turn that into an undecided
+verdict, never into an exception of the run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Needs:
     process: bool = False
     """It computes long enough, or may hang or crash, so it runs in a worker process that can be killed."""
     remote: bool = False
-    """It waits for a service elsewhere: many run at once, and a verdict that comes too late is nobody's answer's fault."""
+    """It waits for a service elsewhere: many run at once, and a verdict that comes too late is nobody's answer's
+    fault."""
     sandbox: bool = False
     """It runs code that a model wrote: its worker process has no network, no environment, and no files to write."""
 
@@ -53,16 +54,16 @@ class Verifier(Component):
     Options are the parameters of `__init__` (or the fields of a dataclass) and come from the configuration by name.
 
     A verifier that compares the answers of a group defines `verify_group` besides. One that is made of other verifiers
-    defines `async compose(task, completion, verify)`, where `await verify(part)` is the verdict of a part under the part's
-    own isolation and time limit; a pool then calls it instead of `verify`.
+    defines `async compose(task, completion, verify)`, where `await verify(part)` is the verdict of a part under the
+    part's own isolation and time limit; a pool then calls it instead of `verify`.
     """
 
     needs: ClassVar[Needs] = Needs()
     time_limit: float = 10.0
     """Seconds of wall clock for one call; past it the verdict is `timeout`."""
     verify_group: ClassVar[Callable[..., Any] | None] = None
-    """`verify_group(task, completions) -> list[Verdict]`, sync or async, one per completion and in their order; or None.
-    Where there is one, a group is verified in one call, when all its completions are sampled."""
+    """`verify_group(task, completions) -> list[Verdict]`, sync or async, one per completion and in their order; or
+    None. Where there is one, a group is verified in one call, when all its completions are sampled."""
     compose: ClassVar[Callable[..., Any] | None] = None
     """`compose(task, completion, verify)`, a coroutine function of a verifier that is made of others; or None."""
 
@@ -83,7 +84,8 @@ class Verifier(Component):
         return None
 
     def cache_key(self, task: Task, completion: str) -> Hashable | None:
-        """What the verdict is a function of, such as (gold, extracted answer); None (the default): it is not remembered.
+        """What the verdict is a function of, such as (gold, extracted answer); None (the default): it is not
+        remembered.
 
         Asked for after `quick`, in the caller's thread, so it takes linear time and evaluates nothing.
         """
@@ -117,16 +119,18 @@ class DeclaresNeeds(Protocol):
 
 
 class FunctionVerifier(Verifier):
-    """A plain function as a verifier: it receives by name what its signature asks for (rlvr.core.calling says which names).
+    """A plain function as a verifier: it receives by name what its signature asks for (rlvr.core.calling says which
+    names).
 
-    It returns a number (1 correct, 0 wrong, else partial), a bool, None (undecided), a mapping with one of these as `score` or a
-    Verdict, and may be asynchronous. It may be a `compute_score` of verl.
-    A function that asks for `completions` has TRL's form: it is called once for a group and returns a list of these.
+    It returns a number (1 correct, 0 wrong, else partial), a bool, None (undecided), a mapping with one of these as
+    `score` or a Verdict, and may be asynchronous. It may be a `compute_score` of verl. A function that asks for
+    `completions` has TRL's form: it is called once for a group and returns a list of these.
 
     A function runs in several worker processes. One that may hold state (a variable of an enclosing function that is no
-    constant, an object that is called) runs on a thread of the trainer's process instead, where its list is appended to and
-    its reward model is on the GPU; a global variable of a function in a worker is that process's own. The attribute `needs`
-    of the function decides otherwise: `f.needs = Needs(process=True)`. An asynchronous one runs in the trainer's process.
+    constant, an object that is called) runs on a thread of the trainer's process instead, where its list is appended to
+    and its reward model is on the GPU; a global variable of a function in a worker is that process's own. The attribute
+    `needs` of the function decides otherwise: `f.needs = Needs(process=True)`. An asynchronous one runs in the
+    trainer's process.
     """
 
     name: str
@@ -205,7 +209,8 @@ def display_name(verifier: Verifier) -> str:
 
 
 def as_verdict(result: Any, name: str) -> Verdict:
-    """What a verifier or a plain function returned, as a Verdict; nonsense becomes an undecided verdict that says so."""
+    """What a verifier or a plain function returned, as a Verdict; nonsense becomes an undecided verdict that says
+    so."""
     if isinstance(result, Verdict):
         return result
     result = score_of(result)
@@ -307,5 +312,6 @@ def as_verifier(piece: Any) -> Verifier:
     if callable(piece):
         return FunctionVerifier(piece)
     raise ConfigError(
-        f"a verifier is a Verifier, a function or a name, not {type(piece).__name__}: make the class a subclass of rlvr.Verifier"
+        f"a verifier is a Verifier, a function or a name, not {type(piece).__name__}: make the class a subclass of "
+        "rlvr.Verifier"
     )

@@ -1,7 +1,8 @@
-"""A verifier made of verifiers: their weighted sum, all of them, any of them, behind a gate, or one per source of tasks.
+"""A verifier made of verifiers: their weighted sum, all of them, any of them, behind a gate, or one per source of
+tasks.
 
-Invariants: a part is judged as it would be alone, with its own isolation and time limit where a pool runs it; an undecided
-part leaves the whole undecided, unless the others decide it already.
+Invariants: a part is judged as it would be alone, with its own isolation and time limit where a pool runs it; an
+undecided part leaves the whole undecided, unless the others decide it already.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ class CombineVerifier(Verifier):
     - `weighted`: the sum of weight x score. It is `correct` when it reaches the sum of the positive weights.
     - `all`: the least score of the parts. Undecided parts do not matter once one part scores 0.
     - `any`: the greatest score. Undecided parts do not matter once one part scores 1.
-    - `gated`: the first part is the gate. Where it scores 1 the others decide as in `weighted`; where it scores less they
-      are not run, and the score is 0.
+    - `gated`: the first part is the gate. Where it scores 1 the others decide as in `weighted`; where it scores less
+      they are not run, and the score is 0.
     - `routed`: the part under the task's `source` judges alone; the part under `default` judges sources without one.
 
-    A part that compares a group's answers (`verify_group`) sees one completion at a time here.
-    A part of weight 0 is reported and never decides. `Verdict.scores` holds each decided part's score by its name, and the
-    scores within it as `part/name`. The answer reported is that of the first part that has one.
+    A part that compares a group's answers (`verify_group`) sees one completion at a time here. A part of weight 0 is
+    reported and never decides. `Verdict.scores` holds each decided part's score by its name, and the scores within it
+    as `part/name`. The answer reported is that of the first part that has one.
     """
 
     parts: list[Any] | dict[str, Any]
-    """Verifiers as they are written elsewhere, each with a `weight` if it likes; or a mapping, whose keys name them. For
-    `routed` the keys are the sources of tasks."""
+    """Verifiers as they are written elsewhere, each with a `weight` if it likes; or a mapping, whose keys name them.
+    For `routed` the keys are the sources of tasks."""
     how: How = "weighted"
     """How the parts make one verdict."""
 
@@ -231,7 +232,8 @@ def _score(verdict: Verdict) -> float:
 
 
 def _part(written: Any) -> tuple[str, Verifier, float | None]:
-    """(name, verifier, weight) of a part: a piece as written, a Verifier, a function, or a mapping with one as `name`."""
+    """(name, verifier, weight) of a part: a piece as written, a Verifier, a function, or a mapping with one as
+    `name`."""
     if not isinstance(written, Mapping):
         return _name(written), as_verifier(written), None
     options = dict(written)

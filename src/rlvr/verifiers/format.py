@@ -1,8 +1,8 @@
 """Does the whole completion follow a template such as `<think>{think}</think><answer>{answer}</answer>`?
 
-Invariants: each tag of the template stands in the completion exactly as often as in the template, and in its order, so no
-second answer and no faked turn fits into a slot. What nobody sees (zero-width characters, `&nbsp;`) fills no slot and hides
-no tag. Linear in the completion.
+Invariants: each tag of the template stands in the completion exactly as often as in the template, and in its order, so
+no second answer and no faked turn fits into a slot. What nobody sees (zero-width characters, `&nbsp;`) fills no slot
+and hides no tag. Linear in the completion.
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ class FormatVerifier(Verifier):
     """
 
     template: str = "<think>{think}</think><answer>{answer}</answer>"
-    """Tags or other fixed texts, and slots in braces. White space between them does not matter. A slot holds any text but a
-    tag of the template, in whatever case or spacing, and no role token (`<|im_start|>`) that the template does not have."""
+    """Tags or other fixed texts, and slots in braces. White space between them does not matter. A slot holds any text
+    but a tag of the template, in whatever case or spacing, and no role token (`<|im_start|>`) that the template does
+    not have."""
     prompt_wrote: str = ""
-    """The beginning of the template that the prompt has written already (`<think>`), and the completion does not repeat."""
+    """The beginning of the template that the prompt has written already (`<think>`), and the completion does not
+    repeat."""
     credit: Literal["all", "tags"] = "all"
-    """All or nothing; or the share of tags that stand there exactly once, where the layout around them counts as one tag."""
+    """All or nothing; or the share of tags that stand there exactly once, where the layout around them counts as one
+    tag."""
 
     def __post_init__(self) -> None:
         pieces = self._pieces

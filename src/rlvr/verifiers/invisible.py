@@ -37,7 +37,8 @@ def visible(text: str) -> str:
 
 
 def folded(text: str) -> str:
-    """`text` in the letters that it looks like: compatibility forms, letters of other scripts, struck-through letters."""
+    """`text` in the letters that it looks like: compatibility forms, letters of other scripts, struck-through
+    letters."""
     if text.isascii():
         return text
     composed = unicodedata.normalize("NFKC", text).translate(_TWINS)

@@ -1,8 +1,8 @@
 """The JSON verifier: one document that fits a schema, and perhaps equals an expected one.
 
 Invariants: where the document stands is a stated policy; no reference leaves the schema (nothing is ever fetched); the
-check runs in a worker process. The library jsonschema does it, with the keywords of rlvr.verifiers.schema_keywords in place of
-those of its own that take exponential or quadratic time on a hostile text.
+check runs in a worker process. The library jsonschema does it, with the keywords of rlvr.verifiers.schema_keywords in
+place of those of its own that take exponential or quadratic time on a hostile text.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _SHOWN = 200
 class JsonSchemaVerifier(Verifier):
     """The completion holds one JSON document that fits a JSON schema.
 
-    The schema is `task.info["schema"]` or else the option `schema`: a mapping, or JSON text. It may be left out where the
-    document is compared with `task.answer` (a mapping, a list, or JSON text). Score 1 when it fits (and equals the answer),
-    0 when it does not; with `compare: fields` the share of equal fields, in [0, 1].
+    The schema is `task.info["schema"]` or else the option `schema`: a mapping, or JSON text. It may be left out where
+    the document is compared with `task.answer` (a mapping, a list, or JSON text). Score 1 when it fits (and equals the
+    answer), 0 when it does not; with `compare: fields` the share of equal fields, in [0, 1].
     """
 
     schema: dict[str, Any] | None = None
@@ -270,7 +270,8 @@ def _dead(error: Any) -> str:
 
 
 def _targets(validator: Any, schema: Any) -> Iterator[Any]:
-    """A validator of each schema that a `$ref` or `$dynamicRef` in `schema` leads to; raises Unresolvable for a dead one.
+    """A validator of each schema that a `$ref` or `$dynamicRef` in `schema` leads to; raises Unresolvable for a dead
+    one.
 
     Each reference is looked up from the resource that it stands in (`$id` gives a resource its own address).
     """

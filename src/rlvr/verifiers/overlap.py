@@ -43,7 +43,8 @@ class OverlapVerifier(AnswerVerifier):
 @register_verifier("rouge")
 @dataclass
 class RougeVerifier(OverlapVerifier):
-    """ROUGE of the answer and the nearest gold (Lin 2004), by Google's rouge-score: words of a-z and 0-9 in lower case."""
+    """ROUGE of the answer and the nearest gold (Lin 2004), by Google's rouge-score: words of a-z and 0-9 in lower
+    case."""
 
     kind: Literal["rouge1", "rouge2", "rougeL", "rougeLsum"] = "rougeL"
     """Shared words, pairs of words, or the longest common subsequence, of the text or line by line."""

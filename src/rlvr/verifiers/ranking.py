@@ -27,14 +27,14 @@ _EDGES = " \t\"'`[](){}<>.;:*"
 class RankingVerifier(AnswerVerifier):
     """A ranking of ids, best first, by one of the usual metrics; the others are among the verdict's named scores.
 
-    `task.answer` is a mapping of ids to grades (0 or more; what it leaves out has 0) or a list of the relevant ids (grade 1).
-    `info["candidates"]` lists the ids that may be ranked; by default the ids of the answer. The answer is `[3] > [1] > [2]`,
-    a list with commas, one id a line, or a JSON list. Fewer ids than candidates may be ranked.
+    `task.answer` is a mapping of ids to grades (0 or more; what it leaves out has 0) or a list of the relevant ids
+    (grade 1). `info["candidates"]` lists the ids that may be ranked; by default the ids of the answer. The answer is
+    `[3] > [1] > [2]`, a list with commas, one id a line, or a JSON list. Fewer ids than candidates may be ranked.
     """
 
     metric: Literal["ndcg", "recall", "mrr", "hit"] = "ndcg"
-    """`ndcg` (Jarvelin and Kekalainen 2002), `recall`: relevant ids found over all relevant ids, `mrr`: 1 / rank of the first
-    relevant id, `hit`: whether any relevant id was found."""
+    """`ndcg` (Jarvelin and Kekalainen 2002), `recall`: relevant ids found over all relevant ids, `mrr`: 1 / rank of the
+    first relevant id, `hit`: whether any relevant id was found."""
     k: int = 10
     """Only the first k places count."""
     gain: Literal["exponential", "linear"] = "exponential"

@@ -110,13 +110,13 @@ class RegexVerifier(AnswerVerifier):
 class NumericVerifier(AnswerVerifier):
     """The answer is one number, and |answer - gold| <= max(absolute, relative * |gold|).
 
-    Words around the number (a unit) are ignored; a second number, a formula or a hedge is not. A percentage equals its number
-    with or without the division by 100 where only one of answer and gold is written with `%`.
+    Words around the number (a unit) are ignored; a second number, a formula or a hedge is not. A percentage equals its
+    number with or without the division by 100 where only one of answer and gold is written with `%`.
     """
 
     fallback: Fallback = "none"
-    """When none of the methods finds anything: `none`, the `last_formula`, the `last_number`, or the `whole` text after the
-    reasoning."""
+    """When none of the methods finds anything: `none`, the `last_formula`, the `last_number`, or the `whole` text after
+    the reasoning."""
     absolute: float = 0.0
     """Absolute error allowed."""
     relative: float = 1e-6
@@ -188,8 +188,8 @@ def read_one_number(text: str) -> tuple[float, bool] | None:
 class TokenF1Verifier(AnswerVerifier):
     """F1 of the words of the answer and of the nearest gold, normalised as SQuAD does (Rajpurkar et al. 2016).
 
-    Normalised: lower case, no ASCII punctuation, no articles, single spaces. A gold of yes, no or noanswer wants exactly that
-    word (HotpotQA, Yang et al. 2018).
+    Normalised: lower case, no ASCII punctuation, no articles, single spaces. A gold of yes, no or noanswer wants
+    exactly that word (HotpotQA, Yang et al. 2018).
     """
 
     threshold: float | None = None

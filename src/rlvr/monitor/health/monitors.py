@@ -57,8 +57,8 @@ class Sustained(Monitor):
 
 @dataclass(frozen=True, kw_only=True)
 class Drift(Monitor):
-    """The first metric has moved away from where the stage began: `bad(start, now, others now ...)` of the medians of the
-    first and the last ten steps. `{start}` and `{value}` are the two."""
+    """The first metric has moved away from where the stage began: `bad(start, now, others now ...)` of the medians of
+    the first and the last ten steps. `{start}` and `{value}` are the two."""
 
     bad: Callable[..., bool]
     versus_others: bool = False
@@ -120,8 +120,8 @@ class Spikes(Monitor):
 
 @dataclass(frozen=True, kw_only=True)
 class Parting(Monitor):
-    """Reward and held-out score part: the newest evaluation is below the best one of the stage by more than chance (three
-    standard errors of a score of that many tasks, at least 0.03), and the reward is above what it was then.
+    """Reward and held-out score part: the newest evaluation is below the best one of the stage by more than chance
+    (three standard errors of a score of that many tasks, at least 0.03), and the reward is above what it was then.
 
     The held-out score is the first of `scores` that the run has.
     """
@@ -165,8 +165,8 @@ class Parting(Monitor):
 
 @dataclass(frozen=True, kw_only=True)
 class Dominating(Monitor):
-    """A term other than the verdict explains nearly all of the reward's differences within groups, over ten steps, while
-    there are other terms (`explained/*`)."""
+    """A term other than the verdict explains nearly all of the reward's differences within groups, over ten steps,
+    while there are other terms (`explained/*`)."""
 
     share: float = 0.95
     steps: int = 10

@@ -1,7 +1,7 @@
 """Runs the monitors over the steps of a run, each stage by itself, and says each cause once.
 
-Invariant: what it finds depends on the rows alone, so that it needs no place in a checkpoint: after a resume the rows of
-the steps before are gone through again, in silence.
+Invariant: what it finds depends on the rows alone, so that it needs no place in a checkpoint: after a resume the rows
+of the steps before are gone through again, in silence.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ EXAMPLES = 3
 
 
 def checked_modes(written: str | Mapping[str, str]) -> dict[str, str]:
-    """The mode of each monitor, from one word or from words by name. ValueError for a name or word that is not known."""
+    """The mode of each monitor, from one word or from words by name. ValueError for a name or word that is not
+    known."""
     if isinstance(written, str):
         modes = {DEFAULT: written}
     else:

@@ -1,8 +1,8 @@
 """A LoRA adapter by itself, as vLLM loads it: two files per version in a folder that engine and servers read.
 
-vLLM keeps adapters by number, so each version gets a new one; the base weights are sent once. Invariants: a request ends with
-the adapter that it began with, and its tokens have that adapter's version; the files stay while such a request is open, since
-vLLM may have to load them again.
+vLLM keeps adapters by number, so each version gets a new one; the base weights are sent once. Invariants: a request
+ends with the adapter that it began with, and its tokens have that adapter's version; the files stay while such a
+request is open, since vLLM may have to load them again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from rlvr.policy import Policy
 from rlvr.rollout.engine import Published
 
 KEPT = 2
-"""Adapters before the newest whose files stay in any case: a request that was given up may be under way for a moment."""
+"""Adapters before the newest whose files stay in any case: a request that was given up may be under way for a
+moment."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ class AdapterFiles:
         self._lock = threading.Lock()
 
     def write(self, version: int, base: Published | None) -> Published:
-        """Write the adapter as version `version`, where it is not written as that already; what it took, that of the base weights
-        included."""
+        """Write the adapter as version `version`, where it is not written as that already; what it took, that of the
+        base weights included."""
         start = time.perf_counter()
         # A server that came back is given what the others have.
         if self.newest is not None and self.newest.version == version and not self._outdated:
@@ -79,8 +80,8 @@ class AdapterFiles:
         return Published(sent + base.bytes, seconds + base.seconds)
 
     def release(self) -> None:
-        """From now on the adapter may change: the next `write` writes it whatever its version, which may be one that was written
-        before (of the checkpoint that a run goes back to)."""
+        """From now on the adapter may change: the next `write` writes it whatever its version, which may be one that
+        was written before (of the checkpoint that a run goes back to)."""
         self._outdated = True
 
     def put_to_use(self) -> None:

@@ -27,7 +27,10 @@ SHAPE = (
 )
 """What must agree in the configurations, where both have it."""
 SECONDS = 30.0
-HOW = 'start it with `VLLM_API_KEY=... python -m rlvr.rollout.vllm.serve --model PATH --port N --weight-transfer-config \'{"backend": "%s"}\'`'
+HOW = (
+    "start it with `VLLM_API_KEY=... python -m rlvr.rollout.vllm.serve --model PATH --port N "
+    '--weight-transfer-config \'{"backend": "%s"}\'`'
+)
 
 
 async def check_server(client: Client, policy: Policy, options: ServerSettings, transfer: str) -> int:
@@ -47,7 +50,8 @@ async def check_server(client: Client, policy: Policy, options: ServerSettings, 
         raise ConfigError(f"rollout.engine: the server {client.url} cannot be used: {trouble}; {how}") from trouble
     except DataError as refusal:
         raise ConfigError(
-            f"rollout.engine: {refusal}. A server that takes weights needs its key in ${options.api_key_env}, and endpoints "
+            f"rollout.engine: {refusal}. A server that takes weights needs its key in ${options.api_key_env}, and "
+            "endpoints "
             f"that vLLM has only in development mode: {how}"
         ) from refusal
     except (KeyError, IndexError, TypeError) as error:
@@ -81,5 +85,8 @@ def _differs(
     if backend != wanted:
         return f"takes weights by {backend}, not by {wanted}"
     if launch.sends_adapter(policy, options) and not settings.get("lora_config"):
-        return "takes no adapters (add --enable-lora --max-loras 2 --max-lora-rank R, or set rollout.engine's merge_adapter)"
+        return (
+            "takes no adapters (add --enable-lora --max-loras 2 --max-lora-rank R, or set rollout.engine's "
+            "merge_adapter)"
+        )
     return None

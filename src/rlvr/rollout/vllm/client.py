@@ -35,7 +35,8 @@ class Client:
         self.url = url.rstrip("/")
         self.model = model
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        # Not kept alive: a server that was busy closes connections for being idle, with the next request already in them.
+        # Not kept alive: a server that was busy closes connections for being idle, with the next request already in
+        # them.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(headers=headers, connector=connector)
         self._places = asyncio.Semaphore(AT_ONCE)
@@ -120,7 +121,8 @@ class Client:
         return await self.ask("POST", f"/{method}", timeout, arguments)
 
     async def _load_adapter(self, body: Mapping[str, Any], timeout: float) -> None:
-        """An adapter's name stands for its version, so a server that was away for a while and has it still is as well."""
+        """An adapter's name stands for its version, so a server that was away for a while and has it still is as
+        well."""
         try:
             await self.ask("POST", "/v1/load_lora_adapter", timeout, body)
         except DataError as refusal:

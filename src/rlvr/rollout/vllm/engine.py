@@ -1,9 +1,10 @@
 """The engine `vllm`: vLLM in a process of its own, started by the run and on the trainer's device.
 
 Of its own, because vLLM binds threads to cores and sets torch's number of threads for its whole process, and because a
-process can be killed. Weights go through shared memory on a CPU and through CUDA IPC on a GPU, where the engine's memory is
-given back while the trainer updates. Invariants: what it samples is labelled by vLLM with the version that sampled it; its
-cache of keys and values is taken from the GPU only when the new weights are there and nothing else is held to send them.
+process can be killed. Weights go through shared memory on a CPU and through CUDA IPC on a GPU, where the engine's
+memory is given back while the trainer updates. Invariants: what it samples is labelled by vLLM with the version that
+sampled it; its cache of keys and values is taken from the GPU only when the new weights are there and nothing else is
+held to send them.
 """
 
 from __future__ import annotations
@@ -90,10 +91,10 @@ class VLLMEngine:
         return dataclasses.replace(answer, adapter=adapter.version)
 
     def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> Published:
-        """Take new weights, after requests under way are done or, with `continue`, between two of their tokens: what is in
-        their caches is then computed anew, unless `clear_cache` is false. An adapter's requests end with the adapter that
-        they began with. The version that it has is not sent again before a `release`: the engine is awake, and to send takes memory
-        beside it."""
+        """Take new weights, after requests under way are done or, with `continue`, between two of their tokens: what is
+        in their caches is then computed anew, unless `clear_cache` is false. An adapter's requests end with the adapter
+        that they began with. The version that it has is not sent again before a `release`: the engine is awake, and to
+        send takes memory beside it."""
         if self._has_weights and not self._released and version == self.version:
             return Published(0, 0.0)
         with self._gate.emptied(self.options.publish_timeout) if self._gate else contextlib.nullcontext():
@@ -153,9 +154,9 @@ class VLLMEngine:
         return ipc_transfer(described(self.policy, merged=self._adapter is None))
 
     def _sleep(self) -> None:
-        """Free the engine's memory. Weights come anew at each publish and are discarded (level 2), but for two cases, in which they
-        wait in host memory (level 1): those under an adapter are sent once, and quantised layers have tensors that are neither
-        parameters nor buffers, which level 2 does not keep."""
+        """Free the engine's memory. Weights come anew at each publish and are discarded (level 2), but for two cases,
+        in which they wait in host memory (level 1): those under an adapter are sent once, and quantised layers have
+        tensors that are neither parameters nor buffers, which level 2 does not keep."""
         stays = (self._adapter is not None and self._has_weights) or self.options.quantization is not None
         self._call("sleep", level=1 if stays else 2)
         record_event("engine", "sleep", -sum(self._memory.values()))

@@ -1,4 +1,5 @@
-"""A gate before an engine: shut, it lets nobody in and waits until everybody who is inside has left; the order of publishes."""
+"""A gate before an engine: shut, it lets nobody in and waits until everybody who is inside has left; the order of
+publishes."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from rlvr.errors import TrainingError
 
 
 class Gate:
-    """`inside()` round each request, on any event loop; `emptied()` round what needs the engine to itself, on any thread."""
+    """`inside()` round each request, on any event loop; `emptied()` round what needs the engine to itself, on any
+    thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -69,8 +71,8 @@ class Gate:
 
 
 def check_released(released: bool, old: int, new: int) -> None:
-    """TrainingError when the weights became another version without a `release` before: a server that came back meanwhile
-    would have been given changed weights as the old version."""
+    """TrainingError when the weights became another version without a `release` before: a server that came back
+    meanwhile would have been given changed weights as the old version."""
     if new != old and not released:
         raise TrainingError(
             f"version {new} of the weights is published without a release of version {old} before they changed"

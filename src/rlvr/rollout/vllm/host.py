@@ -1,7 +1,8 @@
 """The trainer's end of the pipe to a process that owns an engine: starts it, talks to it, notices its death.
 
-A thread reads the pipe and settles futures, so requests may come from any event loop, a notebook's too, and calls from any
-thread. Invariant: when the process dies, everything that waits for it learns so at once, with the last lines of its log.
+A thread reads the pipe and settles futures, so requests may come from any event loop, a notebook's too, and calls from
+any thread. Invariant: when the process dies, everything that waits for it learns so at once, with the last lines of its
+log.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class EngineHost:
             self._requests.pop(number, None)
 
     def call(self, method: str, what: str, timeout: float, **arguments: Any) -> Any:
-        """The result of a method of the engine. WaitTimeout, naming `what`, when it does not answer within `timeout` seconds."""
+        """The result of a method of the engine. WaitTimeout, naming `what`, when it does not answer within `timeout`
+        seconds."""
         number = next(self._numbers)
         future = Future[Any]()
         self._calls[number] = future
@@ -154,7 +156,8 @@ def _settle(settled: list[tuple[asyncio.Future[Answer], Any]]) -> None:
 
 
 def _read(host: weakref.ref[EngineHost], pipe: Connection) -> None:
-    """Until the pipe closes; holds the host only while it has a message for it, so that a forgotten one is collected."""
+    """Until the pipe closes; holds the host only while it has a message for it, so that a forgotten one is
+    collected."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             message = pipe.recv()

@@ -40,7 +40,8 @@ def unfit(found: str) -> str | None:
 
 
 def check(device: torch.device) -> None:
-    """ConfigError where vLLM is missing, of a version that does not fit, or built for another kind of device than `device`."""
+    """ConfigError where vLLM is missing, of a version that does not fit, or built for another kind of device than
+    `device`."""
     version()
     if (device.type == "cpu") != for_cpu():
         if device.type == "cpu":

@@ -1,7 +1,7 @@
 """The servers of an engine and who is next: their states, what is open at each, and the return of those that were lost.
 
-Invariant: a server that failed is `stale` until it has the current weights again, and a stale one is never asked. Everything
-here runs on one event loop.
+Invariant: a server that failed is `stale` until it has the current weights again, and a stale one is never asked.
+Everything here runs on one event loop.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class Members:
         self._inside = inside
         """Round each try to have a request answered: what a publish waits for."""
         self.publish_comes = True
-        """The trainer publishes next, without waiting for responses of servers that need the weights first: it is past sampling."""
+        """The trainer publishes next, without waiting for responses of servers that need the weights first: it is past
+        sampling."""
         self._returns = returns
         self._start_timeout = start_timeout
         self._every, self._health_timeout = health
@@ -102,7 +103,8 @@ class Members:
         self._keep(self._watch())
 
     async def run(self, cost: int, ask: Callable[[Client], Awaitable[Answer]]) -> Answer:
-        """The answer of a server that has the current weights; asked again elsewhere when a server is lost meanwhile."""
+        """The answer of a server that has the current weights; asked again elsewhere when a server is lost
+        meanwhile."""
         while True:
             await self._one_ready()
             async with self._inside():
@@ -177,7 +179,8 @@ class Members:
             self._changed.notify_all()
 
     async def one_up(self) -> None:
-        """Wait until a publish can go to a server that answers, while one may come back. TrainingError when none will."""
+        """Wait until a publish can go to a server that answers, while one may come back. TrainingError when none
+        will."""
         up = [member for member in self.all if member.is_up]
         well = await asyncio.gather(*(member.client.responsive(self._health_timeout) for member in up))
         for member, is_well in zip(up, well, strict=True):
@@ -190,7 +193,8 @@ class Members:
                 await self._changed.wait()
 
     def _use_waiting(self) -> None:
-        """Have one server that waits for the next publish given the weights, where no other samples: it would not come."""
+        """Have one server that waits for the next publish given the weights, where no other samples: it would not
+        come."""
         waiting = [member for member in self.all if member.is_up]
         gives = not self._closed and not self.publish_comes and not self._in_parts()
         if waiting and gives and self._least_busy() is None:
@@ -210,7 +214,8 @@ class Members:
                     raise TrainingError(f"every vLLM server is lost: {self.troubles()}")
                 if not self.publish_comes and not any(member.returning for member in self.all):
                     raise TrainingError(
-                        f"every vLLM server was lost, and those that are back need weights that only the next publish can give: "
+                        "every vLLM server was lost, and those that are back need weights that only the next "
+                        "publish can give: "
                         f"{self.troubles()}. Go on with --resume auto"
                     )
                 await self._changed.wait()
@@ -268,7 +273,8 @@ class Members:
         while True:
             await asyncio.sleep(self._every)
             lately = time.monotonic() - self._every  # who answered since then is well, and perhaps too busy to say so
-            # A call that is under way (a publish) may keep the engine core busy for long, and has a deadline of its own.
+            # A call that is under way (a publish) may keep the engine core busy for long, and has a deadline of its
+            # own.
             silent = [
                 m for m in self.all if m.state == State.READY and m.client.answered < lately and not m.client.calls
             ]

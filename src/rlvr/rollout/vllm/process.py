@@ -1,8 +1,9 @@
 """A process that owns one vLLM engine and serves it over a private pipe: `python -m rlvr.rollout.vllm.process FD`.
 
-In: ("start", engine arguments) first, then ("generate", id, token ids, sampling parameters, adapter), ("abort", [ids]) and ("call", id,
-method, arguments). Out: ("ready", facts), ("done", [(id, Answer or error text)]), ("result", id, value), ("error", id, text).
-Between two steps all that has arrived is taken, so requests made together are scheduled together.
+In: ("start", engine arguments) first, then ("generate", id, token ids, sampling parameters, adapter), ("abort", [ids])
+and ("call", id, method, arguments). Out: ("ready", facts), ("done", [(id, Answer or error text)]), ("result", id,
+value), ("error", id, text). Between two steps all that has arrived is taken, so requests made together are scheduled
+together.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class Server:
         pipe.send(("ready", {"max_model_len": self.engine.model_config.max_model_len}))
 
     def _warm_up(self) -> None:
-        """Sample two tokens: what the first use compiles is done then, and a model that cannot be computed is refused."""
+        """Sample two tokens: what the first use compiles is done then, and a model that cannot be computed is
+        refused."""
         sampling = self._sampling(max_tokens=2, seed=0, logprobs=0, output_kind=self._final, detokenize=False)
         self.engine.add_request("warm up", {"prompt_token_ids": [0]}, sampling)
         while self.engine.has_unfinished_requests():
@@ -121,7 +123,8 @@ class Server:
             sampling = self._sampling(**fields, flat_logprobs=True, output_kind=self._final)
             prompt: Any = {"prompt_token_ids": list(token_ids)}
             if self._pauses:
-                # What the weights before a pause computed is still in the cache, and is not for requests that begin after it.
+                # What the weights before a pause computed is still in the cache, and is not for requests that begin
+                # after it.
                 prompt["cache_salt"] = str(self._pauses)
             self.engine.add_request(
                 str(number), prompt, sampling, lora_request=LoRARequest(**adapter) if adapter else None
@@ -149,8 +152,9 @@ class Server:
     def _pause(self) -> None:
         """Schedule nothing until `resume`, and finish the steps that are scheduled.
 
-        With asynchronous scheduling one step is computed while the tokens of the one before it are handed out. Tokens are labelled
-        when they are handed out, so that those of a step under way would be labelled with the version to come.
+        With asynchronous scheduling one step is computed while the tokens of the one before it are handed out. Tokens
+        are labelled when they are handed out, so that those of a step under way would be labelled with the version to
+        come.
         """
         self._updating = True
         self._core.pause_scheduler(mode="keep", clear_cache=False)

@@ -1,7 +1,7 @@
 """Inside vLLM's workers: weights that arrive through shared memory, and proof of what arrived.
 
-Imported by vLLM as its `worker_extension_cls`, which is also how the transfer `shared_memory` gets into vLLM's registry,
-beside its own `nccl` and `ipc`, and how every worker process is tied to the life of the trainer.
+Imported by vLLM as its `worker_extension_cls`, which is also how the transfer `shared_memory` gets into vLLM's
+registry, beside its own `nccl` and `ipc`, and how every worker process is tied to the life of the trainer.
 """
 
 from __future__ import annotations
@@ -102,8 +102,9 @@ class WorkerExtension:
         return {key: config[key] for key in keys if key in config}
 
     def rlvr_weights(self, shapes: dict[str, list[int]]) -> dict[str, Any]:
-        """What this worker holds: `checksums` by Hugging Face name, None where it cannot be told (a weight that was packed
-        for its kernel, split over workers or quantised); `unreached`: parameters that the last update left as they were."""
+        """What this worker holds: `checksums` by Hugging Face name, None where it cannot be told (a weight that was
+        packed for its kernel, split over workers or quantised); `unreached`: parameters that the last update left as
+        they were."""
         model = self.model_runner.get_model()
         mine = dict(model.named_parameters(remove_duplicate=False))
         packed = getattr(model, "packed_modules_mapping", {})

@@ -1,7 +1,8 @@
 """Requests and completions between this library's words and vLLM's, the same for an engine and a server.
 
-Semantics are those of the hf engine: the end token is part of the completion, stop strings stay in it, what is decoded for
-verifiers has no special tokens, and a completion that fills the context is told from one that reaches `max_new_tokens`.
+Semantics are those of the hf engine: the end token is part of the completion, stop strings stay in it, what is decoded
+for verifiers has no special tokens, and a completion that fills the context is told from one that reaches
+`max_new_tokens`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Answer:
     versions: Sequence[tuple[str, int, int]]
     """(version, first token, past the last)"""
     adapter: int | None = None
-    """The version of the adapter that sampled it, where one is sent by itself: vLLM's versions are of the weights under it."""
+    """The version of the adapter that sampled it, where one is sent by itself: vLLM's versions are of the weights under
+    it."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,14 @@ def opened(request: Request, context: int) -> Opened:
     room = context - len(request.token_ids)
     if not request.token_ids or room < 1:
         raise DataError(
-            f"a prompt of {len(request.token_ids)} tokens cannot be continued: the engine's context is {context} tokens "
+            f"a prompt of {len(request.token_ids)} tokens cannot be continued: the engine's context is {context} "
+            "tokens "
             "(the model's, or rollout.engine's max_model_len)"
         )
     if 0 < request.sampling.temperature < COLDEST:
         raise DataError(
-            f"rollout.temperature {request.sampling.temperature} is below {COLDEST}, which vLLM does not sample at: use 0 "
+            f"rollout.temperature {request.sampling.temperature} is below {COLDEST}, which vLLM does not sample at: "
+            "use 0 "
             f"(greedy), at least {COLDEST}, or rollout.engine hf"
         )
     return Opened(request, min(request.sampling.max_new_tokens, room), time.perf_counter())

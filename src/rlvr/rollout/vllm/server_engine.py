@@ -1,7 +1,7 @@
 """The engine `vllm-server`: one or many vLLM servers, started by the run or given by URL.
 
-Requests go to the server with the least to do. One that dies, hangs or answers with other weights than the current ones is
-stale: what was open there is asked again elsewhere, with the same seeds, so no rollout is lost and none is of wrong
+Requests go to the server with the least to do. One that dies, hangs or answers with other weights than the current ones
+is stale: what was open there is asked again elsewhere, with the same seeds, so no rollout is lost and none is of wrong
 weights; it is used again once it has the current ones. All HTTP is on a thread of its own, so any event loop may ask.
 """
 
@@ -83,8 +83,8 @@ class VLLMServerEngine:
         """Whether a publish has the keys and values of requests under way computed anew."""
         self._publishes = 0
         self._salt: str | None = None
-        """Keeps requests from what the weights of other publishes computed, where a publish leaves that in the cache. Versions do not:
-        a run that goes back to a checkpoint has one of them twice."""
+        """Keeps requests from what the weights of other publishes computed, where a publish leaves that in the cache.
+        Versions do not: a run that goes back to a checkpoint has one of them twice."""
         self._adapter = AdapterFiles(policy, self._shared()) if launch.sends_adapter(policy, options) else None
         self._with_base: set[ServerProcess] = set()
         """Processes that were sent the weights under the adapter."""
@@ -124,9 +124,9 @@ class VLLMServerEngine:
         return requests.completion(item, answer, self.policy)
 
     def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> Published:
-        """Give every server that answers the new weights, after requests under way are done or, with `continue`, between two
-        of their tokens. Where all were lost, the first to come back is waited for. The version that they have is not sent again
-        before a `release`. TrainingError when no server takes them."""
+        """Give every server that answers the new weights, after requests under way are done or, with `continue`,
+        between two of their tokens. Where all were lost, the first to come back is waited for. The version that they
+        have is not sent again before a `release`. TrainingError when no server takes them."""
         if self._has_weights and not self._released and version == self.version:
             return Published(0, 0.0)
         options = self.options
@@ -288,8 +288,10 @@ class VLLMServerEngine:
             results = self._all(sound, method, arguments)
             if self._offsets and len(sound) < asked and method in COLLECTIVE:
                 raise TrainingError(
-                    f"{asked - len(sound)} of {asked} vLLM servers were lost in {method}: a broadcast by NCCL cannot go on without "
-                    "them, and the others wait for it; go on with --resume auto, or set rollout.engine's transfer to files"
+                    f"{asked - len(sound)} of {asked} vLLM servers were lost in {method}: a broadcast by NCCL cannot "
+                    "go on without "
+                    "them, and the others wait for it; go on with --resume auto, or set rollout.engine's transfer to "
+                    "files"
                 )
             return results
 
@@ -299,16 +301,16 @@ class VLLMServerEngine:
         if not self._clears:  # from here on nothing is computed until `resume`, and then with the new weights
             self._salt = str(self._publishes)
         if self._transfer is not None and self._offsets and set(self._offsets) != set(sound):
-            # A group of NCCL can neither lose nor take in a process. Both ends abort it (vLLM's PyNcclCommunicator.destroy), which
-            # waits for no other.
+            # A group of NCCL can neither lose nor take in a process. Both ends abort it (vLLM's
+            # PyNcclCommunicator.destroy), which waits for no other.
             call("shutdown_weight_transfer_engine")
             self._transfer.close()
             self._transfer = None
         if self._transfer is None:
             self._transfer = self._make_transfer(sound)
         published = self._give_adapter(sound, version, call) if self._adapter else self._sent(weights, call)
-        # Before any server commits: from then on it may answer with tokens of this version, and be asked to go on before
-        # the others are.
+        # Before any server commits: from then on it may answer with tokens of this version, and be asked to go on
+        # before the others are.
         self._newest = version
         call("commit", version=str(version), clear_cache=self._clears)
         if busy:
@@ -317,8 +319,8 @@ class VLLMServerEngine:
         return published
 
     def _give_adapter(self, sound: list[ServerProcess], version: int, call: Call) -> Published:
-        """The adapter of this version, after the weights under it where a process has none. Then they go to all: what is
-        broadcast by NCCL has to be taken by the whole group."""
+        """The adapter of this version, after the weights under it where a process has none. Then they go to all: what
+        is broadcast by NCCL has to be taken by the whole group."""
         assert self._adapter is not None and self._transfer is not None
         base = None
         if not self._with_base.issuperset(sound):
@@ -335,15 +337,15 @@ class VLLMServerEngine:
         return self._transfer.send(lambda: in_wire_dtype(weights(), self.policy.dtype), call)
 
     def _catch_up(self, member: Member) -> bool:
-        """Give a server that came back the current weights; False when it has to wait for the next publish: the trainer is
-        about to change them, others of its group sample, or other ranks have parts of them."""
+        """Give a server that came back the current weights; False when it has to wait for the next publish: the trainer
+        is about to change them, others of its group sample, or other ranks have parts of them."""
         with self._weights_lock:
             if self._closing or self._weights is None or has_parts(self.policy):
                 return False
             given = [member]
             if self._transfer_name == "nccl":
-                # A broadcast is for a whole group, and those that sample are left in peace: the next publish makes a group of
-                # all. Where none samples there is nobody to wait for.
+                # A broadcast is for a whole group, and those that sample are left in peace: the next publish makes a
+                # group of all. Where none samples there is nobody to wait for.
                 others = [other for other in self._members.all if other is not member]
                 if any(other.state == State.READY for other in others):
                     return False
@@ -354,8 +356,8 @@ class VLLMServerEngine:
             return True
 
     def _all(self, processes: list[ServerProcess], method: str, arguments: dict[str, Any]) -> list[Any]:
-        """A method on these servers at once; those that fail, or whose process is another by now, are lost and leave the list.
-        TrainingError when none is left."""
+        """A method on these servers at once; those that fail, or whose process is another by now, are lost and leave
+        the list. TrainingError when none is left."""
 
         async def one(process: ServerProcess) -> Any:
             member = process[0]

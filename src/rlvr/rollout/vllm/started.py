@@ -55,7 +55,8 @@ class StartedServer:
         self._finalizer: Callable[[], Any] = lambda: None
 
     async def start(self, timeout: float) -> Client:
-        """Start the process and wait until it is well. ConfigError when it refuses, WaitTimeout when it takes too long."""
+        """Start the process and wait until it is well. ConfigError when it refuses, WaitTimeout when it takes too
+        long."""
         deadline = time.monotonic() + timeout
         for _ in range(TRIES):
             port = self.port or free_port()
@@ -110,7 +111,8 @@ class StartedServer:
         raise ConfigError(f"rollout.engine vllm-server: {self.name} ended with code {self.process.poll()}:\n{text}")
 
     async def _warm_up(self, client: Client, deadline: float) -> None:
-        """Sample two tokens: what the first use compiles is done then, and a model that cannot be computed is refused."""
+        """Sample two tokens: what the first use compiles is done then, and a model that cannot be computed is
+        refused."""
         fields = {"max_tokens": 2, "seed": 0, "logprobs": 0, "detokenize": False}
         try:
             await client.generate([0], fields, None, max(1.0, deadline - time.monotonic()))
@@ -150,5 +152,6 @@ def check_free(port: int, name: str) -> None:
             probe.bind((HOST, port))
         except OSError as error:
             raise ConfigError(
-                f"rollout.engine: port {port} for {name} is taken ({error.strerror}): choose another, or null for a free one"
+                f"rollout.engine: port {port} for {name} is taken ({error.strerror}): choose another, or null for a "
+                "free one"
             ) from error

@@ -1,8 +1,9 @@
 """The trainer's end of a publish: weights to one or many engines, bucket by bucket.
 
-`shared_memory` writes each bucket into memory that engines on this machine map; `files` into a folder that servers can read;
-`nccl` and `ipc` are vLLM's own weight transfer between GPUs (gpu_transfer). Invariants: never more than one bucket
-of the weights is held besides the trainer's own; when `send` returns, every engine that did not fail has all of it.
+`shared_memory` writes each bucket into memory that engines on this machine map; `files` into a folder that servers can
+read; `nccl` and `ipc` are vLLM's own weight transfer between GPUs (gpu_transfer). Invariants: never more than one
+bucket of the weights is held besides the trainer's own; when `send` returns, every engine that did not fail has all of
+it.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def checksum(tensor: torch.Tensor) -> str:
 class SharedMemoryTransfer:
     """One bucket in anonymous memory (memfd) that processes of the same user open by this process's id.
 
-    There is no name to clean up: the memory goes with its last user. It does not count against the size of /dev/shm, which
-    is small in containers. Engines copy before they answer, so one bucket's memory serves all.
+    There is no name to clean up: the memory goes with its last user. It does not count against the size of /dev/shm,
+    which is small in containers. Engines copy before they answer, so one bucket's memory serves all.
     """
 
     def __init__(self) -> None:
@@ -82,7 +83,8 @@ class SharedMemoryTransfer:
 
 
 class FileTransfer:
-    """One bucket at a time as a file in a folder that the trainer writes and every server reads, on whatever machine."""
+    """One bucket at a time as a file in a folder that the trainer writes and every server reads, on whatever
+    machine."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -153,8 +155,8 @@ def mismatched_weights(
 ) -> list[str]:
     """Names of what engines hold otherwise than `weights`: `ask(shapes)` gives what each worker's `rlvr_weights` says.
 
-    Only what a worker can tell is compared: on a CPU most matrices are packed for their kernels and cannot be read back;
-    parameters that the update did not reach are known there.
+    Only what a worker can tell is compared: on a CPU most matrices are packed for their kernels and cannot be read
+    back; parameters that the update did not reach are known there.
     """
     expected: dict[str, str] = {}
     shapes: dict[str, list[int]] = {}

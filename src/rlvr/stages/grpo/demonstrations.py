@@ -36,7 +36,8 @@ def demonstration(task: Task, context: StageContext, group: str, member: int = 0
 def with_demonstrations(batch: Batch, context: StageContext) -> Batch:
     """The batch, and after it one rollout for every group whose task has a demonstration.
 
-    Their reward is NaN and their advantage and policy weight 0, so that nothing but a term on demonstrations reads them.
+    Their reward is NaN and their advantage and policy weight 0, so that nothing but a term on demonstrations reads
+    them.
     """
     shown = [
         demonstration(group.rollouts[0].task, context, group.key, 1 + max(r.member for r in group.rollouts))

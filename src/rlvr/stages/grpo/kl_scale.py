@@ -33,7 +33,8 @@ def check_scale(config: Config, tasks: Sequence[Task]) -> None:
         for name in kl.scale.factors:
             if most is not None and int(name) > most:
                 raise ConfigError(
-                    f"{where} names turn {name}, and rollout.plan has {most} at most: leave it out, or set the plan's `turns`"
+                    f"{where} names turn {name}, and rollout.plan has {most} at most: leave it out, or set the "
+                    "plan's `turns`"
                 )
 
 

@@ -1,7 +1,9 @@
-"""The supply of a stage that trains on recorded rollouts: in the place of `rlvr.rollout.RolloutBuffer`, with its methods.
+"""The supply of a stage that trains on recorded rollouts: in the place of `rlvr.rollout.RolloutBuffer`, with its
+methods.
 
-Invariants: with the configuration, seed and start weights of the recorded run the updates are those of that run, bit for bit
-on a CPU, unless an option follows the metric `entropy`, which is that of the policy that trains; a reward or verifier that differs from the recorded run's is never passed over in silence.
+Invariants: with the configuration, seed and start weights of the recorded run the updates are those of that run, bit
+for bit on a CPU, unless an option follows the metric `entropy`, which is that of the policy that trains; a reward or
+verifier that differs from the recorded run's is never passed over in silence.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class RecordedBuffer:
     ) -> None:
         if plan.config.folder.resolve() == Path(options.path).resolve():
             raise ConfigError(
-                f"rollout.engine: the run would write to {options.path}, whose rollouts it reads: choose another run.name"
+                f"rollout.engine: the run would write to {options.path}, whose rollouts it reads: choose another "
+                "run.name"
             )
         if not options.rescore:
             _refuse_other_rewards(options.path, plan)
@@ -114,7 +117,8 @@ def _refuse_other_rewards(run: str, plan: StagePlan) -> None:
     for key in ("verifier", "rewards"):
         if key in recorded and _parsed(recorded[key]) != _parsed(now[key]):
             raise ConfigError(
-                f"{key} is not that of the recorded run ({recorded[key]!r}, here {now[key]!r}), and rollout.engine takes verdicts and "
+                f"{key} is not that of the recorded run ({recorded[key]!r}, here {now[key]!r}), and rollout.engine "
+                "takes verdicts and "
                 f"rewards as they were recorded: set rollout.engine.rescore=true, or {key} as it was"
             )
 

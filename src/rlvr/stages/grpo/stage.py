@@ -1,7 +1,7 @@
 """The grpo stage: groups of sampled responses, verified, scored against each other.
 
-rollouts -> reward columns -> selection -> advantages -> weights per token; every piece comes from the configuration, and
-none is known here by name.
+rollouts -> reward columns -> selection -> advantages -> weights per token; every piece comes from the configuration,
+and none is known here by name.
 """
 
 from __future__ import annotations
@@ -53,14 +53,16 @@ class GRPOStage(Stage):
         check_scale(plan.config, tasks)
         if rollout.dynamic_sampling and rollout.group_size < 2:
             raise ConfigError(
-                "rollout.dynamic_sampling replaces groups whose rewards are all the same, and every group of one is: set "
+                "rollout.dynamic_sampling replaces groups whose rewards are all the same, and every group of one is: "
+                "set "
                 "rollout.group_size to 2 or more, or rollout.dynamic_sampling to null"
             )
         for name in ("top_p", "top_k", "min_p"):
             neutral = type(rollout).model_fields[name].default
             if getattr(rollout, name) != neutral:
                 raise ConfigError(
-                    f"rollout.{name}={getattr(rollout, name)} cannot be trained on: the policy's log-probs are those of the whole "
+                    f"rollout.{name}={getattr(rollout, name)} cannot be trained on: the policy's log-probs are those "
+                    "of the whole "
                     f"distribution, not of a truncated one. Set it to {neutral}; evaluation.{name} is free"
                 )
         if rollout.temperature == 0:
@@ -117,14 +119,15 @@ class GRPOStage(Stage):
         self.supply.load_state_dict(state)
 
     def has_signal(self, rollouts: list[Rollout]) -> bool:
-        """Whether the rewards of any group among the rollouts of one draw differ. Values its baseline too, so that the thread
-        that trains has no function left to call."""
+        """Whether the rewards of any group among the rollouts of one draw differ. Values its baseline too, so that the
+        thread that trains has no function left to call."""
         self._call_plain(rollouts)
         trained = [r.as_trained() for r in rollouts if r.role != BASELINE]
         return len(mixed_groups(self._scored(trained, peek=True))) > 0
 
     async def _has_signal_aside(self, rollouts: list[Rollout]) -> bool:
-        """Call `has_signal` on a thread of its own, because a slow reward function would hold up the loop that samples."""
+        """Call `has_signal` on a thread of its own, because a slow reward function would hold up the loop that
+        samples."""
         return await Threads("rlvr-rewards").call(lambda: self.has_signal(rollouts))
 
     def score(self, collected: StepRollouts) -> tuple[Batch, dict[str, Any]]:
@@ -191,7 +194,8 @@ class GRPOStage(Stage):
         return everything, compared
 
     def _call_plain(self, rollouts: Sequence[Rollout]) -> None:
-        """As `_scored_all` shows rollouts to the functions: baselines apart from the groups that are compared with them."""
+        """As `_scored_all` shows rollouts to the functions: baselines apart from the groups that are compared with
+        them."""
         for of_baseline in (False, True):
             self.scoring.call_plain([r.as_trained() for r in rollouts if (r.role == BASELINE) == of_baseline])
 
@@ -200,7 +204,8 @@ class GRPOStage(Stage):
         return self.scoring.score(rollouts, self.context.policy, self.context.history, when, peek, known)
 
     def _add_baseline(self, batch: Batch, compared: Batch) -> None:
-        """The column `baseline`, the reward of the draw's baseline rollout, where there are such; NaN where there is none."""
+        """The column `baseline`, the reward of the draw's baseline rollout, where there are such; NaN where there is
+        none."""
         if len(compared):
             rewards = compared.column("reward").tolist()
             of = dict(zip((r.group for r in compared.rollouts), rewards, strict=True))
@@ -228,7 +233,8 @@ class GRPOStage(Stage):
             yield from components.controllers()
 
     def scheduled(self, step: int) -> dict[str, float]:
-        """Those of the objective, of rewards and selection, and of the advantage and its modifiers by the component's name."""
+        """Those of the objective, of rewards and selection, and of the advantage and its modifiers by the component's
+        name."""
         moving = super().scheduled(step)
         for components in self._further_components():
             moving |= components.scheduled(step, self.steps)
@@ -274,7 +280,8 @@ class GRPOStage(Stage):
         """DataError when demonstrations are to be learned from and no task has one."""
         if self._shows_demonstrations and not any(task.demonstration for task in self.pool):
             raise DataError(
-                f"stage {self.plan.name!r}: algorithm.auxiliary learns from demonstrations, and no task has one: give the tasks "
+                f"stage {self.plan.name!r}: algorithm.auxiliary learns from demonstrations, and no task has one: "
+                "give the tasks "
                 "the field `demonstration`, or let the term learn `on: right` responses"
             )
 

@@ -1,6 +1,8 @@
-"""What an audit finds in many verdicts: counts by verifier and status, agreement with what was expected, cases worth a look.
+"""What an audit finds in many verdicts: counts by verifier and status, agreement with what was expected, cases worth a
+look.
 
-Invariant: memory is bounded, however many verdicts are added: counts are kept of all, cases only of the worst or the first.
+Invariant: memory is bounded, however many verdicts are added: counts are kept of all, cases only of the worst or the
+first.
 """
 
 from __future__ import annotations

@@ -89,7 +89,8 @@ def show_trial(console: Console, trial: Trial) -> None:
             else:
                 gold = f" {shorten(control.target.gold, 40)!r}"
             console.message(
-                f"task {task.id}: a correct answer{gold} in the form {control.target.form.name!r} is paid {control.paid:g}"
+                f"task {task.id}: a correct answer{gold} in the form {control.target.form.name!r} is paid "
+                f"{control.paid:g}"
             )
     rows = []
     for trick in TRICKS:

@@ -1,8 +1,8 @@
 """A verifier on trial: the built-in tricks (rlvr.verifiers.audit.tricks) tried on it, and what it did with each.
 
-First a correct answer is given in one form after another until the verifier pays: the control. Tricks are then written in
-that form, so a refusal is the trick's and not the form's. Invariant: a verifier that pays no control is reported as not
-tried, never as honest.
+First a correct answer is given in one form after another until the verifier pays: the control. Tricks are then written
+in that form, so a refusal is the trick's and not the form's. Invariant: a verifier that pays no control is reported as
+not tried, never as honest.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Example:
     gold: str | None = None
     """A right answer as text, where the task's own `answer` is none."""
     junk_is_wrong: bool = False
-    """Junk is known to be wrong although the task has no `answer`: it is not a check of form alone, such as a length."""
+    """Junk is known to be wrong although the task has no `answer`: it is not a check of form alone, such as a
+    length."""
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ class ChoiceVerifier(AnswerVerifier):
     """The answer names the gold option of `info["options"]`, and no other.
 
     `info["options"]` is a list (labelled A, B, C ...) or a mapping of labels to texts. Where the prompt showed them in
-    another order, `info["order"]` says for each place which option (index or label) stood there. The gold is a label, an
-    index from 0, or a text, always of the options as stored; a list of these is a task with several right options. The
-    verdict's answer is the label as stored, so that votes over shuffled prompts count the same option.
+    another order, `info["order"]` says for each place which option (index or label) stood there. The gold is a label,
+    an index from 0, or a text, always of the options as stored; a list of these is a task with several right options.
+    The verdict's answer is the label as stored, so that votes over shuffled prompts count the same option.
     """
 
     letters: str = ""

@@ -1,8 +1,8 @@
 """The options of a multiple-choice task as its prompt showed them, and which of them a text names.
 
-Invariants: a text names a set of options or none, never a guess: a letter and a text that disagree, or a hedge, name nothing.
-rlvr.verifiers.choice.statements decides which options a sentence affirms. Options are numbered as `info["options"]` stores
-them, whatever order the prompt showed.
+Invariants: a text names a set of options or none, never a guess: a letter and a text that disagree, or a hedge, name
+nothing. rlvr.verifiers.choice.statements decides which options a sentence affirms. Options are numbered as
+`info["options"]` stores them, whatever order the prompt showed.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class Options:
     def _named(self) -> re.Pattern[str]:
         """A label in running text: in brackets, after "option", before a bracket, or a capital that is no English word.
 
-        `A` is no article before a verb, a conjunction or the end of a clause; `I` is no pronoun before "is", nor behind "is"
-        or "not" where the clause ends.
+        `A` is no article before a verb, a conjunction or the end of a clause; `I` is no pronoun before "is", nor behind
+        "is" or "not" where the clause ends.
         """
         capitals = "|".join(re.escape(label) for label in self.by_label if label not in ("A", "I")) or "(?!)"
         article = "A" if "A" in self.by_label else "(?!)"
@@ -252,8 +252,9 @@ def squash(text: str) -> str:
 def read_options(listed: Any, order: Any, letters: str) -> Options | str:
     """The options of a task, or what is wrong with them.
 
-    `listed` is `info["options"]`: a list, a mapping of labels to texts, or None, then `letters` are the options. `order`
-    is `info["order"]`: for each place in the prompt the index or the label of the stored option that stood there.
+    `listed` is `info["options"]`: a list, a mapping of labels to texts, or None, then `letters` are the options.
+    `order` is `info["order"]`: for each place in the prompt the index or the label of the stored option that stood
+    there.
     """
     if listed is None:
         if not letters:

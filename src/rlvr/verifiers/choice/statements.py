@@ -1,21 +1,22 @@
 """The one rule of how a sentence about options affirms, denies or doubts them.
 
-The sentence is read clause by clause. A clause ends at a full stop, comma, semicolon or line break, at a conjunction (because,
-so, but ...), and before "not B", "instead of B", "rather than B".
+The sentence is read clause by clause. A clause ends at a full stop, comma, semicolon or line break, at a conjunction
+(because, so, but ...), and before "not B", "instead of B", "rather than B".
 
-1. A clause with a word of denial (not, wrong, can't, doubt, instead of, at first ...) denies the options in it; so does one that only
-   reports (`some say B`), and "than" the options that are compared by it.
+1. A clause with a word of denial (not, wrong, can't, doubt, instead of, at first ...) denies the options in it; so does
+   one that only reports (`some say B`), and "than" the options that are compared by it.
 2. A clause with a word of doubt (or, either, maybe, could, a question mark ...) makes the whole sentence doubtful.
 3. Any other clause affirms the options in it.
-4. A clause without options that denies or doubts speaks of what was affirmed before it, and makes that doubtful (`B. Maybe.`).
-   Before any option it makes the sentence doubtful, unless what follows overcomes it with "but", "so", "still" ... (`I am not
-   sure, but B`). Behind "because", "since", "while" ... it is about something else, and does nothing.
-5. Options behind "because", "since", "while", "although" ... are spoken of in passing (`While A looks tempting, B`), unless the clause
-   says that they are right. Those behind "if" are a hypothesis, on which what follows depends (`If not A, then B`), unless it
-   overcomes it with "so", "but" ...
+4. A clause without options that denies or doubts speaks of what was affirmed before it, and makes that doubtful
+   (`B. Maybe.`). Before any option it makes the sentence doubtful, unless what follows overcomes it with "but", "so",
+   "still" ... (`I am not sure, but B`). Behind "because", "since", "while" ... it is about something else, and does
+   nothing.
+5. Options behind "because", "since", "while", "although" ... are spoken of in passing (`While A looks tempting, B`),
+   unless the clause says that they are right. Those behind "if" are a hypothesis, on which what follows depends
+   (`If not A, then B`), unless it overcomes it with "so", "but" ...
 
-Emphasis is no denial (`no doubt`, `either way`), and `not only A but B` is `A and B`. Denials do not cancel each other: `B is not
-wrong` affirms nothing. Only English words are known.
+Emphasis is no denial (`no doubt`, `either way`), and `not only A but B` is `A and B`. Denials do not cancel each other:
+`B is not wrong` affirms nothing. Only English words are known.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _DENIAL = re.compile(
     r"|discard(?:ed)?|eliminat(?:es?|ed|ing)|rul(?:es?|ed|ing) out|fails?|(?:any|every)thing but|all but|far from|worse"
     r"|less (?:likely|plausible|probable|suitable|appropriate|accurate|convincing)"
     r"|at first|initially|first thought|used to"
-    r"|(?:some|many|most|few|several|others?|people|they|one|you)(?: \w+)? (?:might |may |could |would )?(?:say|think|claim|believe|argue|suggest)s?"
+    r"|(?:some|many|most|few|several|others?|people|they|one|you)(?: \w+)? (?:might |may |could |would "
+    r")?(?:say|think|claim|believe|argue|suggest)s?"
     r")\b|n't\b|n\u2019t\b",
     re.IGNORECASE,
 )
@@ -44,7 +46,8 @@ _DOUBT = re.compile(
     re.IGNORECASE,
 )
 _EMPHASIS = re.compile(
-    r"\b(?:(?:there is |there's )?(?:no|without (?:a |any )?|beyond (?:a |any )?) ?doubt(?: that)?|either way|in any case|after all"
+    r"\b(?:(?:there is |there's )?(?:no|without (?:a |any )?|beyond (?:a |any )?) ?doubt(?: that)?|either way|in any "
+    r"case|after all"
     r"|at all)\b",
     re.IGNORECASE,
 )

@@ -1,11 +1,11 @@
 """An assertion on a program's functions, rewritten into calls of them and a comparison outside of the sandbox.
 
-`assert abs(f(2) - 1.5) < 1e-6` becomes: let the program compute `f(2)`, then compare here. What is rewritten: literals, calls of
-the program's functions, and the few operations of `_PLAIN` and below, on exact builtin values. The rest (names of the setup,
-comprehensions, `try`) is not, and runs as a test in a process of its own.
+`assert abs(f(2) - 1.5) < 1e-6` becomes: let the program compute `f(2)`, then compare here. What is rewritten: literals,
+calls of the program's functions, and the few operations of `_PLAIN` and below, on exact builtin values. The rest (names
+of the setup, comprehensions, `try`) is not, and runs as a test in a process of its own.
 
-Invariants: the test's text is parsed, never evaluated; an operation here costs time linear in its values (no power, no product,
-no repetition, no formatting of what the program gave), and means what Python means by it.
+Invariants: the test's text is parsed, never evaluated; an operation here costs time linear in its values (no power, no
+product, no repetition, no formatting of what the program gave), and means what Python means by it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from rlvr.verifiers.code.compare import short
 from rlvr.verifiers.code.values import Source
 
 CallProgram = Callable[[str, Sequence[Any], dict[str, Any]], Awaitable[Any]]
-"""`await call(name, args, kwargs)`: what the program's function returns, computed in the sandbox. In place of a name, with no
-arguments, it may be an expression that begins with one: `f(3)(4)`."""
+"""`await call(name, args, kwargs)`: what the program's function returns, computed in the sandbox. In place of a name,
+with no arguments, it may be an expression that begins with one: `f(3)(4)`."""
 
 Expression = Callable[[CallProgram], Awaitable[Any]]
 """An assertion's value, given how to call the program."""
@@ -35,7 +35,8 @@ class NotPlainError(Exception):
 
 
 def rewritten(test: str | ast.stmt, functions: Collection[str]) -> Expression | None:
-    """The condition of an `assert`, or None where the test has to run as it is. `functions`: what the program defines."""
+    """The condition of an `assert`, or None where the test has to run as it is. `functions`: what the program
+    defines."""
     try:
         statement = only_statement(test) if isinstance(test, str) else test
         if isinstance(statement, ast.Assert):
@@ -158,7 +159,8 @@ def _program_call(name: str, node: ast.Call, functions: Collection[str]) -> Expr
 
 
 def _given(node: ast.expr, functions: Collection[str]) -> Expression:
-    """An argument of a call of the program, which may be a function: as its text, where that means the same in the program."""
+    """An argument of a call of the program, which may be a function: as its text, where that means the same in the
+    program."""
     match node:
         case ast.Lambda():
             own = {name.arg for name in ast.walk(node) if isinstance(name, ast.arg)}
@@ -173,8 +175,9 @@ def _given(node: ast.expr, functions: Collection[str]) -> Expression:
 
 
 def _chain(node: ast.expr, functions: Collection[str]) -> Expression | None:
-    """`f(3)(4)`, `f(3).area()`, `f(3).x`: what is done with a function or an object that the program made, computed in the
-    program's process; None for any other expression. Methods of builtin types are not: `f(3).endswith('42')` would tell the answer."""
+    """`f(3)(4)`, `f(3).area()`, `f(3).x`: what is done with a function or an object that the program made, computed in
+    the program's process; None for any other expression. Methods of builtin types are not: `f(3).endswith('42')` would
+    tell the answer."""
     steps = 0
     inner = node
     while not (isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name)):
@@ -301,7 +304,8 @@ def _set_of(kind: type) -> Callable[..., Any]:
 
 def _sum(items: Any) -> Any:
     """The sum, without a start, so that no lists are concatenated. Integers are added in pairs: one after the other, a
-    large one is copied for each of many small ones, which is quadratic. Past the first float every addition is short."""
+    large one is copied for each of many small ones, which is quadratic. Past the first float every addition is
+    short."""
     items = list(items)
     count = next((at for at, item in enumerate(items) if not isinstance(item, int)), len(items))
     integers = items[:count]

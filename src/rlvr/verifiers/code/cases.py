@@ -1,7 +1,7 @@
 """One case of a task: run the program on it in the sandbox, and judge outside what it claims.
 
-Invariants: what is expected is in no job that a program takes part in; a case ends in a Result, never in an exception for what the
-program did; only a sandbox that failed leaves it undecided.
+Invariants: what is expected is in no job that a program takes part in; a case ends in a Result, never in an exception
+for what the program did; only a sandbox that failed leaves it undecided.
 """
 
 from __future__ import annotations
@@ -245,8 +245,8 @@ class ProxiedCase(Case):
 
 @functools.cache
 def _machine_secret() -> bytes:
-    """The id of this machine, which no sandbox shows (machine-id(5) calls it confidential); empty where there is none. Unlike a random
-    number, it gives a run with the same seed, and each of its processes, the same inputs."""
+    """The id of this machine, which no sandbox shows (machine-id(5) calls it confidential); empty where there is none.
+    Unlike a random number, it gives a run with the same seed, and each of its processes, the same inputs."""
     with contextlib.suppress(OSError):
         return Path("/etc/machine-id").read_bytes().strip()
     return b""
@@ -254,7 +254,8 @@ def _machine_secret() -> bytes:
 
 @dataclass(frozen=True)
 class PropertyCase(Case):
-    """A property of a function on an input made at random: of the program's text and a secret, so that no program can know it before.
+    """A property of a function on an input made at random: of the program's text and a secret, so that no program can
+    know it before.
 
     It holds by a true value. One that returns no value anywhere in its source holds where it raises nothing.
     """
@@ -275,8 +276,9 @@ class PropertyCase(Case):
 class CheckerCase(Case):
     """A task's own checker says whether an output will do.
 
-    It is Python, and runs apart from the program: a function `check(input, output)` or `check(input, output, expected)`, which
-    returns a bool or a share in [0, 1], or else a script that reads these as a JSON object from its input and ends with code 0.
+    It is Python, and runs apart from the program: a function `check(input, output)` or
+    `check(input, output, expected)`, which returns a bool or a share in [0, 1], or else a script that reads these as a
+    JSON object from its input and ends with code 0.
     """
 
     checker: str

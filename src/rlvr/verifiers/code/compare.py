@@ -1,11 +1,14 @@
-"""Whether what a program gave is what was expected; runs in the trainer's process, on text and exact builtin values only.
+"""Whether what a program gave is what was expected; runs in the trainer's process, on text and exact builtin values
+only.
 
-Text is compared token by token: equal letter by letter, but for an expected token that is a number and no integer, which any
-number within the tolerance equals. So an expected `3` is not `3.0`, and an expected `0.5` may be `0.50` or `5e-1`. Values are
-compared by type, also within sets and the keys of dicts: a bool is no number, an expected integer is an integer.
+Text is compared token by token: equal letter by letter, but for an expected token that is a number and no integer,
+which any number within the tolerance equals. So an expected `3` is not `3.0`, and an expected `0.5` may be `0.50` or
+`5e-1`. Values are compared by type, also within sets and the keys of dicts: a bool is no number, an expected integer is
+an integer.
 
 The peers: LiveCodeBench compares lines of decimals exactly (`testing_util.py`), EvalPlus takes 1e-6 + 1e-7 |expected|
-(`evalplus/eval/__init__.py`), CodeContests 1e-5 in all (`execution/tester_sandboxer.cc`). The last two take 0 for a small answer.
+(`evalplus/eval/__init__.py`), CodeContests 1e-5 in all (`execution/tester_sandboxer.cc`). The last two take 0 for a
+small answer.
 
 Invariants: the time is linear in the texts and values; nothing here raises on what a program gave.
 """
@@ -24,8 +27,8 @@ from typing import Any
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?", re.ASCII)
 _INTEGER = re.compile(r"[-+]?\d+", re.ASCII)
 GROWS_TO = 5e4
-"""The expected number from which on the tolerance is what it is there: with 1e-6, 0.05, so that of the numbers of one decimal no other
-will do, and for a half neither of the integers beside it (floor division)."""
+"""The expected number from which on the tolerance is what it is there: with 1e-6, 0.05, so that of the numbers of one
+decimal no other will do, and for a half neither of the integers beside it (floor division)."""
 _DOUBLE_LOSS = 1e-12
 """What computing with doubles may lose of a number of any size, which is more than that from 5e10 on."""
 _LONGEST = 400
@@ -37,16 +40,18 @@ class Comparison:
     """How outputs and values are compared; a task's `comparison` gives these by name."""
 
     tolerance: float = 1e-6
-    """Of a number that is expected and is no integer, relative to it (up to `GROWS_TO`); absolute where 0.0 is expected. 0 or more."""
+    """Of a number that is expected and is no integer, relative to it (up to `GROWS_TO`); absolute where 0.0 is
+    expected. 0 or more."""
     lines: bool = False
-    """Line by line, with the space inside lines, in place of token by token; space at the ends of lines never counts."""
+    """Line by line, with the space inside lines, in place of token by token; space at the ends of lines never
+    counts."""
     ignore_case: bool = False
     """Of text that a program prints: YES is yes."""
     strict_sequences: bool = False
     """A tuple is no list. Off by default, since tasks in JSON cannot say which is meant."""
     strict_numbers: bool = True
-    """Of values: True, 1 and 1.0 are three things, but where 1.0 is expected an int of that value will do. Off: the numbers
-    that Python holds for equal are."""
+    """Of values: True, 1 and 1.0 are three things, but where 1.0 is expected an int of that value will do. Off: the
+    numbers that Python holds for equal are."""
 
     @classmethod
     def read(cls, written: Any, default: Comparison) -> Comparison:
@@ -103,7 +108,8 @@ def _near(found: str, expected: str, tolerance: float) -> bool:
 
 
 def _float(text: str) -> float | None:
-    """The number that a token writes, or None where a float cannot hold it: 1e999 and 1e-999 are equal to themselves only."""
+    """The number that a token writes, or None where a float cannot hold it: 1e999 and 1e-999 are equal to themselves
+    only."""
     value = float(text)
     mantissa = text.casefold().partition("e")[0]
     lost = value == 0 and any(digit in mantissa for digit in "123456789")
@@ -163,7 +169,8 @@ def _same(found: Any, expected: Any, how: Comparison) -> bool:
 
 
 def _same_members(found: Collection[Any], expected: Collection[Any], how: Comparison) -> bool:
-    """Whether two sets, or the keys of two dicts, are equal and of equal types at every depth. Numbers in them are exact."""
+    """Whether two sets, or the keys of two dicts, are equal and of equal types at every depth. Numbers in them are
+    exact."""
     if len(found) != len(expected) or set(found) != set(expected):
         return False
     return not how.strict_numbers or {_typed(one) for one in found} == {_typed(one) for one in expected}

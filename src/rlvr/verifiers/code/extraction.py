@@ -1,17 +1,20 @@
 """Which text of a completion is the program: an explicit policy, with one program or none.
 
 1. The completion's own turn, after the last closed reasoning block (rlvr.verifiers.answers).
-2. Of its fenced blocks (``` or ~~~) those that are marked with the task's language; where there is none, those without a mark. A
-   block that is marked otherwise (`text`, `bash`, another language) shows something and is no program.
-3. Of these the last, or as the option says, that defines the function which the task asks for; for a program that reads and
-   prints, the last that looks like one (it has a way to print) rather than like the output of one. Where none does, the last.
-4. In Python, before it those earlier ones that define functions, classes or imports which it uses and does not define itself.
+2. Of its fenced blocks (``` or ~~~) those that are marked with the task's language; where there is none, those without
+   a mark. A block that is marked otherwise (`text`, `bash`, another language) shows something and is no program.
+3. Of these the last, or as the option says, that defines the function which the task asks for; for a program that reads
+   and prints, the last that looks like one (it has a way to print) rather than like the output of one. Where none does,
+   the last.
+4. In Python, before it those earlier ones that define functions, classes or imports which it uses and does not define
+   itself.
 5. Without any fenced block, the whole text.
 
-A block that is never closed goes to the end of the text. A mark at the very end that closes nothing closes the block that the
-prompt opened.
+A block that is never closed goes to the end of the text. A mark at the very end that closes nothing closes the block
+that the prompt opened.
 
-Invariants: time is linear in the text; the model's text is never parsed or compiled here; the only error is NoProgramError.
+Invariants: time is linear in the text; the model's text is never parsed or compiled here; the only error is
+NoProgramError.
 """
 
 from __future__ import annotations
@@ -101,8 +104,8 @@ def find_program(
     max_length: int = 100_000,
     wanted: str = "",
 ) -> str:
-    """The program of a completion, as written. `wanted`: the function that it has to define, if any. NoProgramError says in words why
-    there is none."""
+    """The program of a completion, as written. `wanted`: the function that it has to define, if any. NoProgramError
+    says in words why there is none."""
     text = after_reasoning(own_turn(completion), think_opened_by_prompt)
     if text is None:
         raise NoProgramError("the reasoning never ended")
@@ -145,7 +148,8 @@ def _chosen(text: str, language: str, which: Which, wanted: str) -> str:
 
 
 def _with_earlier(chosen: str, programs: list[str], wanted: str) -> str:
-    """A program with the blocks before it that define functions, classes or imports which it uses and does not define itself."""
+    """A program with the blocks before it that define functions, classes or imports which it uses and does not define
+    itself."""
     at = next((at for at, one in enumerate(programs) if one is chosen), 0)
     parts = [chosen]
     own = _defined(chosen, _ANYWHERE) | set(_ASSIGNED.findall(chosen))

@@ -1,8 +1,9 @@
 """Judging what is too large for the trainer's process: by the same code, in a sandbox apart from the program.
 
-The trainer's event loop stands still while it decodes, compares or computes, so it does so only up to DECODED_SIZE. For more, the
-claim and what is expected go to a process of their own, which has limits and never runs anything of the program: it decodes typed
-JSON, splits text, and evaluates a test that `asserts` rewrote. Here, claims are only passed on.
+The trainer's event loop stands still while it decodes, compares or computes, so it does so only up to DECODED_SIZE. For
+more, the claim and what is expected go to a process of their own, which has limits and never runs anything of the
+program: it decodes typed JSON, splits text, and evaluates a test that `asserts` rewrote. Here, claims are only passed
+on.
 
 Invariant: a judge that fails (out of time or memory) fails the case; only a sandbox that broke leaves it undecided.
 """
@@ -26,7 +27,8 @@ _MODULES = ("values", "compare", "asserts")
 _PACKAGE = "rlvr.verifiers.code"
 _HOLDS = "holds"
 _CALL = "call "
-"""The first words of an answer: the case passes; a call of the program is needed first. Any other answer says why it fails."""
+"""The first words of an answer: the case passes; a call of the program is needed first. Any other answer says why it
+fails."""
 
 _PROGRAM = """
 import json, sys, types

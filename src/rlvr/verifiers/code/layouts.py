@@ -7,11 +7,11 @@
     {"kind": "checker", "checker": "def check(input, output): ...", "cases": [{"input": "..."}]}
     {"kind": "property", "entry_point": "f", "property": "def holds(f, random): ...", "trials": 20}
 
-All may have `language`, `time_limit` (seconds of a case), `memory_mb`, `packages` ([numpy]), `comparison`, `prelude` (code in front of the program),
-`solution`; a case may have a `weight`, and `weights` are those of `tests`. `harness: livecodebench` gives a `stdio` program the names
-that this harness does (`preludes.py`); a `function` always has them. The first three lines of defence: what is expected stays
-in the cases here; `setup` is the tests' own, of which a program gets the imports only; a test that cannot be rewritten is run apart
-from the program.
+All may have `language`, `time_limit` (seconds of a case), `memory_mb`, `packages` ([numpy]), `comparison`, `prelude`
+(code in front of the program), `solution`; a case may have a `weight`, and `weights` are those of `tests`.
+`harness: livecodebench` gives a `stdio` program the names that this harness does (`preludes.py`); a `function` always
+has them. The first three lines of defence: what is expected stays in the cases here; `setup` is the tests' own, of
+which a program gets the imports only; a test that cannot be rewritten is run apart from the program.
 
 Invariant: the only error is LayoutError, which names the place and the mend.
 """
@@ -87,7 +87,8 @@ class Layout:
 
 
 def read_layout(info: Mapping[str, Any], language: str, comparison: Comparison, prompt: Any = None) -> Layout:
-    """The layout that `info` describes; `language` and `comparison` hold where it says nothing, `prompt` is the task's."""
+    """The layout that `info` describes; `language` and `comparison` hold where it says nothing, `prompt` is the
+    task's."""
     info = {name: value for name, value in info.items() if value is not None}
     kind = info.get("kind")
     if kind not in _READERS:
@@ -256,12 +257,14 @@ def _checker(info: Mapping[str, Any], how: Comparison) -> _Read:
 
 
 def _given_to_checker(arguments: ast.arguments) -> int:
-    """Number of values that a checker's function is given: 2, or 3 where it takes what is expected. LayoutError for another function."""
+    """Number of values that a checker's function is given: 2, or 3 where it takes what is expected. LayoutError for
+    another function."""
     names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
     needed = len(names) - len(arguments.defaults)
     if len(names) < 2 or needed > 3 or None in arguments.kw_defaults:
         raise LayoutError(
-            "the checker's function is check(input, output) or check(input, output, expected); other parameters need a default"
+            "the checker's function is check(input, output) or check(input, output, expected); other parameters need "
+            "a default"
         )
     # A third one with a default may be the checker's own, such as a tolerance.
     if needed == 3 or names[2:3] == ["expected"]:
@@ -471,20 +474,22 @@ def _strays(test: str) -> bool:
 
 
 def _apart(source: str, entry: str, place: str, kinds: Mapping[str, str] | None = None, changes: bool = True) -> str:
-    """A test as it runs apart from the program, of which it has the `entry`, and the names in `kinds`. LayoutError where it uses what
-    nothing defines, or what cannot be had apart."""
+    """A test as it runs apart from the program, of which it has the `entry`, and the names in `kinds`. LayoutError
+    where it uses what nothing defines, or what cannot be had apart."""
     body = statements(source)
     used = {name: kind for name, kind in (kinds or {}).items() if uses(body, {name})}
     if kinds is not None:
         used |= {name: "exception" for name in exceptions(body) - bound(body) if missing(body, {*used, entry}) == name}
     if name := missing(body, {*used, entry}):
         raise LayoutError(
-            f"{place} uses {name!r}, which neither it nor the setup defines, and cannot be rewritten as a comparison of "
+            f"{place} uses {name!r}, which neither it nor the setup defines, and cannot be rewritten as a comparison "
+            "of "
             "calls: define or import it in the setup, or compare the results of one function"
         )
     if name := captures(body):
         raise LayoutError(
-            f"{place} uses {name!r}, but the program reads and prints in a process of its own: compare what it returns, or use kind 'stdio'"
+            f"{place} uses {name!r}, but the program reads and prints in a process of its own: compare what it "
+            "returns, or use kind 'stdio'"
         )
     own = naming({name: kind for name, kind in used.items() if name != entry or kind != "function"})
     before = "\n".join(part for part in (imports_for(body, {*used, entry}), own) if part)

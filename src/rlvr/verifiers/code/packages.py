@@ -1,4 +1,5 @@
-"""Packages beyond the standard library that a task's programs may have: those of the trainer's own interpreter, by name."""
+"""Packages beyond the standard library that a task's programs may have: those of the trainer's own interpreter, by
+name."""
 
 from __future__ import annotations
 

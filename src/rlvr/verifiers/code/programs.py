@@ -14,8 +14,8 @@ _FUTURE = re.compile(r"^from __future__ import [^\n]*$", re.MULTILINE)
 
 
 def assembled(program: str, prelude: str = "", stub: str = "", context: str = "", entry_point: str = "") -> str:
-    """The program to run. One that does not define the function that a `stub` begins goes on with the stub; one that does
-    has `context` before it."""
+    """The program to run. One that does not define the function that a `stub` begins goes on with the stub; one that
+    does has `context` before it."""
     if stub and not defines(program, entry_point):
         program = stub + ("" if stub.endswith("\n") or program.startswith("\n") else "\n") + program
         context = ""
@@ -40,7 +40,8 @@ def defines(program: str, name: str) -> bool:
 
 
 def has_function(program: str, name: str) -> bool:
-    """Whether a Python program has that function at its top level, or as a method of `class Solution`; `A.f` is one of `class A`."""
+    """Whether a Python program has that function at its top level, or as a method of `class Solution`; `A.f` is one of
+    `class A`."""
     owner, _, method = name.rpartition(".")
     if not owner and defines(program, name):
         return True

@@ -1,6 +1,7 @@
 """The sandboxes of this process: opened when first needed, shared by all code verifiers, closed at exit.
 
-They live on an event loop in a thread of their own, so that they can be used from any loop (a pool's, a notebook's) and from none.
+They live on an event loop in a thread of their own, so that they can be used from any loop (a pool's, a notebook's) and
+from none.
 
 Invariant: a fork of the program opens its own, and closes nothing of its parent.
 """
@@ -55,7 +56,8 @@ class SharedRunner:
         return await self._elsewhere(self._runner.test(job, candidate, name, token))
 
     def wait_for(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
-        """The result of `work`, which uses this runner, for code without a loop. TimeoutError. Not for the runner's loop."""
+        """The result of `work`, which uses this runner, for code without a loop. TimeoutError. Not for the runner's
+        loop."""
         return self._thread.submit(work).result(seconds)
 
     async def close(self) -> None:

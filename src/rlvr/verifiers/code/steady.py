@@ -1,10 +1,11 @@
 """Programs that surely do the same whenever they are run, so that their verdict may be remembered.
 
-A guess at random has to be drawn anew for each answer: remembered, one lucky draw would pay them all. No list of the ways to
-randomness is complete (`eval('_' + '_imp' ...)`), so this is one of what is harmless: a program without imports, underscored names
-and characters beyond ASCII, that mentions no builtin and no name of its task's prelude but those below. Without any of these, two
-things still differ from one interpreter to the next, and a program that could look at them is refused: the order of a set (texts
-are hashed with a random seed, functions and `None` by their address), and the text of an object, which holds its address.
+A guess at random has to be drawn anew for each answer: remembered, one lucky draw would pay them all. No list of the
+ways to randomness is complete (`eval('_' + '_imp' ...)`), so this is one of what is harmless: a program without
+imports, underscored names and characters beyond ASCII, that mentions no builtin and no name of its task's prelude but
+those below. Without any of these, two things still differ from one interpreter to the next, and a program that could
+look at them is refused: the order of a set (texts are hashed with a random seed, functions and `None` by their
+address), and the text of an object, which holds its address.
 
 Invariant: the program's words are looked at, it is never parsed.
 """
@@ -37,7 +38,8 @@ _STEADY_WORDS = """
 _STEADY = frozenset(_STEADY_WORDS.split())
 """Builtins and names of the prelude that give the same whenever they are called."""
 _UNSTEADY = frozenset({"import", "set", "frozenset", "hash", "id", "str", "repr", "ascii", "format", "format_map"})
-"""Words of sets, addresses and the texts of objects; also where they are a method's (`'{}'.format`) or part of a text."""
+"""Words of sets, addresses and the texts of objects; also where they are a method's (`'{}'.format`) or part of a
+text."""
 _ANNOTATED = re.compile(r"^[ \t]*def \w+\([\w\s:,.\[\]|*]*\)(?:[ \t]*->[\w.\[\], |\t]+|[ \t]*):[ \t]*$", re.MULTILINE)
 """The head of a function without default values, where `str` is an annotation."""
 _BRACE = re.compile(r"""\{(?!\s*\}|\s*(?!lambda\b)(?:\w+|'[^'\\\n]*'|"[^"\\\n]*")\s*:(?!=))""")

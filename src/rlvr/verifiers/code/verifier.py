@@ -1,7 +1,7 @@
 """The code verifier: the program of a completion, run in a sandbox on the task's cases, and judged outside of it.
 
-Invariants: nothing that a model wrote is parsed, compiled or run in this process; what is expected never reaches the program; a
-program that exhausts its limits scores 0, a sandbox that fails leaves the verdict undecided.
+Invariants: nothing that a model wrote is parsed, compiled or run in this process; what is expected never reaches the
+program; a program that exhausts its limits scores 0, a sandbox that fails leaves the verdict undecided.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ MAX_LAYOUTS = 1024
 @register_verifier("code")
 @dataclass
 class CodeVerifier(Verifier):
-    """The program that the completion holds passes the task's cases: programs, functions, assertions, a checker, properties.
+    """The program that the completion holds passes the task's cases: programs, functions, assertions, a checker,
+    properties.
 
-    `task.info` says how it is tried (docs/code.md): `{"kind": "stdio", "cases": [{"input": ..., "output": ...}]}`, `function`,
-    `asserts`, `humaneval`, `checker` or `property`. The program is the last fenced block, or the whole text where there is none.
-    It runs in a sandbox, in a fresh process for each case; what it prints and returns is compared outside. Score 1 when all
-    cases pass, or as `credit` says.
+    `task.info` says how it is tried (docs/code.md): `{"kind": "stdio", "cases": [{"input": ..., "output": ...}]}`,
+    `function`, `asserts`, `humaneval`, `checker` or `property`. The program is the last fenced block, or the whole text
+    where there is none. It runs in a sandbox, in a fresh process for each case; what it prints and returns is compared
+    outside. Score 1 when all cases pass, or as `credit` says.
     """
 
     language: Literal["python", "c", "cpp", "javascript"] = "python"
@@ -47,7 +48,8 @@ class CodeVerifier(Verifier):
     block: Which = "last"
     """Of several fenced blocks that may be the program: the `last`, the `first`, or none at all (`only`)."""
     credit: Credit = "all"
-    """The score: 1 or 0 (`all`), the `share` of cases that pass, or the share before the `first_failure`; both by weight."""
+    """The score: 1 or 0 (`all`), the `share` of cases that pass, or the share before the `first_failure`; both by
+    weight."""
     case_time: float = 2.0
     """Seconds of wall clock for one case of a task that says nothing else."""
     memory_mb: int = 256
@@ -55,15 +57,15 @@ class CodeVerifier(Verifier):
     total_time: float = 30.0
     """Seconds that all cases of one answer may take together, checkers included; those left over count as failed."""
     comparison: dict[str, Any] = field(default_factory=dict)
-    """How outputs and values are compared, where the task says nothing else: `tolerance` (1e-6), `lines`, `ignore_case`,
-    `strict_sequences`, `strict_numbers`."""
+    """How outputs and values are compared, where the task says nothing else: `tolerance` (1e-6), `lines`,
+    `ignore_case`, `strict_sequences`, `strict_numbers`."""
     max_length: int = 100_000
     """Characters of a program; a longer one is unparsable."""
     think_opened_by_prompt: bool = False
     """The prompt's template ends in `<think>`: a completion without `</think>` has no program yet."""
     validate: bool = False
-    """Run the solution that a task brings (`info["solution"]`, else its demonstration, else a text as answer): a task whose
-    own solution does not score 1 is refused."""
+    """Run the solution that a task brings (`info["solution"]`, else its demonstration, else a text as answer): a task
+    whose own solution does not score 1 is refused."""
     tier: str = "auto"
     """The sandbox: the strongest there is (`auto`), a tier by name, or the http address of a SandboxFusion."""
     unsafe: bool = False

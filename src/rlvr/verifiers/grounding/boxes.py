@@ -1,7 +1,7 @@
 """Visual and temporal grounding: boxes, intervals of time, points in regions.
 
-Invariants: a degenerate box or interval is unparsable, never a division by zero; more boxes than the gold has cost score,
-so covering everything pays nothing; a single gold wants a single answer.
+Invariants: a degenerate box or interval is unparsable, never a division by zero; more boxes than the gold has cost
+score, so covering everything pays nothing; a single gold wants a single answer.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ MOST = 100
 class BoxesVerifier(AnswerVerifier):
     """The overlap of the answer's boxes with those of `task.answer` (one list of 4 numbers, or a list of such lists).
 
-    With several boxes they are matched one to one for the greatest sum, and the score is that sum over the greater count.
-    One gold box wants one box. Boxes are `[x1, y1, x2, y2]`, `(x1,y1),(x2,y2)`, `<box>...</box>` or JSON.
+    With several boxes they are matched one to one for the greatest sum, and the score is that sum over the greater
+    count. One gold box wants one box. Boxes are `[x1, y1, x2, y2]`, `(x1,y1),(x2,y2)`, `<box>...</box>` or JSON.
     """
 
     measure: Literal["iou", "giou"] = "iou"
@@ -37,12 +37,13 @@ class BoxesVerifier(AnswerVerifier):
     threshold: float | None = None
     """A box counts 1 where its measure reaches this, else 0; null: the measure itself."""
     layout: Layout = "xyxy"
-    """What the answer's 4 numbers are: two corners, corner and size, or centre and size. Golds are always two corners."""
+    """What the answer's 4 numbers are: two corners, corner and size, or centre and size. Golds are always two
+    corners."""
     answer_scale: Scale = "same"
     """How the answer measures: `pixel`, `unit` (0 to 1), `thousand` (0 to 1000), or the `same` as the gold."""
     gold_scale: Literal["pixel", "unit", "thousand"] = "pixel"
-    """How the gold measures. Where one of the two is pixels and the other is not, `info["width"]` and `info["height"]` are
-    needed."""
+    """How the gold measures. Where one of the two is pixels and the other is not, `info["width"]` and `info["height"]`
+    are needed."""
     max_length: int = 20_000
     """Characters of an answer; a longer one is unparsable."""
 
@@ -127,12 +128,15 @@ class PointVerifier(AnswerVerifier):
     answer_scale: Scale = "same"
     """How the answer measures: `pixel`, `unit` (0 to 1), `thousand` (0 to 1000), or the `same` as the gold."""
     gold_scale: Literal["pixel", "unit", "thousand"] = "pixel"
-    """How the gold measures. Where one of the two is pixels and the other is not, `info["width"]` and `info["height"]` are
-    needed."""
+    """How the gold measures. Where one of the two is pixels and the other is not, `info["width"]` and `info["height"]`
+    are needed."""
 
     def check_task(self, task: Task) -> str | None:
         if _region(task.answer) is None:
-            return "the answer is neither a box [x1, y1, x2, y2] with x1 < x2 and y1 < y2 nor a polygon of 3 or more [x, y]"
+            return (
+                "the answer is neither a box [x1, y1, x2, y2] with x1 < x2 and y1 < y2 nor a polygon of 3 or more "
+                "[x, y]"
+            )
         scale = _scale(task, self.answer_scale, self.gold_scale)
         return scale if isinstance(scale, str) else None
 

@@ -25,8 +25,9 @@ _DASH = re.compile(r"(?<=[0-9])\s*[-\u2013\u2014~]\s*(?=[0-9])")
 def read_tuples(text: str, size: int, most: int) -> list[tuple[float, ...]] | str:
     """All coordinates of `text` in tuples of `size` (4 for boxes, 2 for points), at most `most` of them.
 
-    Read are JSON (lists, lists of lists, objects with a key such as `bbox_2d`) and any other writing with the right count of
-    numbers: `[x1, y1, x2, y2]`, `(x1,y1),(x2,y2)`, `<box>...</box>`. In words why it cannot be read, otherwise.
+    Read are JSON (lists, lists of lists, objects with a key such as `bbox_2d`) and any other writing with the right
+    count of numbers: `[x1, y1, x2, y2]`, `(x1,y1),(x2,y2)`, `<box>...</box>`. In words why it cannot be read,
+    otherwise.
     """
     if _NOT.search(text):
         return "the answer says what it is not"

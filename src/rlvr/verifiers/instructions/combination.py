@@ -24,7 +24,8 @@ def two_responses(text: str) -> bool:
 
 @constraint("combination:repeat_prompt")
 def repeat_prompt(text: str, *, prompt_to_repeat: Phrase) -> bool:
-    """The text begins with the request, in any case, and an answer follows; the original does not ask for the answer."""
+    """The text begins with the request, in any case, and an answer follows; the original does not ask for the
+    answer."""
     text = text.strip().lower()
     request = prompt_to_repeat.lower()
     return text.startswith(request) and _WORD.search(text, len(request)) is not None

@@ -19,7 +19,8 @@ def existence(text: str, *, keywords: Phrases) -> bool:
 
 @constraint("keywords:frequency")
 def frequency(text: str, *, keyword: Phrase, frequency: Count, relation: Relation) -> bool:
-    """The keyword occurs `less than` or `at least` so often, in any case, inside longer words too. Literal, as above."""
+    """The keyword occurs `less than` or `at least` so often, in any case, inside longer words too. Literal, as
+    above."""
     found = len(re.findall(re.escape(keyword), text, re.IGNORECASE))
     if relation == "less than":  # letters that look alike must not hide one
         found = max(found, len(re.findall(re.escape(folded(keyword)), folded(text), re.IGNORECASE)))

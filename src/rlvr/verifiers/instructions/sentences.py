@@ -1,12 +1,12 @@
 """Cutting a text into sentences by rules, without a trained model.
 
-IFEval uses NLTK's punkt, whose model is a download. Here a sentence ends at `.`, `!`, `?` or an ellipsis, closing quotes and
-brackets included, where space or the end of the text follows, and at a full-width stop anywhere. A full stop does not end a
-sentence after a listed abbreviation, an initial ("J. Smith", "e.g.", but not "plan B.") or a number that opens a line ("1. First").
-As in punkt, the end of a line alone ends no sentence.
+IFEval uses NLTK's punkt, whose model is a download. Here a sentence ends at `.`, `!`, `?` or an ellipsis, closing
+quotes and brackets included, where space or the end of the text follows, and at a full-width stop anywhere. A full stop
+does not end a sentence after a listed abbreviation, an initial ("J. Smith", "e.g.", but not "plan B.") or a number that
+opens a line ("1. First"). As in punkt, the end of a line alone ends no sentence.
 
-Where it differs: punkt's list of abbreviations is longer, and it ends a sentence after one that a frequent sentence starter
-follows; it also counts pieces without any letter or digit, which here are none (". . ." is no sentence).
+Where it differs: punkt's list of abbreviations is longer, and it ends a sentence after one that a frequent sentence
+starter follows; it also counts pieces without any letter or digit, which here are none (". . ." is no sentence).
 
 Invariant: time linear in the text.
 """
@@ -71,7 +71,8 @@ def _ends_sentence(text: str, end: re.Match[str]) -> bool:
 
 
 def _is_no_initial(text: str, letter: re.Match[str]) -> bool:
-    """Whether a single letter before a stop is a name of something (`plan B.`, `the value of x.`), not an initial (`J. Smith`)."""
+    """Whether a single letter before a stop is a name of something (`plan B.`, `the value of x.`), not an initial
+    (`J. Smith`)."""
     before = _LAST_WORD.search(text, max(0, letter.start() - _LONGEST_WORD), letter.start() - 1)
     return letter[0].islower() or (before is not None and before[0].lower() in _LETTERED)
 

@@ -1,7 +1,8 @@
 """The verifier for instruction following: which of a task's instructions a response follows.
 
-Invariants: a response without a letter or digit follows nothing, so that silence never earns the constraints that forbid;
-every instruction is checked on the text after the reasoning, as a reader sees it (without zero-width characters, `&nbsp;`).
+Invariants: a response without a letter or digit follows nothing, so that silence never earns the constraints that
+forbid; every instruction is checked on the text after the reasoning, as a reader sees it (without zero-width
+characters, `&nbsp;`).
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ from rlvr.verifiers.invisible import visible
 class InstructionsVerifier(Verifier):
     """The response follows the instructions of the task: the 25 kinds of IFEval (arXiv 2311.07911).
 
-    `task.info` holds `instruction_id_list` and `kwargs`, as in the public data. Score: 1 when all are followed, else 0; with
-    `aggregate: mean` the share that is followed. `Verdict.scores` has 1 or 0 for each instruction, by its id (`id#2` when the
-    id comes again).
+    `task.info` holds `instruction_id_list` and `kwargs`, as in the public data. Score: 1 when all are followed, else 0;
+    with `aggregate: mean` the share that is followed. `Verdict.scores` has 1 or 0 for each instruction, by its id
+    (`id#2` when the id comes again).
     """
 
     aggregate: Literal["all", "mean"] = "all"
-    """`all`: every instruction must be followed (prompt-level accuracy); `mean`: the share of them (instruction-level)."""
+    """`all`: every instruction must be followed (prompt-level accuracy); `mean`: the share of them
+    (instruction-level)."""
     evaluation: Literal["strict", "loose"] = "strict"
-    """`loose` takes an instruction as followed when one of 8 variants of the text follows it: without its first line, its
-    last line, both, and each without asterisks (IFEval, section 2.2). For evaluation: in training it pays for more."""
+    """`loose` takes an instruction as followed when one of 8 variants of the text follows it: without its first line,
+    its last line, both, and each without asterisks (IFEval, section 2.2). For evaluation: in training it pays for
+    more."""
     think_opened_by_prompt: bool = False
     """The prompt's template ends in `<think>`: a completion without `</think>` has no answer yet."""
 

@@ -1,7 +1,8 @@
 r"""The comparison of two statements: sets, lists and labels first, then value by value.
 
 Each rule here says when two ways of writing are one answer; whatever no rule allows is not equal. The gold decides the
-form: where it is a plain number, arithmetic is no answer, and where it has no operator left to work out, none is allowed.
+form: where it is a plain number, arithmetic is no answer, and where it has no operator left to work out, none is
+allowed.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ from rlvr.verifiers.math.values import Values, all_of, head_of
 MAX_ITEMS = 64
 """Answers of a list; longer ones are not compared here."""
 FUEL_PER_ITEM = 150
-"""What a list may cost for each of its answers: two values at two precisions, where the cheap first look has found the pair."""
+"""What a list may cost for each of its answers: two values at two precisions, where the cheap first look has found the
+pair."""
 _HATS = {f"hat {name}": name for name in "ijk"}
 _SYMMETRIC = frozenset({("parallel",), ("perp",)})
 _INEQUALITIES = frozenset({"<", ">", "<=", ">=", "!="})

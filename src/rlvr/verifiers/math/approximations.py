@@ -1,9 +1,9 @@
 r"""Approximations: two values joined by `\approx`.
 
-The rule, decided here alone: `a \approx b` gives both values where one is the other rounded to the digits that it is written
-with (`\sqrt{2} \approx 1.41`); else the answer is refused, since it states two values (`41 \approx 42`). Half a unit of the last
-digit is rounded away from zero: `3.5 \approx 4`, not `3.5 \approx 3`. Zeros at the end are digits (`\sqrt{2} \approx 1.40` is
-false), and a chain does not gain digits (`\frac{1}{3} \approx 0.3 \approx 0.33`).
+The rule, decided here alone: `a \approx b` gives both values where one is the other rounded to the digits that it is
+written with (`\sqrt{2} \approx 1.41`); else the answer is refused, since it states two values (`41 \approx 42`). Half a
+unit of the last digit is rounded away from zero: `3.5 \approx 4`, not `3.5 \approx 3`. Zeros at the end are digits
+(`\sqrt{2} \approx 1.40` is false), and a chain does not gain digits (`\frac{1}{3} \approx 0.3 \approx 0.33`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def _rounds(exact: Node, rounded: Node, sampler: Sampler) -> bool:
 
 
 def _last_place(node: Node) -> Fraction | None:
-    r"""The unit of the last digit of a decimal (0.01 of 1.40, 1 of 42, 1000 of `1.0 \times 10^4`); None for anything else."""
+    r"""The unit of the last digit of a decimal (0.01 of 1.40, 1 of 42, 1000 of `1.0 \times 10^4`); None for anything
+    else."""
     match node:
         case Number(value, 0, places):
             if places is None and value.denominator != 1:

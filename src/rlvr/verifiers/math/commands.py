@@ -1,4 +1,5 @@
-r"""What is written with a command or a named function: fractions, roots, integrals, sums, limits, matrices, `\sin x`."""
+r"""What is written with a command or a named function: fractions, roots, integrals, sums, limits, matrices,
+`\sin x`."""
 
 from __future__ import annotations
 
@@ -93,7 +94,8 @@ class Commands(Literals):
         return Apply("root", (radicand,) if degree is None else (radicand, degree))
 
     def _arguments(self) -> tuple[Node, ...]:
-        """The argument of a named function: in brackets, or the product that follows (`\\sin 2x \\cos y` is two factors)."""
+        """The argument of a named function: in brackets, or the product that follows (`\\sin 2x \\cos y` is two
+        factors)."""
         grouped = self.peek().text == "group" and self.peek(1).text == "("
         if self.peek() == ("open", "(", self.peek().spaced) or (grouped and self.next()):
             self.next()

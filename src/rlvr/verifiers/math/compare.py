@@ -2,8 +2,8 @@ r"""Whether two cleaned answers mean the same: trees compared part by part, expr
 
 `compare` is the only door. It decides what it understands, and says `None` where the next stage should decide.
 
-Invariants: it never raises; its cost is bounded (tokens, depth, fuel); its verdicts are deterministic. Where the gold is
-a plain number, so must the answer be (`Rules.require_simplified`).
+Invariants: it never raises; its cost is bounded (tokens, depth, fuel); its verdicts are deterministic. Where the gold
+is a plain number, so must the answer be (`Rules.require_simplified`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _HEDGE = re.compile(
 
 
 def compare(gold: str, answer: str, rules: Rules = Rules()) -> Comparison:  # noqa: B008 - frozen
-    """Whether the cleaned `answer` means what the cleaned `gold` means; not symmetric: the gold decides the form asked for."""
+    """Whether the cleaned `answer` means what the cleaned `gold` means; not symmetric: the gold decides the form asked
+    for."""
     if spelling(gold) == spelling(answer):
         return Comparison(True)
     if _CHEMICAL.fullmatch(gold) and _CHEMICAL.fullmatch(answer) and _INDEX.sub("", gold) == _INDEX.sub("", answer):

@@ -1,7 +1,7 @@
 """A time limit on Python code that knows none, on any thread and without signals.
 
-A watcher thread raises `OutOfTime` in the thread that computes. It ends Python code only: one long operation in C (a power
-with millions of digits) is not interrupted, so whoever calls this keeps such operations away.
+A watcher thread raises `OutOfTime` in the thread that computes. It ends Python code only: one long operation in C (a
+power with millions of digits) is not interrupted, so whoever calls this keeps such operations away.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def within(seconds: float, call: Callable[[], T]) -> T:
         return call()
     finally:
         # What is raised too late is let through and swallowed here, never taken back with SetAsyncExc(None): on CPython
-        # 3.11 that leaves "something is pending" set, and the thread spins for ever in its next traced call (a debugger).
+        # 3.11 that leaves "something is pending" set, and the thread spins for ever in its next traced call (a
+        # debugger).
         try:
             done.set()
             watcher.join()

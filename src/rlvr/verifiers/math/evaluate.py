@@ -1,7 +1,7 @@
 """Values of expressions: exact fractions where possible, else mpmath numbers of fixed precision, real or complex.
 
-Every operation is guarded before it is computed: exponents, factorials and arguments have bounds, and each costs fuel, so
-that no expression can cost more than its fuel. Verdicts are deterministic: the sample points are fixed.
+Every operation is guarded before it is computed: exponents, factorials and arguments have bounds, and each costs fuel,
+so that no expression can cost more than its fuel. Verdicts are deterministic: the sample points are fixed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from rlvr.verifiers.math.expression import (
 from rlvr.verifiers.math.operators import moved
 
 MAX_BITS = 2048
-"""Bits of an exact number at a sample point, where a larger one becomes a float; a constant has eight times as many, or none."""
+"""Bits of an exact number at a sample point, where a larger one becomes a float; a constant has eight times as many, or
+none."""
 MAX_CONSTANT_BITS = 8 * MAX_BITS
 MAX_LOG = 10**6
 """Natural logarithm of the largest float, and the largest argument of an exponential or trigonometric function."""
@@ -41,8 +42,8 @@ MAX_TERMS = 60
 FUEL = 4000
 """Cost of all evaluations in one comparison: 1 for arithmetic, 5 for a function, more at the high precisions."""
 DIGITS = (50, 100, 400, 1300)
-"""Precisions: a difference that shrinks with the precision is a rounding error, one that stays is real. The last tells apart
-fractions of MAX_BITS bits; it is used only where the others do not show all parts of an expression."""
+"""Precisions: a difference that shrinks with the precision is a rounding error, one that stays is real. The last tells
+apart fractions of MAX_BITS bits; it is used only where the others do not show all parts of an expression."""
 MARGIN = 10
 """Digits that rounding may cost: what is smaller than the rest of them is lost."""
 BITS_OF_A_DIGIT = 3.3219
@@ -104,11 +105,13 @@ class Evaluator:
         self.mp = context(digits)
         self.log_base = log_base
         self.tiny = self.mp.ldexp(1, int((MARGIN - digits) * BITS_OF_A_DIGIT))
-        # Different fractions p/q, r/s differ by 1/(ps) of their value or more: with half of the bits in each they stay apart.
+        # Different fractions p/q, r/s differ by 1/(ps) of their value or more: with half of the bits in each they stay
+        # apart.
         self.bits = int(digits * BITS_OF_A_DIGIT) // 2
         self.cost = 1 + digits // 200  # as the time of one operation grows with its digits
         self.lost = False
-        """Whether a part of the expression was too small beside the rest to change the value: agreement then says nothing."""
+        """Whether a part of the expression was too small beside the rest to change the value: agreement then says
+        nothing."""
         self.left_reals = False
         """Whether a part of the expression has no real value."""
 
@@ -385,7 +388,8 @@ class Evaluator:
         return self.mp.cos(total) + 2
 
     def _mean(self, body: Node) -> Value:
-        """An expected value, of a fixed distribution of the capital letters (all letters, if there are none) at three points."""
+        """An expected value, of a fixed distribution of the capital letters (all letters, if there are none) at three
+        points."""
         names = symbols(body)
         random = {name for name in names if name[0].isupper()} or names
         total: Value = Fraction(0)
@@ -400,7 +404,8 @@ class Evaluator:
         return total
 
     def _bound(self, node: Binder) -> Value:
-        """A short sum or product is computed; any other operator is a linear functional of its body, see operators.py."""
+        """A short sum or product is computed; any other operator is a linear functional of its body, see
+        operators.py."""
         limits = [self._limit(limit) for limit in (node.lower, node.upper) if limit is not None]
         if node.kind in ("sum", "prod") and all(isinstance(v, Fraction) and v.denominator == 1 for v in limits):
             first, last = (int(value) for value in limits)
@@ -483,7 +488,10 @@ def _sign(e: Evaluator, value: Value) -> Value:
     return Fraction((value > 0) - (value < 0))
 
 
-_OF_MPMATH = "sin cos tan cot sec csc sinh cosh tanh coth sech csch gamma arg asin acos atan acot asec acsc asinh acosh atanh acoth"
+_OF_MPMATH = (
+    "sin cos tan cot sec csc sinh cosh tanh coth sech csch gamma arg asin acos atan acot asec acsc asinh "
+    "acosh atanh acoth"
+)
 _OPERATIONS: dict[tuple[str, int], Callable[..., Value]] = {
     ("+", -1): Evaluator.add,
     ("*", -1): Evaluator.multiply,

@@ -1,7 +1,7 @@
 """The tree that the parser builds and the comparison reads: a few kinds of immutable nodes.
 
-Invariant: a tree from the parser has at most `parser.MAX_DEPTH` levels and as many nodes as its text has tokens, so that
-every function here may recurse.
+Invariant: a tree from the parser has at most `parser.MAX_DEPTH` levels and as many nodes as its text has tokens, so
+that every function here may recurse.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A literal, exactly as written; `base` is set for a literal with a base (`101_2`), `places` counts the decimals of one
-    written with a point, None for others."""
+    """A literal, exactly as written; `base` is set for a literal with a base (`101_2`), `places` counts the decimals of
+    one written with a point, None for others."""
 
     value: Fraction
     base: int = 0
@@ -38,7 +38,8 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """An operation: `+` and `*` (any number of arguments), `neg / ^ root log abs binom degree ...`, `call f` for an unknown f."""
+    """An operation: `+` and `*` (any number of arguments), `neg / ^ root log abs binom degree ...`, `call f` for an
+    unknown f."""
 
     head: str
     args: tuple[Node, ...]
@@ -97,7 +98,8 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    r"""A set by condition, `\{x \in A \mid conditions\}`; also an answer with a side condition (`k\pi, k \in \mathbb Z`)."""
+    r"""A set by condition, `\{x \in A \mid conditions\}`; also an answer with a side condition
+    (`k\pi, k \in \mathbb Z`)."""
 
     subject: Node
     conditions: tuple[Node, ...]
@@ -205,7 +207,8 @@ def depth(node: Node) -> int:
 
 
 def is_literal(node: Node) -> bool:
-    r"""Whether the node is a number in readable form: `-3`, `2.5`, `\frac{1}{2}`, `50\%`, `1.5 \times 10^{3}`; not `6 \cdot 7`."""
+    r"""Whether the node is a number in readable form: `-3`, `2.5`, `\frac{1}{2}`, `50\%`, `1.5 \times 10^{3}`; not
+    `6 \cdot 7`."""
     match node:
         case Number():
             return node.base == 0

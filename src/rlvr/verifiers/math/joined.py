@@ -1,4 +1,5 @@
-r"""Parts that are one answer together: a measure in two units (`5 h 30 min`), alternatives joined by a sign (`x < 1 \lor x > 2`)."""
+r"""Parts that are one answer together: a measure in two units (`5 h 30 min`), alternatives joined by a sign
+(`x < 1 \lor x > 2`)."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def compound(first: Node, second: Node) -> Quantity | None:
 
 
 def ratio(left: Node, right: Node, last: Token) -> Node:
-    """`3 : 1`, or a time of day where `last`, the last token of the right side, has a leading zero (`6:05`): no ratio is written so."""
+    """`3 : 1`, or a time of day where `last`, the last token of the right side, has a leading zero (`6:05`): no ratio
+    is written so."""
     is_time = isinstance(right, Number) and len(last.text) == 2 and last.text[0] == "0"
     if isinstance(left, Apply) and left.head in (":", "time"):
         return Apply("time" if is_time else left.head, (*left.args, right))

@@ -126,7 +126,8 @@ _CHARACTERS = _Characters()
 
 
 def clean(text: str) -> str:
-    """`text` in one spelling: ASCII digits and signs, no spacing commands, math delimiters, wrappers or final period."""
+    """`text` in one spelling: ASCII digits and signs, no spacing commands, math delimiters, wrappers or final
+    period."""
     if not text.isascii():
         text = _SUPERSCRIPT_RUN.sub(_raised, text)
         text = _ROOT.sub(r"\\sqrt{\1}", text).translate(_CHARACTERS)

@@ -1,9 +1,9 @@
 r"""Reading a text as a tree, and the one question that a text alone leaves open: are letters behind a number a unit?
 
-The rule, decided here alone: the symbol of a unit behind a number (`5 m`, `5m`, `3 kg`), with or without a space, is a unit
-where it is all that stands behind the number of a whole value, nothing nearby is a variable, and its letters are no variables
-of the gold or the problem. In `49 a^2 - 49 b^2` letters are variables, as everywhere in arithmetic. Words set upright
-(`5 \text{ m}`) are no letters. What a unit does to a value is decided in units.py.
+The rule, decided here alone: the symbol of a unit behind a number (`5 m`, `5m`, `3 kg`), with or without a space, is a
+unit where it is all that stands behind the number of a whole value, nothing nearby is a variable, and its letters are
+no variables of the gold or the problem. In `49 a^2 - 49 b^2` letters are variables, as everywhere in arithmetic. Words
+set upright (`5 \text{ m}`) are no letters. What a unit does to a value is decided in units.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 _LONE_LETTER = re.compile(
     r"(?<![^\W_])(?<!\d )(?<![\\/('\u2019])(?<!\bin )(?<!\bper )(?![AaI])[A-Za-z](?![A-Za-z0-9'\u2019])"
 )
-"""A letter that stands alone in prose: a variable (`the side s`), unless it is a word, a mark (`(b)`) or a unit (`5 m`, `in m/s`)."""
+"""A letter that stands alone in prose: a variable (`the side s`), unless it is a word, a mark (`(b)`) or a unit (`5 m`,
+`in m/s`)."""
 _STYLED = re.compile(r"\\[A-Za-z]+\s*(?:\{([^{}\\]*)\})?")
 _WORD = re.compile("[A-Za-z]{2}")
 _VOWEL = re.compile("[aeiouyAEIOUY]")
@@ -112,10 +113,11 @@ def is_product(unit: str, prompt: str) -> bool:
 
 
 def is_product_of_letters(text: str, variables: frozenset[str], nouns: frozenset[str] = frozenset()) -> bool:
-    """Whether letters without a space are a product, whose factors have no order: `mgh`, `nRT`, `xyz`; `cab` of variables of the problem.
+    """Whether letters without a space are a product, whose factors have no order: `mgh`, `nRT`, `xyz`; `cab` of
+    variables of the problem.
 
-    Letters that nobody can pronounce are one, and unknowns (u to z), unless all are capitals (names and orders are written so) or the
-    problem, whose words are `nouns`, asks for an order or a word; nobody writes a factor twice.
+    Letters that nobody can pronounce are one, and unknowns (u to z), unless all are capitals (names and orders are
+    written so) or the problem, whose words are `nouns`, asks for an order or a word; nobody writes a factor twice.
     """
     if (
         not text.isascii()
@@ -153,7 +155,8 @@ def words_of(prompt: str) -> frozenset[str]:
 
 
 def without_asked_noun(answer: str, prompt: str) -> str:
-    r"""An answer without the words behind its number, where these are what the prompt asks "How many" of (`84 \text{ times}`)."""
+    r"""An answer without the words behind its number, where these are what the prompt asks "How many" of
+    (`84 \text{ times}`)."""
     counted = _COUNTED.fullmatch(answer)
     if counted is None:
         return answer

@@ -1,10 +1,11 @@
 r"""Products whose order counts: formulas of vectors and matrices are compared by the values of 3 x 3 matrices.
 
-The rule, decided here alone: a letter with an arrow is a vector, and capital letters are matrices where two of them occur in a
-formula that transposes one, writes two or three of them in two orders (`AB - BA`), or, if it has no other letters, raises one
-to the power -1 (`(AB)^{-1}`). Bold letters are vectors in a formula that joins two of them by a dot or a cross or has an arrow,
-and bold capitals matrices where two of them stand side by side. Letters with a hat are vectors beside a cross, but for p and q,
-which are estimates. Everywhere else letters are numbers: `nRT`, `\frac{1}{2}AB \sin C`, `PQ + QR`.
+The rule, decided here alone: a letter with an arrow is a vector, and capital letters are matrices where two of them
+occur in a formula that transposes one, writes two or three of them in two orders (`AB - BA`), or, if it has no other
+letters, raises one to the power -1 (`(AB)^{-1}`). Bold letters are vectors in a formula that joins two of them by a dot
+or a cross or has an arrow, and bold capitals matrices where two of them stand side by side. Letters with a hat are
+vectors beside a cross, but for p and q, which are estimates. Everywhere else letters are numbers: `nRT`,
+`\frac{1}{2}AB \sin C`, `PQ + QR`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ _TRANSPOSED = frozenset({Symbol("T"), Symbol("top")})
 
 
 def is_vector(node: Node) -> bool:
-    """Whether a factor is a vector as written: a letter with an arrow, a cross product, a multiple or a sum of these."""
+    """Whether a factor is a vector as written: a letter with an arrow, a cross product, a multiple or a sum of
+    these."""
     match node:
         case Symbol(name):
             return name.startswith((*_ARROWS, _BOLD, _HATS)) or name == "nabla"
@@ -57,7 +59,8 @@ def is_vector(node: Node) -> bool:
 
 
 def settled(node: Node) -> Node:
-    """The tree of a text with bold letters, hats and products by dot or cross named as what they are: vectors, matrices, numbers."""
+    """The tree of a text with bold letters, hats and products by dot or cross named as what they are: vectors,
+    matrices, numbers."""
     parts = list(walk(node))
     names = {below.name for below in parts if isinstance(below, Symbol)}
     products = [below for below in parts if isinstance(below, Apply) and below.head in ("cross", "dot")]
@@ -121,7 +124,8 @@ def _side_by_side(node: Node) -> bool:
 
 
 def alike(gold: Node, answer: Node) -> tuple[Node, Node]:
-    """Both trees with a letter that is a vector or a matrix on one side named so on the other, which writes it plainly."""
+    """Both trees with a letter that is a vector or a matrix on one side named so on the other, which writes it
+    plainly."""
     wanted, found = ({below.name for below in walk(side) if isinstance(below, Symbol)} for side in (gold, answer))
     sides = []
     for side, own, others in ((gold, wanted, found), (answer, found, wanted)):
@@ -150,8 +154,8 @@ def has_nabla(node: Node) -> bool:
 
 
 def equal(gold: Node, answer: Node, fuel: Fuel) -> bool | None:
-    """Whether two formulas have the same value for all vectors and matrices; raises Unknown where the gold has none, None
-    where the answer has none."""
+    """Whether two formulas have the same value for all vectors and matrices; raises Unknown where the gold has none,
+    None where the answer has none."""
     letters = _matrix_letters(gold, answer)
     for sample in range(SAMPLES):
         evaluate = _Evaluator(sample, letters, fuel)
@@ -275,7 +279,8 @@ class _Evaluator(Evaluator):
         if name in self.letters or name.startswith(_MATRIX):
             if name.removeprefix(_MATRIX) == "I":
                 return _IDENTITY
-            # A diagonal that outweighs the rest of its row: no matrix is singular by chance, and every one has an inverse.
+            # A diagonal that outweighs the rest of its row: no matrix is singular by chance, and every one has an
+            # inverse.
             rows = [[rng.randint(-9, 9) + 30 * (row == column) for column in range(SIDE)] for row in range(SIDE)]
             return _Array(tuple(tuple(map(Fraction, row)) for row in rows))
         if symbols(Symbol(name)):
@@ -290,7 +295,8 @@ class _Evaluator(Evaluator):
         return super()._apply(node)
 
     def _under_nabla(self, node: Apply) -> Any:
-        r"""$\nabla$ as a linear operator on what stands behind it: a sum over places of a vector times the operand there.
+        r"""$\nabla$ as a linear operator on what stands behind it: a sum over places of a vector times the operand
+        there.
 
         Places have no order, so that $\nabla \times \nabla f$ is 0.
         """

@@ -1,8 +1,8 @@
 r"""Plain numbers, read exactly: integers, decimals, fractions, mixed numbers, percents, scientific notation.
 
-`read_number` takes a cleaned answer (see latex.clean) with its currency sign, label (`x =`) and unit, and gives an exact
-Fraction, in microseconds and without SymPy. What is not one plain number (`6 \cdot 7`, `41 = 42`, `42 or 41`) is None:
-nothing is evaluated here, and no exponent or digit string is large enough to cost anything.
+`read_number` takes a cleaned answer (see latex.clean) with its currency sign, label (`x =`) and unit, and gives an
+exact Fraction, in microseconds and without SymPy. What is not one plain number (`6 \cdot 7`, `41 = 42`, `42 or 41`) is
+None: nothing is evaluated here, and no exponent or digit string is large enough to cost anything.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ MAX_DIGITS = 1000
 """Digits of a literal, and size of a decimal exponent, beyond which a text is no plain number."""
 
 ROUNDED_DIGITS = 12
-"""A decimal of so many significant digits equals the exact number that it is the rounding of: more than a calculator shows
-and a text remembers (2.718281828 is not e)."""
+"""A decimal of so many significant digits equals the exact number that it is the rounding of: more than a calculator
+shows and a text remembers (2.718281828 is not e)."""
 
 Percent = Literal["either", "number", "fraction"]
 Units = Literal["checked", "ignored", "required"]
@@ -110,7 +110,8 @@ class Number:
         return any(self._near(answer, a, b * factor, rules.tolerance) for a in golds for b in answers)
 
     def _readings(self, other: Number, percent: Percent) -> tuple[Fraction, ...]:
-        """The values of the number beside `other`: 28% may be 0.28, or 28 where the unit is understood; 5 million is 5000000."""
+        """The values of the number beside `other`: 28% may be 0.28, or 28 where the unit is understood; 5 million is
+        5000000."""
         if self.scale == other.scale:
             return (self.value,)
         if self.scale != _PERCENT or other.scale != _ONE:
@@ -158,7 +159,8 @@ def is_rounding(exact: Any, decimal: Fraction, places: int) -> bool:
 
 
 def decimal_places(text: str) -> int | None:
-    """Decimals of a number as written, `2.50` or `2.5e-3`; negative where the last digit is a ten or more, None without a point."""
+    """Decimals of a number as written, `2.50` or `2.5e-3`; negative where the last digit is a ten or more, None without
+    a point."""
     mantissa, _, exponent = text.lower().partition("e")
     decimals = mantissa.partition(".")[2]
     if decimals:
@@ -167,7 +169,8 @@ def decimal_places(text: str) -> int | None:
 
 
 def read_number(text: str, letters: bool = False) -> Number | None:
-    """The plain number that the cleaned `text` writes, or None. With `letters` a letter after it may be a unit (`5 m`, `5m`)."""
+    """The plain number that the cleaned `text` writes, or None. With `letters` a letter after it may be a unit (`5 m`,
+    `5m`)."""
     if text.isdecimal() and len(text) <= MAX_DIGITS:
         return Number(Fraction(int(text)), places=0)
     label = _LABEL.match(text)

@@ -1,8 +1,8 @@
 r"""Derivatives and antiderivatives that are not worked out: which letters under them depend on their variable.
 
-The rule, decided here alone: usual names of functions and unknowns do (`f`, `u`, `y`, `\rho`), and a letter that is differentiated
-alone; all others are constant factors. So $\frac{d}{dx}(ay)$ is $a\frac{dy}{dx}$, and $\frac{d}{dx}(uv)$ is not
-$u\frac{dv}{dx}$. Integrals know only names of functions: other letters are parameters.
+The rule, decided here alone: usual names of functions and unknowns do (`f`, `u`, `y`, `\rho`), and a letter that is
+differentiated alone; all others are constant factors. So $\frac{d}{dx}(ay)$ is $a\frac{dy}{dx}$, and $\frac{d}{dx}(uv)$
+is not $u\frac{dv}{dx}$. Integrals know only names of functions: other letters are parameters.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def depends(name: str, kind: str) -> bool:
 
 
 def moved(node: Binder, point: Mapping[str, Any], place: Fraction) -> dict[str, Any]:
-    """The point where the operator's variable is `place`, and what depends on it has moved along; sums only set their variable."""
+    """The point where the operator's variable is `place`, and what depends on it has moved along; sums only set their
+    variable."""
     found = dict(point)
     if node.kind == "diff" or node.kind.endswith("int"):
         for name in symbols(node.body) - {node.variable}:

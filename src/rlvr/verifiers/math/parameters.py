@@ -1,16 +1,17 @@
-r"""Letters that stand for every integer or constant: one substitution of them must make the whole of an answer the gold.
+r"""Letters that stand for every integer or constant: one substitution of them must make the whole of an answer the
+gold.
 
-The rule, decided here alone: `a + bk` is the same family as `a' \pm bk'` where a and a' differ by a multiple of b, so that an
-answer may be written with another letter, and with $\pm k + c$ for $k$. What belongs together (the entries of a tuple, a matrix,
-an interval or a set, the sides of an inequality, the values of several labels) is one value for each k, and has one
-substitution: $(k, k+1)$ is not $(k, k+2)$. Values of a list are families of their own.
+The rule, decided here alone: `a + bk` is the same family as `a' \pm bk'` where a and a' differ by a multiple of b, so
+that an answer may be written with another letter, and with $\pm k + c$ for $k$. What belongs together (the entries of a
+tuple, a matrix, an interval or a set, the sides of an inequality, the values of several labels) is one value for each
+k, and has one substitution: $(k, k+1)$ is not $(k, k+2)$. Values of a list are families of their own.
 
-Letters that the gold declares to be integers have these substitutions, and k, n, m, l, j in a product with pi (or 180 or 360
-degrees), which count periods although nobody says so.
+Letters that the gold declares to be integers have these substitutions, and k, n, m, l, j in a product with pi (or 180
+or 360 degrees), which count periods although nobody says so.
 
-C and K, with a number or without, are arbitrary constants where they are a term of the gold, or a factor of one, beside a variable,
-and the problem has no such letter. They may have other names ($A e^x + B e^{-x}$ for $C_1 e^x + C_2 e^{-x}$); one that is a term
-takes up what is constant: $-\cos^2 x + C$ is $\sin^2 x + C$.
+C and K, with a number or without, are arbitrary constants where they are a term of the gold, or a factor of one, beside
+a variable, and the problem has no such letter. They may have other names ($A e^x + B e^{-x}$ for $C_1 e^x + C_2
+e^{-x}$); one that is a term takes up what is constant: $-\cos^2 x + C$ is $\sin^2 x + C$.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ class Parameters:
                 yield {**constant, **{name: replaced(value, constant) for name, value in names.items()}}
 
     def _renamings(self, gold: Sequence[Node], answer: Sequence[Node]) -> Iterator[Substitution]:
-        """The letters that only the gold has for those that only the answer has, in every order; arbitrary constants of both
-        may change places."""
+        """The letters that only the gold has for those that only the answer has, in every order; arbitrary constants of
+        both may change places."""
         names = [frozenset().union(*map(symbols, side)) for side in (gold, answer)]
         ours = sorted(names[0] - names[1])
         theirs = sorted(names[1] - names[0])
@@ -106,7 +107,8 @@ class Parameters:
                 yield {other: Symbol(one) for one, other in pairs}
 
     def _may_be_renamed(self, one: str, other: str, gold: Sequence[Node], answer: Sequence[Node]) -> bool:
-        """Whether `one` is an arbitrary integer (next to pi, or declared) or a constant of integration, and `other` may be."""
+        """Whether `one` is an arbitrary integer (next to pi, or declared) or a constant of integration, and `other` may
+        be."""
         if other not in {name for name, _ in self.answer} and other[0] not in _LETTERS:
             return False
         return (

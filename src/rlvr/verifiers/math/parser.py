@@ -1,7 +1,8 @@
 r"""The reader of answers: tokens -> a tree, by precedence climbing.
 
-Precedence, loosest first: lists, relations, trailing words, set operations, `+ -`, `* /` and juxtaposition, signs, powers,
-postfixes. `parse` evaluates nothing, takes time linear in its text, and raises `Unreadable` for what it does not understand.
+Precedence, loosest first: lists, relations, trailing words, set operations, `+ -`, `* /` and juxtaposition, signs,
+powers, postfixes. `parse` evaluates nothing, takes time linear in its text, and raises `Unreadable` for what it does
+not understand.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ _CHOICE = re.compile(r"\([A-Z]\)")
 
 
 def parse(text: str, bare_units: bool = True, variables: frozenset[str] = frozenset()) -> Node:
-    """The tree of a whole answer: one item, or a Listing of several; raises Unreadable. letters.read decides about units."""
+    """The tree of a whole answer: one item, or a Listing of several; raises Unreadable. letters.read decides about
+    units."""
     tokens = tokenize(text, bare_units, variables)
     try:
         return _whole(tokens)
@@ -350,7 +352,8 @@ class _Parser(Commands):
         return Symbol(f"{numbers.name} {'*' if sign == 'times' else sign}")
 
     def exponent(self) -> Node:
-        r"""What `^` or `_` takes: a group, a signed power, or in LaTeX (`x^23`) one token; here a number is read whole."""
+        r"""What `^` or `_` takes: a group, a signed power, or in LaTeX (`x^23`) one token; here a number is read
+        whole."""
         if self.accept("operator", "-"):
             return Apply("neg", (self.exponent(),))
         if self.accept("operator", "+"):

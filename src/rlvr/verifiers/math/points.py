@@ -3,7 +3,8 @@
 Every expression is compared at reals of both signs, positive reals, small integers and near 1. Operations that are one
 formula here and another one there ask for more: complex numbers for Re, Im, arg, conjugates and the modulus of z or w;
 integers up to 60 and multiples of the constants for integer functions; both sides of each corner, and the corner, for
-absolute values, maxima, signs, roundings, even roots and inverse functions. All points are fixed: verdicts are deterministic.
+absolute values, maxima, signs, roundings, even roots and inverse functions. All points are fixed: verdicts are
+deterministic.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ PAIRS = 24
 PIECEWISE = frozenset({"abs", "max", "min", "floor", "ceil", "sgn", "mod"})
 """Operations that are one formula here and another one there."""
 _INVERSES = {"asin": "sin", "acos": "cos", "atan": "tan", "acot": "cot"}
-"""Inverse functions, which leave their branch where an argument has a pole, or where the periodic function inside turns."""
+"""Inverse functions, which leave their branch where an argument has a pole, or where the periodic function inside
+turns."""
 INTEGER_FUNCTIONS = frozenset({"gcd", "lcm", "mod", "floor", "ceil", "factorial", "factorial2", "binom"})
 MAX_CONSTANT = 10**9
 """Size of a constant whose multiples are tried."""
@@ -63,8 +65,8 @@ def has_any(heads: frozenset[str], *nodes: Node) -> bool:
 
 
 def has_domain_at(point: Point, *nodes: Node) -> bool:
-    """Whether it counts at this point that one expression is real and another one is not: variables are often understood to
-    be positive, and an exponent of what may be negative (`(-1)^n`) to be an integer."""
+    """Whether it counts at this point that one expression is real and another one is not: variables are often
+    understood to be positive, and an exponent of what may be negative (`(-1)^n`) to be an integer."""
     if not is_positive_point(point):
         return False
     return all(isinstance(value, Fraction) and value.denominator == 1 for value in point.values()) or not any(
@@ -231,7 +233,8 @@ def _shuffled(name: str) -> tuple[Fraction, ...]:
 def _corners(
     gold: Node, answer: Node, names: Sequence[str], basic: Sequence[Point], value: Valued
 ) -> Iterator[tuple[object, Point]]:
-    """For each variable, the others being fixed: the corners, a point between any two neighbours, and points outside."""
+    """For each variable, the others being fixed: the corners, a point between any two neighbours, and points
+    outside."""
     arguments = list(dict.fromkeys(factor for side in (gold, answer) for factor in _arguments(side)))
     for place in (0, 4) if len(names) > 1 else (0,):
         for name in names:
@@ -269,7 +272,8 @@ def _arguments(node: Node) -> Iterator[Node]:
 
 
 def _branches(node: Node) -> Iterator[Node]:
-    r"""Expressions whose zeros are the corners of a root (`\sqrt{(x-20)^2}`) or of an inverse function (`\arctan\frac{1}{x}`)."""
+    r"""Expressions whose zeros are the corners of a root (`\sqrt{(x-20)^2}`) or of an inverse function
+    (`\arctan\frac{1}{x}`)."""
     match node:
         case Apply("root" | "^", (radicand, *_)) if _is_even_root(node) and _is_curved(radicand):
             yield from _factors(radicand)

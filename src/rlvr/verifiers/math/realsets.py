@@ -1,6 +1,7 @@
 r"""Sets of real numbers: intervals, unions, complements, inequalities in one variable, set-builder; one canonical form.
 
-A set is a sorted list of disjoint pieces; ends are compared by value, so `x \ge 2`, `2 \leq x` and `[2, \infty)` are one set.
+A set is a sorted list of disjoint pieces; ends are compared by value, so `x \ge 2`, `2 \leq x` and `[2, \infty)` are
+one set.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 r"""Restatements: answers that are right only because they are the problem over again.
 
-The rule, decided here alone, of answers that are equal to the gold: an answer is no answer where it, or a value that it states
-(behind its labels, declarations, units, set brackets), is what the prompt says, in another form than the gold's. What the prompt says is its text, and each of its formulas with terms in any order, moved
-from side to side, multiplied by a number (`2x > 6` for `6 < 2x`), or with a constant, a square or a factor taken apart (`x \cdot x + 1 + 1`). An answer in the gold's form is never a restatement.
-A gold with one unknown that is solved (`x = 3`, `x > 3`) asks for a solved answer, whatever the prompt says.
+The rule, decided here alone, of answers that are equal to the gold: an answer is no answer where it, or a value that it
+states (behind its labels, declarations, units, set brackets), is what the prompt says, in another form than the gold's.
+What the prompt says is its text, and each of its formulas with terms in any order, moved from side to side, multiplied
+by a number (`2x > 6` for `6 < 2x`), or with a constant, a square or a factor taken apart (`x \cdot x + 1 + 1`). An
+answer in the gold's form is never a restatement. A gold with one unknown that is solved (`x = 3`, `x > 3`) asks for a
+solved answer, whatever the prompt says.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ def restates(prompt: str, gold: str, answer: str) -> bool:
 def _states_what_is_said(gold: Node, answer: Node, said: tuple[Node, ...]) -> bool:
     """Whether a value that the answer states is a formula of the prompt, and not in the gold's form.
 
-    Labels, declarations, units and set brackets are round a value, not part of it. A value and its rounding is one value.
+    Labels, declarations, units and set brackets are round a value, not part of it. A value and its rounding is one
+    value.
     """
     if not said:
         return False
@@ -92,7 +95,8 @@ def _stated(node: Node) -> list[tuple[Node, ...]]:
 
 
 def _is_formula(node: Node) -> bool:
-    """Whether there is anything to work out: a number, a letter or a solved relation of the prompt may well be the answer."""
+    """Whether there is anything to work out: a number, a letter or a solved relation of the prompt may well be the
+    answer."""
     return bool(children(node)) and not is_literal(node) and _solved_for(node) is None
 
 
@@ -145,7 +149,8 @@ def _said(prompt: str) -> tuple[Node, ...]:
 
 
 def _same_form(gold: Node, answer: Node) -> bool:
-    """Whether the answer is written like the gold but for the order of terms; or solved for the same symbol, where the gold is."""
+    """Whether the answer is written like the gold but for the order of terms; or solved for the same symbol, where the
+    gold is."""
     if _canonical(gold) == _canonical(answer):
         return True
     subject = _solved_for(gold)
@@ -210,7 +215,8 @@ def _difference(relation: Relation) -> Node:
 
 
 def _canonical(node: Node) -> Node:
-    """The tree with one order of terms and factors, and one direction of inequalities; brackets round a group are gone."""
+    """The tree with one order of terms and factors, and one direction of inequalities; brackets round a group are
+    gone."""
     match node:
         case Bracket("(", ")", (inner,)):
             return _canonical(inner)

@@ -12,8 +12,8 @@ class Rules:
     ordered: bool = False
     """Whether the order of a plain list of answers counts; tuples and vectors are always ordered, sets never."""
     require_simplified: bool = True
-    r"""A plain number wants a plain number (`6 \cdot 7` is not 42), and an operator (an integral, a sum) must be worked out
-    unless the gold has one too."""
+    r"""A plain number wants a plain number (`6 \cdot 7` is not 42), and an operator (an integral, a sum) must be worked
+    out unless the gold has one too."""
     tolerance: float = 0.0
     """Relative rounding error allowed between numbers; 0 compares exactly."""
     variables: frozenset[str] = frozenset()

@@ -292,8 +292,8 @@ class Sampler:
     def _agree(
         self, gold: Node, answer: Node, number: object, point: Point, precisions: Sequence[int] = DIGITS[:2]
     ) -> bool | None:
-        """Exact for fractions; else equal but for an error that shrinks with the precision. None where no precision shows
-        all parts of both."""
+        """Exact for fractions; else equal but for an error that shrinks with the precision. None where no precision
+        shows all parts of both."""
         last = None
         coarser = 0
         for digits in precisions:
@@ -327,7 +327,8 @@ class Sampler:
         return self._key(node, number, DIGITS[0]) in self._left_reals
 
     def _differ_by_branch(self, one: Value, other: Value) -> bool:
-        r"""Whether a real value and one that is not differ by a branch of a logarithm (`\ln x + \ln y` for `\ln xy`)."""
+        r"""Whether a real value and one that is not differ by a branch of a logarithm (`\ln x + \ln y` for
+        `\ln xy`)."""
         difference = Evaluator({}, self.fuel).add(one, -other)
         return bool(abs(difference.real) <= 1e-20 * (abs(one) + abs(other)))
 

@@ -1,7 +1,7 @@
 r"""What an answer states: the values it gives, each with the label it gives it.
 
-`x = 2 \text{ or } x = 3`, `x \in \{2, 3\}`, `2, 3` and `\{3, 2\}` all give two values; `x = 2, y = 3` gives two labels one
-value each. Plus-minus becomes two values. A chain of equalities must be true, or the answer is refused.
+`x = 2 \text{ or } x = 3`, `x \in \{2, 3\}`, `2, 3` and `\{3, 2\}` all give two values; `x = 2, y = 3` gives two labels
+one value each. Plus-minus becomes two values. A chain of equalities must be true, or the answer is refused.
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ def _without_conditions(node: Node) -> tuple[Node, Declared, tuple[Node, ...]]:
 
 
 def _with_conditions(items: list[Node]) -> list[Node]:
-    r"""Items with the inequalities behind them that are about letters of their values: `2^k, k \ge 1` is `2^k` where `k \ge 1`."""
+    r"""Items with the inequalities behind them that are about letters of their values: `2^k, k \ge 1` is `2^k` where
+    `k \ge 1`."""
     found: list[Node] = []
     for item in items:
         if found and _restricts(item, found[-1]):
@@ -150,7 +151,8 @@ def _with_conditions(items: list[Node]) -> list[Node]:
 
 
 def _restricts(condition: Node, subject: Node) -> bool:
-    """Whether an inequality restricts letters of the value before it; beside another inequality it is a second answer."""
+    """Whether an inequality restricts letters of the value before it; beside another inequality it is a second
+    answer."""
     if isinstance(subject, Builder):
         return _restricts(condition, subject.subject)
     if not (isinstance(condition, Relation) and set(condition.operators) <= _INEQUALITIES):
@@ -193,7 +195,8 @@ def _grouped(node: Node, sampler: Sampler) -> Node:
 
 
 def permuted(entry: Entry, labels: Sequence[Node] = ()) -> Entry:
-    """A labelled tuple (`(y, x) = (1, 2)`) in the order of `labels`, a permutation of its own; else in that of the alphabet."""
+    """A labelled tuple (`(y, x) = (1, 2)`) in the order of `labels`, a permutation of its own; else in that of the
+    alphabet."""
     label = entry.label
     value = entry.value
     if not (isinstance(label, Bracket) and isinstance(value, Bracket)) or len(label.items) != len(value.items):
@@ -212,7 +215,8 @@ def _picked(tuple_: Bracket, order: list[int]) -> Bracket:
 
 
 def alphabetical(statement: Statement) -> Statement:
-    """The statement with its labelled values in the order of the alphabet, which is that of an unlabelled gold (`(1, 2)`)."""
+    """The statement with its labelled values in the order of the alphabet, which is that of an unlabelled gold
+    (`(1, 2)`)."""
     entries = tuple(permuted(entry) for entry in statement.entries)
     wanted = _alphabet([entry.label for entry in entries])
     if wanted is not None:
@@ -221,7 +225,8 @@ def alphabetical(statement: Statement) -> Statement:
 
 
 def _alphabet(labels: Sequence[Node | None]) -> list[Node | None] | None:
-    """The labels in the order of the alphabet; None where they are not different Latin letters, which may have a number."""
+    """The labels in the order of the alphabet; None where they are not different Latin letters, which may have a
+    number."""
     letters = [_LETTER.fullmatch(label.name) if isinstance(label, Symbol) else None for label in labels]
     if len(set(labels)) != len(labels):
         return None
@@ -354,8 +359,8 @@ def _in_units_of(one: Node, other: Node) -> Node:
 
 
 def _names(label: Node, values: Sequence[Node], sampler: Sampler) -> bool:
-    """Whether a left side names the values: it does not occur in them (`x = x + 1` states an equation), but for an identity
-    (`\\tan x = \\frac{\\sin x}{\\cos x}`)."""
+    """Whether a left side names the values: it does not occur in them (`x = x + 1` states an equation), but for an
+    identity (`\\tan x = \\frac{\\sin x}{\\cos x}`)."""
     match label:
         case Apply("*", (*_, Bracket("(", ")", arguments))):
             names = symbols(label) - frozenset().union(*map(symbols, arguments))
@@ -368,7 +373,8 @@ def _names(label: Node, values: Sequence[Node], sampler: Sampler) -> bool:
 
 
 def is_label(node: Node) -> bool:
-    r"""Whether a left side only names what was asked: `x`, `f(x)`, `AB`, `(x, y)`, `\sin\theta`, `\angle ABC`, `\text{Area}`, `A : B`."""
+    r"""Whether a left side only names what was asked: `x`, `f(x)`, `AB`, `(x, y)`, `\sin\theta`, `\angle ABC`,
+    `\text{Area}`, `A : B`."""
     match node:
         case Symbol():
             return bool(symbols(node))

@@ -1,10 +1,10 @@
-r"""Equality of symbolic answers, by math-verify (SymPy), for what the comparison here leaves undecided. It is asked for by
-the option `math_verify`, and the package is an extra of its own.
+r"""Equality of symbolic answers, by math-verify (SymPy), for what the comparison here leaves undecided. It is asked for
+by the option `math_verify`, and the package is an extra of its own.
 
-Only its LaTeX reader is used: its reader of bare expressions goes through SymPy's `parse_expr`, which runs code. Its own
-timeouts are off, since they need SIGALRM on the main thread: `deadline` holds the clock, and what could spend its time in
-one long operation (powers of powers, large factorials) or is known to be compared too kindly (ellipses, texts) is not given
-to it.
+Only its LaTeX reader is used: its reader of bare expressions goes through SymPy's `parse_expr`, which runs code. Its
+own timeouts are off, since they need SIGALRM on the main thread: `deadline` holds the clock, and what could spend its
+time in one long operation (powers of powers, large factorials) or is known to be compared too kindly (ellipses, texts)
+is not given to it.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def _parse(latex: str) -> tuple[Any, ...]:
 
 @functools.cache
 def _math_verify() -> tuple[Any, Any]:
-    # It warns that its timeouts are off, and logs every text that it cannot read with a traceback: both are verdicts here.
+    # It warns that its timeouts are off, and logs every text that it cannot read with a traceback: both are verdicts
+    # here.
     for name in ("math_verify", "latex2sympy2_extended"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     import math_verify

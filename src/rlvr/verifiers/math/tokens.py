@@ -37,7 +37,8 @@ class Unreadable(ValueError):
 
 
 class Token(NamedTuple):
-    """`kind` is one of number, symbol, function, words, relation, separator, open, close, operator, currency, command, environment, end."""
+    """`kind` is one of number, symbol, function, words, relation, separator, open, close, operator, currency, command,
+    environment, end."""
 
     kind: str
     text: str
@@ -172,8 +173,8 @@ _NUMERIC_TEXT = re.compile(r"[\s\d.,+\-*/()=<>^]*\d[\s\d.,+\-*/()=<>^]*")
 def tokenize(text: str, bare_units: bool = True, variables: frozenset[str] = frozenset()) -> list[Token]:
     """The tokens of `text`, without an end mark; raises Unreadable.
 
-    With `bare_units` letters behind a number may be a unit (`5 cm`, `5 m`), unless all of them are `variables`; without,
-    they are variables.
+    With `bare_units` letters behind a number may be a unit (`5 cm`, `5 m`), unless all of them are `variables`;
+    without, they are variables.
     """
     if not text.isascii():
         text = text.translate(UNICODE)
@@ -266,8 +267,8 @@ def _styled(style: str, inner: str, spaced: bool, tokens: list[Token]) -> None:
 
 
 def _follows_value_or_unit(tokens: list[Token], is_bold: bool) -> bool:
-    r"""Whether an upright letter is a unit behind these tokens: behind a number or, if it is not bold (`\mathbf{B}^{-1}\mathbf{A}`), a
-    bracket, or joined to a unit (`\text{m} \cdot \text{s}`)."""
+    r"""Whether an upright letter is a unit behind these tokens: behind a number or, if it is not bold
+    (`\mathbf{B}^{-1}\mathbf{A}`), a bracket, or joined to a unit (`\text{m} \cdot \text{s}`)."""
     return _joins_unit(tokens) or (bool(tokens) and tokens[-1].kind in ({"number"} if is_bold else {"number", "close"}))
 
 

@@ -1,4 +1,5 @@
-"""Units of measurement and the words after a value: which can be converted, which are prose, which change the meaning."""
+"""Units of measurement and the words after a value: which can be converted, which are prose, which change the
+meaning."""
 
 # ruff: noqa: RUF001 - letters of other scripts are units here
 
@@ -99,7 +100,8 @@ _NAMED: dict[str, tuple[str, int | str]] = {
     "byte": ("data", 8),
     "bit": ("data", 1),
 }
-"""Words of units that take the prefixes as words (`nanometer`), as `_PHYSICAL` are symbols that take them as symbols."""
+"""Words of units that take the prefixes as words (`nanometer`), as `_PHYSICAL` are symbols that take them as
+symbols."""
 _DERIVED = {
     "frequency": {"time": -1},
     "volume": {"length": 3},
@@ -116,7 +118,8 @@ _DERIVED = {
     "inductance": {"mass": 1, "length": 2, "time": -2, "current": -2},
     "flux density": {"mass": 1, "time": -2, "current": -1},
 }
-"""Quantity -> the powers of the base quantities that it is made of. Source: BIPM, The International System of Units, 9th edition, table 4."""
+"""Quantity -> the powers of the base quantities that it is made of. Source: BIPM, The International System of Units,
+9th edition, table 4."""
 _SIZES = {"volume": Fraction(1, 1000), "work": Fraction(3600)}
 """The unit of a quantity in units of metre, kilogram and second, where it is not one: the litre, the watt hour."""
 _UNITS = {
@@ -132,7 +135,8 @@ _AMBIGUOUS = {
     "temperature F": ("F", "degrees F"),
     "temperature C": ("C", "degrees C"),
 }
-"""Quantity -> a letter and the word of its unit; without a prefix the letter is one only beside a unit of the quantity."""
+"""Quantity -> a letter and the word of its unit; without a prefix the letter is one only beside a unit of the
+quantity."""
 _PREFIXED = ("capacitance", "charge", "inductance", "flux density")
 _UNITS |= {
     symbol + _AMBIGUOUS[quantity][0]: (quantity, Fraction(factor))
@@ -180,11 +184,13 @@ _COUNTER_WORDS = (
     "个 個 只 隻 本 人 名 位 张 張 条 條 件 次 种 種 倍 岁 歳 才 枚 匹 台 辆 輛 棵 朵 头 頭 双 雙 对 對 组 組 块 塊 片 根 支 颗 粒 页 頁 题 題 道 "
     "円 圆 块钱 人民币 日 月 周 分 点 時間 時 度 平方米 平方厘米 平方千米 立方米 立方厘米 通り つ 回 グラム キロ キログラム メートル センチ "
     "センチメートル キロメートル リットル 개 명 원 살 마리 권 장 회 번 가지 시간 분 초 일 년 미터 센티미터 킬로미터 그램 킬로그램 "
-    "см м км кг г мм л мл руб рубль рубля рублей час часа часов минута минуты минут секунда секунды секунд день дня дней "
+    "см м км кг г мм л мл руб рубль рубля рублей час часа часов минута минуты минут секунда секунды секунд день дня "
+    "дней "
     "год года лет метр метра метров градус градуса градусов штук шт раз раза человек человека"
 )
 _COUNTERS = frozenset(_COUNTER_WORDS.split())
-"""Words of other scripts that count or measure; any other one behind a number may say something of it (`5不是答案`, `2以上`)."""
+"""Words of other scripts that count or measure; any other one behind a number may say something of it (`5不是答案`,
+`2以上`)."""
 _SAYS_MORE = re.compile(
     r"\b(?:is|are|was|were|be|been|has|have|had|does|do|did|can|could|will|would|should|must|may|might|fails?|works?|holds?|satisf(?:y|ies)"
     r"|in|on|at|by|from|to|with|without|for|if|when|where|which|that|this|because|since|so|too|very|only|never|nor|both|after|before|below"
@@ -193,8 +199,8 @@ _SAYS_MORE = re.compile(
     r"|here|there|then|again|also|already|still|yet|just|even|\w{2,}ed|\w{3,}ly)\b",
     re.IGNORECASE,
 )
-"""Verbs, prepositions, participles, judgements, pronouns, number words, adverbs: no phrase that has one only names what is counted, though
-the problem may have the word."""
+"""Verbs, prepositions, participles, judgements, pronouns, number words, adverbs: no phrase that has one only names what
+is counted, though the problem may have the word."""
 _ORDINALS = frozenset(["st", "nd", "rd", "th"])
 _IRREGULAR = {"people": "person", "men": "man", "women": "woman", "children": "child", "feet": "foot", "mice": "mouse"}
 
@@ -205,10 +211,11 @@ def changes_meaning(words: str) -> bool:
 
 
 def conversion(gold: str, answer: str, nouns: frozenset[str] = frozenset()) -> Fraction | None:
-    """How many of the gold's unit one of the answer's is; None where they disagree. `nouns` are the words of the problem.
+    """How many of the gold's unit one of the answer's is; None where they disagree. `nouns` are the words of the
+    problem.
 
-    A unit may be left out, and one may be added (see `_may_be_added`). Where both sides state one, either both are known, and of one dimension, or they are the same words
-    (`3 apples`, `3 apple`).
+    A unit may be left out, and one may be added (see `_may_be_added`). Where both sides state one, either both are
+    known, and of one dimension, or they are the same words (`3 apples`, `3 apple`).
     """
     if gold == answer or not answer:
         return Fraction(1)
@@ -232,7 +239,8 @@ def conversion(gold: str, answer: str, nouns: frozenset[str] = frozenset()) -> F
 
 
 def _dimension_beside(unit: str, other: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | None:
-    """The dimension of a unit, in which a letter that is no unit alone is a degree beside degrees, else a farad, a coulomb ..."""
+    """The dimension of a unit, in which a letter that is no unit alone is a degree beside degrees, else a farad, a
+    coulomb ..."""
     found = dimension(unit)
     if found is not None:
         return found
@@ -250,8 +258,8 @@ def _dimension_beside(unit: str, other: str) -> tuple[tuple[tuple[str, int], ...
 def _may_be_added(unit: str, nouns: frozenset[str]) -> bool:
     """Whether words beside a gold without a unit only name what is counted.
 
-    They do where all of them are known: units, counters, words of the problem, common nouns (counted.py). An adjective stands before
-    a noun. Words that say more (`is extraneous`, `in base 6`, `(rejected)`) never do.
+    They do where all of them are known: units, counters, words of the problem, common nouns (counted.py). An adjective
+    stands before a noun. Words that say more (`is extraneous`, `in base 6`, `(rejected)`) never do.
     """
     unit = _bare(unit)
     if unit == "K" and nouns.isdisjoint(("kelvin", "temperature")):  # `5K` is five thousand more often

@@ -1,7 +1,7 @@
 r"""The comparison of two values: numbers with units, words, tuples and matrices, ratios and residues, expressions.
 
-The gold decides the form: where it is a plain number, arithmetic is no answer, and where it has no operator left to work
-out, none is allowed. What no rule here allows is not equal.
+The gold decides the form: where it is a plain number, arithmetic is no answer, and where it has no operator left to
+work out, none is allowed. What no rule here allows is not equal.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Values(ABC):
         answer: Sequence[Node],
         compare: Callable[[Substitution], bool | None],
     ) -> bool | None:
-        """What `compare` finds with the letters of the answer as written, or with one substitution of its parameters for
-        all these values, see parameters.py."""
+        """What `compare` finds with the letters of the answer as written, or with one substitution of its parameters
+        for all these values, see parameters.py."""
         if self._is_whole:
             return compare({})
         self._is_whole = True

@@ -4,11 +4,12 @@ The stages, each only where the one before cannot decide:
 1. extraction: which text is the answer (microseconds);
 2. latex.clean and numeric.read_number: one spelling; plain numbers, exactly (microseconds);
 3. compare: structure, exact values, numeric sampling (milliseconds, bounded);
-4. symbolic.equal, only with `math_verify: true`: math-verify on LaTeX, for what is left (under a time limit of its own).
+4. symbolic.equal, only with `math_verify: true`: math-verify on LaTeX, for what is left (under a time limit of its
+   own).
 
-Invariants: stages 1 and 2 are `quick`, take linear time and evaluate nothing; the others run in a worker process; whatever
-the answer causes scores 0; only a bad gold is undecided; nothing raises. `read_golds` never raises either: the `problem` of a gold
-says what cannot be used.
+Invariants: stages 1 and 2 are `quick`, take linear time and evaluate nothing; the others run in a worker process;
+whatever the answer causes scores 0; only a bad gold is undecided; nothing raises. `read_golds` never raises either: the
+`problem` of a gold says what cannot be used.
 """
 
 from __future__ import annotations
@@ -79,12 +80,13 @@ _SYNONYMS = {"true": "yes", "false": "no", "dne": "does not exist"}
 class MathVerifier(Verifier):
     r"""Checks the final answer of a completion against `task.answer`.
 
-    The gold is a number or a text (a bare answer in LaTeX, or a solution that ends in `#### 72` or `\boxed{72}`), a list of
-    which any one is right, or `{"all": [...]}`, of which all are asked for.
+    The gold is a number or a text (a bare answer in LaTeX, or a solution that ends in `#### 72` or `\boxed{72}`), a
+    list of which any one is right, or `{"all": [...]}`, of which all are asked for.
     """
 
     methods: tuple[Method, ...] = METHODS
-    """Where to look for the answer, in order of precedence: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`), `phrase`."""
+    """Where to look for the answer, in order of precedence: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`),
+    `phrase`."""
     fallback: Fallback = "none"
     """When none of the methods finds anything: `none`, the `last_formula` between math delimiters, that or the
     `last_number`, or the `whole` text after the reasoning."""
@@ -96,8 +98,8 @@ class MathVerifier(Verifier):
     ordered: bool = False
     """Whether several answers (`1, 2`) count only in the gold's order. Tuples always do, sets never."""
     require_simplified: bool = True
-    r"""A gold that is a plain number wants a plain number, and what the prompt already says is no answer: `6 \cdot 7` for
-    42 restates the problem and is wrong. `6 \cdot 7 = 42` is right."""
+    r"""A gold that is a plain number wants a plain number, and what the prompt already says is no answer: `6 \cdot 7`
+    for 42 restates the problem and is wrong. `6 \cdot 7 = 42` is right."""
     relation_for_set: bool = True
     r"""Whether an inequality is right where the gold is a set: `-2 \le x \le 7` for `x \in [-2, 7]`."""
     decimal_comma: bool = False
@@ -106,10 +108,11 @@ class MathVerifier(Verifier):
     """Relative error allowed between numbers; 0 compares exactly. Even then a decimal of 12 or more significant digits
     equals the exact number that it is the rounding of, or whose double it is (`1.4142135623730951`)."""
     math_verify: bool = False
-    """Ask the package math-verify (SymPy) about what the comparison here cannot decide. It adds few right answers, some wrong
-    ones, and most of the slow verdicts; needs `pip install 'rlvr[math-verify]'`."""
+    """Ask the package math-verify (SymPy) about what the comparison here cannot decide. It adds few right answers, some
+    wrong ones, and most of the slow verdicts; needs `pip install 'rlvr[math-verify]'`."""
     max_boxes: int = 8
-    r"""Different `\boxed{}` that the final text may contain. The last one decides; more than this is listing candidates."""
+    r"""Different `\boxed{}` that the final text may contain. The last one decides; more than this is listing
+    candidates."""
     think_opened_by_prompt: bool = False
     """The prompt's template ends in `<think>`: a completion without `</think>` has no answer yet."""
     max_length: int = 2000
@@ -455,7 +458,8 @@ def _is_call(text: str) -> bool:
 
 
 def _final(raw: str) -> str:
-    """The answer in a gold text. A gold is to be trusted: boxes next to each other are one answer, and a last box need not close."""
+    """The answer in a gold text. A gold is to be trusted: boxes next to each other are one answer, and a last box need
+    not close."""
     if "####" in raw:
         return answers.after_hashes(raw) or raw
     found = answers.boxes(raw)

@@ -192,7 +192,8 @@ CONDITIONS = frozenset(
 """Words before a condition on what was said."""
 
 MATRICES = re.compile(r"(?!.*(.).*\1)[A-DF-HJ-NP-Z]{2,3}")
-"""Letters in one bold face that are a product of matrices (`\\mathbf{AB}`): words and numerals (NO, DNE, III) have an E, I or O or repeat."""
+"""Letters in one bold face that are a product of matrices (`\\mathbf{AB}`): words and numerals (NO, DNE, III) have an
+E, I or O or repeat."""
 
 UNICODE = str.maketrans(
     {

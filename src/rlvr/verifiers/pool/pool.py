@@ -1,12 +1,13 @@
-"""The verifier of each task, and where verifiers run: in the caller (quick), in worker processes, on threads, or on an event loop.
+"""The verifier of each task, and where verifiers run: in the caller (quick), in worker processes, on threads, or on an
+event loop.
 
     with VerifierPool(workers=4) as pool:
         verdict = await pool.verify(verifier, task, completion)
 
-Invariants: every call of `verify` ends in one Verdict, within the time limit plus the wait for a free slot, and never in
-an exception; the clock of an answer starts when its verification starts, not while it waits; no process outlives the
-pool or the program. Every task has a verifier and a verifier accepts every task before training starts, or the run is refused with
-the task's name.
+Invariants: every call of `verify` ends in one Verdict, within the time limit plus the wait for a free slot, and never
+in an exception; the clock of an answer starts when its verification starts, not while it waits; no process outlives the
+pool or the program. Every task has a verifier and a verifier accepts every task before training starts, or the run is
+refused with the task's name.
 """
 
 from __future__ import annotations
@@ -46,15 +47,16 @@ class VerifierPool:
     """Runs verifiers of any kind; safe to await from any event loop, several at once.
 
     Plain functions, and verifiers that need a process and are `remote`, mostly wait: `workers` processes run them. A
-    verifier that `needs.process` and is not remote computes: as many processes run it as there are cores for this trainer,
-    but no more than `workers`. Processes are forked when first needed, and may take `memory_mb` of address space each on
-    top of what the loaded verifier takes. Asynchronous verifiers wait on one thread, `concurrent` at a time. `time_limit`
-    (seconds) replaces the verifiers' own. Where the verifier was quick lately, an answer waits `batch_delay()` seconds for others:
-    for callers that have many open, since waking a process costs more than such a verifier does.
+    verifier that `needs.process` and is not remote computes: as many processes run it as there are cores for this
+    trainer, but no more than `workers`. Processes are forked when first needed, and may take `memory_mb` of address
+    space each on top of what the loaded verifier takes. Asynchronous verifiers wait on one thread, `concurrent` at a
+    time. `time_limit` (seconds) replaces the verifiers' own. Where the verifier was quick lately, an answer waits
+    `batch_delay()` seconds for others: for callers that have many open, since waking a process costs more than such a
+    verifier does.
 
-    What happens past the time limit: a worker process is killed, and the answer scores 0, unless the verifier is remote or
-    a plain function that was waiting rather than computing. Anything else is abandoned, and the verdict is undecided, since
-    nobody knows whose fault it was.
+    What happens past the time limit: a worker process is killed, and the answer scores 0, unless the verifier is remote
+    or a plain function that was waiting rather than computing. Anything else is abandoned, and the verdict is
+    undecided, since nobody knows whose fault it was.
     """
 
     def __init__(
@@ -97,8 +99,8 @@ class VerifierPool:
         rollout: Rollout | None = None,
         token_ids: list[int] | None = None,
     ) -> Verdict:
-        """The verdict of `verifier` on one completion. `rollout`, or `token_ids` in its place, is for functions that ask for the ids
-        of the sampled tokens."""
+        """The verdict of `verifier` on one completion. `rollout`, or `token_ids` in its place, is for functions that
+        ask for the ids of the sampled tokens."""
         if self._closed or not isinstance(completion, str):
             return Verdict.undecided(_CLOSED if self._closed else _no_text(completion))
         start = time.perf_counter()
@@ -176,7 +178,8 @@ class VerifierPool:
         self.close()
 
     async def _verify_slowly(self, verifier: Verifier, job: Job) -> Verdict:
-        """The verdict on a job of one completion, with others in one worker process where the verifier was quick lately."""
+        """The verdict on a job of one completion, with others in one worker process where the verifier was quick
+        lately."""
         verdicts = None
         if self._worker_groups.quick(verifier):
             verdicts = await self._together.verdicts(verifier, job, self.batch_delay())
@@ -317,7 +320,8 @@ def _no_text(completion: Any) -> str:
 
 
 class Verification:
-    """Puts verdicts on rollouts. `verifier` (a Verifier, a function, or a piece as written) checks all tasks; None: each its own."""
+    """Puts verdicts on rollouts. `verifier` (a Verifier, a function, or a piece as written) checks all tasks; None:
+    each its own."""
 
     def __init__(self, verifier: Any, pool: VerifierPool) -> None:
         self.pool = pool

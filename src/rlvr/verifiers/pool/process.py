@@ -1,7 +1,7 @@
 """The trainer's end of the pool's processes: ask one that forks for a child, give a worker a job, end it.
 
-Invariants: the server is started by exec, never forked from the trainer (which may hold CUDA, threads and locks), and sees
-no GPU; what is asked of a process that forks is asked whole, whoever is cancelled meanwhile.
+Invariants: the server is started by exec, never forked from the trainer (which may hold CUDA, threads and locks), and
+sees no GPU; what is asked of a process that forks is asked whole, whoever is cancelled meanwhile.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ class Worker:
             self.stream.sock.send(REQUEST.pack(WORK, 0))
 
     async def run(self, job: bytes, limit: float, count: int) -> list[Verdict]:
-        """The `count` verdicts of one job. Late past `limit` seconds of this loop, WorkerError when the process is gone or
-        talks nonsense, ExhaustedError when it has used up a resource; after each it must be ended."""
+        """The `count` verdicts of one job. Late past `limit` seconds of this loop, WorkerError when the process is gone
+        or talks nonsense, ExhaustedError when it has used up a resource; after each it must be ended."""
         start = time.perf_counter()
         try:
             async with Deadline(limit):

@@ -1,7 +1,7 @@
 """The command that starts a server in a bubblewrap sandbox, for verifiers that run what a model wrote.
 
-Inside there is no network, no environment, no process of the outside, nothing to write but a bounded folder in memory, and
-nothing to read but the system's and Python's own files, this package, and the verifier's file.
+Inside there is no network, no environment, no process of the outside, nothing to write but a bounded folder in memory,
+and nothing to read but the system's and Python's own files, this package, and the verifier's file.
 """
 
 from __future__ import annotations

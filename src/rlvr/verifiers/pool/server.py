@@ -1,13 +1,14 @@
 """The processes that fork: one warm server, and below it one template per verifier, from which its workers are forked.
 
-The server is started by exec, `main` with the number of its control socket and the process id of the trainer, and knows no
-verifier. On request it forks a template, which loads one verifier (the import of a user's file, the seconds that SymPy
-takes) and then forks workers in milliseconds. So a verifier whose import crashes or hangs costs its template only.
+The server is started by exec, `main` with the number of its control socket and the process id of the trainer, and knows
+no verifier. On request it forks a template, which loads one verifier (the import of a user's file, the seconds that
+SymPy takes) and then forks workers in milliseconds. So a verifier whose import crashes or hangs costs its template
+only.
 
-Invariants: every process here has one thread when it forks (a template that has more becomes a worker itself); each child
-leads a session of its own; it is killed, with what it forked, when its parent ends or is asked to end it; a child is
-reaped only after it was killed, so no process id is used again while anybody may still mean the old one. The server ends,
-and everything below it, when its control socket closes or the trainer dies, however it dies.
+Invariants: every process here has one thread when it forks (a template that has more becomes a worker itself); each
+child leads a session of its own; it is killed, with what it forked, when its parent ends or is asked to end it; a child
+is reaped only after it was killed, so no process id is used again while anybody may still mean the old one. The server
+ends, and everything below it, when its control socket closes or the trainer dies, however it dies.
 """
 
 from __future__ import annotations

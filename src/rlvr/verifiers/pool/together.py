@@ -1,9 +1,9 @@
-"""Jobs of a quick verifier that are asked for at nearly the same moment: they wait for each other where they are asked for, and
-go on as one.
+"""Jobs of a quick verifier that are asked for at nearly the same moment: they wait for each other where they are asked
+for, and go on as one.
 
 A job by itself costs a fifth of a millisecond on its way to a worker and back, and most of that again on its way to the
-pool's loop. Invariant: whatever goes wrong with several, each is then done alone, under its own limit, so that no answer
-pays for another's.
+pool's loop. Invariant: whatever goes wrong with several, each is then done alone, under its own limit, so that no
+answer pays for another's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What the pool and its processes say to each other, over socket pairs of their own.
 
-Frames (a length of 4 bytes, big-endian, and a body) carry verifiers and jobs as pickles to the processes, and verdicts as
-JSON, which cannot run code in the trainer, back. Processes that fork are asked with a `REQUEST` and answer with a `REPLY`.
+Frames (a length of 4 bytes, big-endian, and a body) carry verifiers and jobs as pickles to the processes, and verdicts
+as JSON, which cannot run code in the trainer, back. Processes that fork are asked with a `REQUEST` and answer with a
+`REPLY`.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def exhausted_to_json(what: str, memory: bool, traceback: str = "") -> bytes:
 
 
 class ExhaustedError(Exception):
-    """A resource of a worker is used up, and it must be ended. `memory`: it is its memory. `traceback`: where it was asked for."""
+    """A resource of a worker is used up, and it must be ended. `memory`: it is its memory. `traceback`: where it was
+    asked for."""
 
     def __init__(self, what: str, memory: bool, traceback: str = "") -> None:
         super().__init__(what)
@@ -124,7 +126,8 @@ def _exactly(sock: socket.socket, count: int) -> bytes | None:
 
 
 class Stream:
-    """The trainer's end of a socket pair, on an event loop. Everything raises OSError or EOFError when the other end is gone."""
+    """The trainer's end of a socket pair, on an event loop. Everything raises OSError or EOFError when the other end is
+    gone."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)

@@ -1,7 +1,8 @@
 """A worker process: verifies one job at a time for the pool, with a verifier that was loaded before it was forked.
 
-Invariants: its socket is private (what a verifier prints goes to stderr); it spends no more address space than `memory_mb`
-beyond what it was forked with; it judges no answer when it is nearly full and was not at first; it never writes anything but one frame per job.
+Invariants: its socket is private (what a verifier prints goes to stderr); it spends no more address space than
+`memory_mb` beyond what it was forked with; it judges no answer when it is nearly full and was not at first; it never
+writes anything but one frame per job.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from rlvr.verifiers.pool.wire import Job, Several, exhausted_to_json, receive, s
 SPENT = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT}
 """Errors of a process that has no memory, descriptors, processes or disk left, which earlier answers may have spent."""
 NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
-"""Words of a RuntimeError for want of memory: those of torch's allocator of the CPU (c10/core/impl/alloc_cpu.cpp) and of C++."""
+"""Words of a RuntimeError for want of memory: those of torch's allocator of the CPU (c10/core/impl/alloc_cpu.cpp) and
+of C++."""
 
 
 class Exhausted(BaseException):
-    """A resource of this process is used up; `memory`: its memory. No Exception, so that a verification does not take it for
-    an error of its own."""
+    """A resource of this process is used up; `memory`: its memory. No Exception, so that a verification does not take
+    it for an error of its own."""
 
     def __init__(self, what: str, memory: bool) -> None:
         super().__init__(what)
@@ -71,7 +73,8 @@ def answer(body: bytes, verifier: Verifier, runner: asyncio.Runner, usage: Usage
 
 
 async def _replies(jobs: Sequence[Job], verifier: Verifier) -> list[tuple[bytes, bool]]:
-    """The reply to each job, and whether all its scores are above 0, one after the other in one turn of the loop, since a turn costs more than a quick verdict."""
+    """The reply to each job, and whether all its scores are above 0, one after the other in one turn of the loop, since
+    a turn costs more than a quick verdict."""
     return [await _reply(job, verifier) for job in jobs]
 
 
@@ -90,8 +93,8 @@ def _failed(error: BaseException, count: int) -> bytes:
 
 
 async def bounded(verify: Callable[[], Any]) -> Any:
-    """What `verify` returns. Exhausted where it fails for want of a resource: whether the answer took it, or answers before
-    it did, shows in a fresh process."""
+    """What `verify` returns. Exhausted where it fails for want of a resource: whether the answer took it, or answers
+    before it did, shows in a fresh process."""
     try:
         result = verify()
         if inspect.isawaitable(result):

@@ -1,7 +1,7 @@
 """Worker processes by verifier: a template that loaded it, the workers forked from that, and what becomes of a job.
 
-Invariants: a worker has at most one job, or one bundle of quick ones; one that was late, broke off or was cancelled in a job is ended, never used again;
-at most `most` workers are kept idle.
+Invariants: a worker has at most one job, or one bundle of quick ones; one that was late, broke off or was cancelled in
+a job is ended, never used again; at most `most` workers are kept idle.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ class WorkerGroups:
                 self._sent[key] = owner, reason
 
     def server(self, sandbox: tuple[str, ...] | None) -> Server:
-        """The server, started when first asked for and again when it is gone; one per set of readable files in a sandbox."""
+        """The server, started when first asked for and again when it is gone; one per set of readable files in a
+        sandbox."""
         server = self._servers.get(sandbox)
         if server is None or not server.alive:
             if server is not None:
@@ -171,8 +172,8 @@ class WorkerGroup:
         self._warned = False
 
     async def run(self, job: Job, limit: float) -> list[Verdict]:
-        """The verdicts of one job; a worker that broke off is worth a second try, and one that has used up a resource is worth
-        one in a fresh worker. LoadError, PicklingError."""
+        """The verdicts of one job; a worker that broke off is worth a second try, and one that has used up a resource
+        is worth one in a fresh worker. LoadError, PicklingError."""
         body = pickle.dumps(job)
         count = len(job.completions)
         exhausted: ExhaustedError | None = None
@@ -337,10 +338,13 @@ class WorkerGroup:
         if not self._warned:
             self._warned = True
             log.warning(
-                "a worker process of the verifier %r ran out of a resource (%s); it is replaced and the answer is checked once "
-                "more. An answer that runs out of memory there, too, scores 0 if another answer did not, and is undecided "
+                "a worker process of the verifier %r ran out of a resource (%s); it is replaced and the answer is "
+                "checked once "
+                "more. An answer that runs out of memory there, too, scores 0 if another answer did not, and is "
+                "undecided "
                 "otherwise; without another resource it is undecided. The address space is limited by "
-                "verification.memory_mb=%d; a verifier that keeps what it allocates or opens gets a new process whenever "
+                "verification.memory_mb=%d; a verifier that keeps what it allocates or opens gets a new process "
+                "whenever "
                 "that is used up (said once)",
                 display_name(self.verifier),
                 error,
@@ -348,8 +352,8 @@ class WorkerGroup:
             )
 
     def _too_much(self, error: ExhaustedError, group: bool) -> Verdict:
-        """The verdict where a fresh worker ran out, too: the answer's fault where it was memory, which it alone used, and
-        which was enough for another answer. Until then it may be the verifier that needs more for every answer."""
+        """The verdict where a fresh worker ran out, too: the answer's fault where it was memory, which it alone used,
+        and which was enough for another answer. Until then it may be the verifier that needs more for every answer."""
         if error.memory and not group and self._has_decided:
             return Verdict(VerdictStatus.ERROR, 0.0, "the answer needs more memory than a worker has")
         reason = f"{display_name(self.verifier)} ran out of a resource in a fresh worker process: {error}"

@@ -1,8 +1,8 @@
 """reasoning-gym's own scorers, in a worker process and under guard.
 
 Some of its scorers pay for junk (0.01 for any text, or 1 for whatever is not `True`), and some evaluate the answer with
-Python or SymPy. Invariants: only what scores above every nonsense text earns anything; the answer never reaches a scorer
-that evaluates code unless it is made of harmless words.
+Python or SymPy. Invariants: only what scores above every nonsense text earns anything; the answer never reaches a
+scorer that evaluates code unless it is made of harmless words.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ Scorer = Callable[[str | None, dict[str, Any]], float]
 @register_verifier("reasoning_gym")
 @dataclass
 class ReasoningGymVerifier(AnswerVerifier):
-    """The score that reasoning-gym's data set `info["dataset"]` gives the answer; `info["metadata"]` is the entry's metadata.
+    """The score that reasoning-gym's data set `info["dataset"]` gives the answer; `info["metadata"]` is the entry's
+    metadata.
 
     A score that nonsense earns too is 0. Where the gold is a text it must earn 1, else the verdict is undecided; where
     nonsense earns 1 as well, the answer must equal the gold.
@@ -125,8 +126,8 @@ class ReasoningGymVerifier(AnswerVerifier):
 
 
 def harmless(text: str) -> bool:
-    """Whether evaluating `text` can only do arithmetic: no string, no attribute, no name but letters and functions, one power
-    at a time."""
+    """Whether evaluating `text` can only do arithmetic: no string, no attribute, no name but letters and functions, one
+    power at a time."""
     words = _WORD.findall(text)
     plain = all(len(word) == 1 or word in _FUNCTIONS for word in words)
     attribute = re.search(r"\.\s*[^\W\d]", text)

@@ -21,9 +21,10 @@ _FILLER = re.compile(
 class KnightsAndKnavesVerifier(AnswerVerifier):
     """The answer gives every name of `info["assignment"]` (a mapping of names to roles) its role, once.
 
-    Where the statements allow several solutions `info["assignment"]` is a list of mappings. The answer is a list such as
-    `Zoey is a knight, Jack is a knave` or `Zoey and Jack: knights`; a name with two roles, a missing name, a negation or
-    any other word makes it unreadable. Roles are those of the assignment and of `info["roles"]` (default: knight, knave).
+    Where the statements allow several solutions `info["assignment"]` is a list of mappings. The answer is a list such
+    as `Zoey is a knight, Jack is a knave` or `Zoey and Jack: knights`; a name with two roles, a missing name, a
+    negation or any other word makes it unreadable. Roles are those of the assignment and of `info["roles"]` (default:
+    knight, knave).
     """
 
     partial_credit: bool = False

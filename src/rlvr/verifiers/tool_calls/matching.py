@@ -1,11 +1,11 @@
 """How well the calls of a completion match those that a task wants.
 
-The measure is that of ToolRL (arXiv 2504.13958, section 3.3): names as multisets, then for each wanted call the best call of
-the same name, by names and by values of parameters. It is 1 exactly when every wanted call has an equal call and there is no
-other.
+The measure is that of ToolRL (arXiv 2504.13958, section 3.3): names as multisets, then for each wanted call the best
+call of the same name, by names and by values of parameters. It is 1 exactly when every wanted call has an equal call
+and there is no other.
 
-Invariants: calls are a multiset (their order does not count) unless `ordered`; each call is paired at most once, and the
-pairing is the best one.
+Invariants: calls are a multiset (their order does not count) unless `ordered`; each call is paired at most once, and
+the pairing is the best one.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ class Pair:
 def compare(wanted: Wanted, call: Call, equality: Equality) -> Pair:
     """`names`: Jaccard index of the parameter names, in [0, 1]; `values`: how many arguments are as wanted.
 
-    An optional argument that is left out counts as given right; an argument that only repeats its default is not counted.
+    An optional argument that is left out counts as given right; an argument that only repeats its default is not
+    counted.
     """
     given = {
         key: value
@@ -160,8 +161,9 @@ def match_calls(
 ) -> Match:
     """ToolRL's match: (r_name + sum of r_param + r_value over the best pairing) / (1 + calls + parameters wanted).
 
-    That charges extra calls in r_name only, so that guessing many variants of a call pays. With `extra_calls_cost` the part
-    of the denominator that belongs to calls grows with their number beyond the number wanted; without, it is the paper's.
+    That charges extra calls in r_name only, so that guessing many variants of a call pays. With `extra_calls_cost` the
+    part of the denominator that belongs to calls grows with their number beyond the number wanted; without, it is the
+    paper's.
     """
     if not wanted or not calls:
         part = float(len(wanted) == len(calls))

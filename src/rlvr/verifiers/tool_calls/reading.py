@@ -1,8 +1,8 @@
 """From text to tool calls, in the formats that models are trained on.
 
-A format is a policy: it says where calls stand and how they are written, as the program that would run them reads it. Text
-that attempts a call and fails is an error, not "no call". Nothing is ever evaluated: Python-like calls are parsed, and their
-arguments go through `ast.literal_eval`.
+A format is a policy: it says where calls stand and how they are written, as the program that would run them reads it.
+Text that attempts a call and fails is an error, not "no call". Nothing is ever evaluated: Python-like calls are parsed,
+and their arguments go through `ast.literal_eval`.
 
 Invariants: the only error is CallError (or DocumentError, its kin from reading JSON); time is linear in the text.
 """
@@ -60,13 +60,14 @@ class Reading:
 def read_calls(text: str, format: Format, tools: Mapping[str, Tool] | None = None) -> Reading:
     """The calls in `text` (what comes after the reasoning); none where the text attempts none.
 
-    - `hermes`: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` blocks; prose may stand around them. `parameters`
-      may stand for `arguments`, and a block may hold several calls, one a line (ToolRL).
-    - `json`: the text or its one fenced block is a JSON list of such objects, of `{"f": {"a": 1}}` (BFCL), or one object.
-    - `openai`: as `json`, with `{"type": "function", "function": {"name": ..., "arguments": "{...}"}}`, the arguments being
-      JSON text; also under the key `tool_calls` of a message.
-    - `python`: the text or its one fenced block is `f(a=1)`, `[f(a=1), g.h(b="x")]`, or one call a line. Arguments without
-      a name need the task's tool schemas.
+    - `hermes`: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` blocks; prose may stand around them.
+      `parameters` may stand for `arguments`, and a block may hold several calls, one a line (ToolRL).
+    - `json`: the text or its one fenced block is a JSON list of such objects, of `{"f": {"a": 1}}` (BFCL), or one
+      object.
+    - `openai`: as `json`, with `{"type": "function", "function": {"name": ..., "arguments":
+      "{...}"}}`, the arguments being JSON text; also under the key `tool_calls ` of a message.
+    - `python`: the text or its one fenced block is `f(a=1)`, `[f(a=1), g.h(b="x")]`, or one call a line. Arguments
+      without a name need the task's tool schemas.
     """
     if format == "hermes":
         reading = _read_hermes(text)
@@ -123,8 +124,8 @@ Shape = Literal["flat", "flat or keyed", "wrapped", "any"]
 
 
 def as_call(value: Any, shape: Shape = "any") -> Call:
-    """The call that a JSON object writes. Shapes: flat `{"name", "arguments"}`, keyed `{name: arguments}` (BFCL), wrapped
-    `{"function": {"name", "arguments": "<JSON text>"}}` (OpenAI)."""
+    """The call that a JSON object writes. Shapes: flat `{"name", "arguments"}`, keyed `{name: arguments}` (BFCL),
+    wrapped `{"function": {"name", "arguments": "<JSON text>"}}` (OpenAI)."""
     if not isinstance(value, dict):
         raise CallError(f"a call is an object, not {type(value).__name__}")
     if shape in ("wrapped", "any") and isinstance(value.get("function"), dict):
@@ -219,8 +220,8 @@ def _plain(value: Any) -> Any:
 
 
 def read_tools(value: Any) -> dict[str, Tool]:
-    """The tools of a task by name: OpenAI's list of `{"type": "function", "function": {...}}`, the inner objects alone, or
-    either as JSON text."""
+    """The tools of a task by name: OpenAI's list of `{"type": "function", "function": {...}}`, the inner objects alone,
+    or either as JSON text."""
     entries = read_json(value) if isinstance(value, str) else value
     if not isinstance(entries, Sequence):
         raise CallError(f"info['tools'] is a list, not {type(entries).__name__}")

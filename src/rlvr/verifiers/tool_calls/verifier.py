@@ -1,7 +1,7 @@
 """The tool-call verifier: the calls of a completion against the calls that the task wants.
 
-Invariants: an attempted call that cannot be read is never "no call"; nothing is evaluated; what the answer causes scores the
-least, only a bad gold is undecided.
+Invariants: an attempted call that cannot be read is never "no call"; nothing is evaluated; what the answer causes
+scores the least, only a bad gold is undecided.
 """
 
 from __future__ import annotations
@@ -35,21 +35,23 @@ Credit = Literal["none", "fraction", "toolrl"]
 class ToolCallVerifier(Verifier):
     """The completion makes the tool calls of `task.answer`, and no other.
 
-    The gold is a list of calls: `{"name", "arguments"}`, `{name: arguments}` (BFCL), OpenAI's form, or text that holds them.
-    An empty list wants an answer without a call. `task.info["tools"]`, where given, holds the tools' schemas: defaults may
-    then be written or left out, and Python-like calls may leave out names of arguments.
+    The gold is a list of calls: `{"name", "arguments"}`, `{name: arguments}` (BFCL), OpenAI's form, or text that holds
+    them. An empty list wants an answer without a call. `task.info["tools"]`, where given, holds the tools' schemas:
+    defaults may then be written or left out, and Python-like calls may leave out names of arguments.
 
     Score: with `credit: none` 1 (all calls as wanted) or 0; with `fraction` in [0, 1]; with `toolrl` in [-3, 4].
     `Verdict.scores` has `names`, `parameters`, `values` and `total`, each in [0, 1], and `format`, 0 or 1.
     """
 
     format: Format = "hermes"
-    """How calls are written: `hermes` (`<tool_call>` blocks, Qwen too), `json` (a list), `openai`, `python` (`f(a=1)`)."""
+    """How calls are written: `hermes` (`<tool_call>` blocks, Qwen too), `json` (a list), `openai`, `python`
+    (`f(a=1)`)."""
     credit: Credit = "none"
-    """Partial credit: `none`, `fraction` (ToolRL's R_max / S_max), or `toolrl`, its reward 6 R_max / S_max - 3 plus 1 for
-    the format (arXiv 2504.13958, section 3.3): one `<think>` block, then nothing but the calls."""
+    """Partial credit: `none`, `fraction` (ToolRL's R_max / S_max), or `toolrl`, its reward 6 R_max / S_max - 3 plus 1
+    for the format (arXiv 2504.13958, section 3.3): one `<think>` block, then nothing but the calls."""
     extra_calls_cost: bool = True
-    """With partial credit, calls beyond those wanted lower all parts; false is the paper's formula, where guesses pay."""
+    """With partial credit, calls beyond those wanted lower all parts; false is the paper's formula, where guesses
+    pay."""
     ordered: bool = False
     """The order of calls counts."""
     acceptable_values: bool = False

@@ -23,7 +23,8 @@ GRACE_SECONDS = 20.0
 _HEAD = 2**16
 _REPORT = values.MAX_SIZE + 1
 _LATE_SECONDS = 2.0
-"""How long the end of a private channel may lag behind the end of its process, and a zygote's socket behind its death."""
+"""How long the end of a private channel may lag behind the end of its process, and a zygote's socket behind its
+death."""
 _WORDS_LENGTH = 1000
 """Characters that are kept of what a program says about itself: reasons are logged with every rollout."""
 _ENDED = {"time": Ended.TIME, "memory": Ended.MEMORY, "output": Ended.OUTPUT}
@@ -86,7 +87,8 @@ class Execution:
             await self._channel.send(json.dumps(program.order).encode(), program.source)
 
     async def load(self) -> bool:
-        """Send a program that serves calls, and wait until it is ready for them or has ended. SandboxError as in `outcome`."""
+        """Send a program that serves calls, and wait until it is ready for them or has ended. SandboxError as in
+        `outcome`."""
         try:
             async with Deadline(self._program.limits.seconds + GRACE_SECONDS):
                 await self.tell()
@@ -125,7 +127,8 @@ class Execution:
             talk.cancel()
 
     async def _given_up(self) -> SandboxError:
-        """The error for a supervisor that says nothing; its zygote is closed, since nothing else ends what it started."""
+        """The error for a supervisor that says nothing; its zygote is closed, since nothing else ends what it
+        started."""
         await self._zygote.close()
         return SandboxError("the sandbox does not say how the program ended", self.started)
 
@@ -206,7 +209,8 @@ class Execution:
 
 
 def _claim(report: bytes) -> tuple[str, Any, int, str]:
-    """The kind of a report (`value`, `raised` or nothing), its value where it is small, the value's size, and its words."""
+    """The kind of a report (`value`, `raised` or nothing), its value where it is small, the value's size, and its
+    words."""
     kind = report[:1]
     body = report[1:]
     if kind not in (VALUE, RAISED):

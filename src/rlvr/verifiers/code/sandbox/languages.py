@@ -1,4 +1,5 @@
-"""The languages that programs can be written in here, and how each is run: Python always, others where their compiler is."""
+"""The languages that programs can be written in here, and how each is run: Python always, others where their compiler
+is."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from rlvr.verifiers.code.runner import Job, Limits
 from rlvr.verifiers.code.sandbox.tiers import SYSTEM
 
 COMPILING = Limits(seconds=60.0, cpu_seconds=20.0, memory_mb=1024, output_bytes=2**16, processes=32, file_mb=64)
-"""What compiling one program may spend. The bound is processor time, which a busy machine does not change; the wall clock, three times
-as much, ends a compiler that waits."""
+"""What compiling one program may spend. The bound is processor time, which a busy machine does not change; the wall
+clock, three times as much, ends a compiler that waits."""
 PROGRAM = "program"
 """The name of what a compiler makes."""
 

@@ -1,9 +1,9 @@
 """The runner on this machine: zygotes, as many as there are cores, and what their jobs claim.
 
-Invariants: a job's source, input and arguments travel only over sockets of its own, never through the zygote; a job whose zygote
-died is run once more on another. When that fails too, the run is `Ended.BROKEN` if the program had not started, else
-`Ended.CRASHED`: a sandbox that ends twice while the same program runs was ended by it, and no program may choose to be undecided.
-Whatever a program says is a claim.
+Invariants: a job's source, input and arguments travel only over sockets of its own, never through the zygote; a job
+whose zygote died is run once more on another. When that fails too, the run is `Ended.BROKEN` if the program had not
+started, else `Ended.CRASHED`: a sandbox that ends twice while the same program runs was ended by it, and no program may
+choose to be undecided. Whatever a program says is a claim.
 """
 
 from __future__ import annotations
@@ -177,7 +177,8 @@ def _allow(zygote: Zygote, *programs: Program) -> None:
     """Have the zygote's cgroup leaf allow what these programs may use together."""
     memory = sum((one.limits.memory_mb + one.limits.file_mb) * 2**20 for one in programs)
     texts = sum(2 * one.limits.output_bytes + len(one.stdin) + len(one.source) for one in programs)
-    # What is read and written is in several buffers at once: the trainer's side of a socket, a pipe, the supervisor's memory.
+    # What is read and written is in several buffers at once: the trainer's side of a socket, a pipe, the supervisor's
+    # memory.
     zygote.leaf.limit(memory + -(-4 * texts // _STEP) * _STEP, sum(one.limits.processes for one in programs))
 
 
@@ -201,7 +202,8 @@ async def _pair(zygote: Zygote, test: Program, served: Program) -> Outcome:
     with Execution(zygote, served) as candidate, Execution(zygote, test) as tester:
 
         async def answer(body: bytes) -> bytes:
-            # Only passed on: a call and its answer may be large, and the test's process decodes what the candidate says.
+            # Only passed on: a call and its answer may be large, and the test's process decodes what the candidate
+            # says.
             try:
                 report = await candidate.ask(body)
             except (OSError, EOFError) as error:

@@ -19,10 +19,11 @@ log = logging.getLogger(__name__)
 
 
 def open_runner(tier: str = "auto", unsafe: bool = False, workers: int | None = None) -> Runner:
-    """A runner: `tier` is `auto` (the strongest that holds here), a tier's name, or the http address of a SandboxFusion.
+    """A runner: `tier` is `auto` (the strongest that holds here), a tier's name, or the http address of a
+    SandboxFusion.
 
-    ConfigError where the tier fails its self-test, and for every tier below `full` unless `unsafe`. `workers` programs run
-    at once, by default one per core.
+    ConfigError where the tier fails its self-test, and for every tier below `full` unless `unsafe`. `workers` programs
+    run at once, by default one per core.
     """
     if tier.startswith(("http://", "https://")):
         return RemoteRunner(tier, workers)

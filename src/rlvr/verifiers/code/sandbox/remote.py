@@ -1,9 +1,11 @@
 """A runner elsewhere: a service that speaks SandboxFusion's HTTP API (`POST /run_code`).
 
-Source: https://bytedance.github.io/SandboxFusion. How well programs are isolated there is the service's affair. A call is made by
-a program around the model's, which prints typed JSON after a marker of that run; like every result it is a claim.
+Source: https://bytedance.github.io/SandboxFusion. How well programs are isolated there is the service's affair. A call
+is made by a program around the model's, which prints typed JSON after a marker of that run; like every result it is a
+claim.
 
-Invariant: what the service fails to do (no answer, an error of its own, nonsense) is `Ended.BROKEN`, never the program's fault.
+Invariant: what the service fails to do (no answer, an error of its own, nonsense) is `Ended.BROKEN`, never the
+program's fault.
 """
 
 from __future__ import annotations
@@ -112,8 +114,8 @@ class RemoteRunner:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _post(self, body: dict[str, Any], job: Job, marker: str) -> Outcome | str:
-        """The outcome of a run, read here and not on the event loop, since a reply has megabytes; or what is wrong with the
-        service, in words."""
+        """The outcome of a run, read here and not on the event loop, since a reply has megabytes; or what is wrong with
+        the service, in words."""
         data = json.dumps(body).encode()
         request = urllib.request.Request(self._address, data, {"Content-Type": "application/json"})
         patience = job.limits.seconds + COMPILE_SECONDS + _PATIENCE_SECONDS

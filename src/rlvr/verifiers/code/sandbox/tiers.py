@@ -137,7 +137,8 @@ def command(tier: Tier, control: int, trainer_pidfd: int, tmp: str) -> list[str]
 
 
 def packages(prefix: str) -> list[str]:
-    """Where packages are installed for the interpreters of this system: they may hold data sets, and with them answers."""
+    """Where packages are installed for the interpreters of this system: they may hold data sets, and with them
+    answers."""
     patterns = [f"lib*/python3*/{kind}-packages" for kind in ("site", "dist")]
     found = [path for base in (prefix, "/usr", "/usr/local") for glob in patterns for path in Path(base).glob(glob)]
     return sorted({os.path.realpath(path) for path in found})

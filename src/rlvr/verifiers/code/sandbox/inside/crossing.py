@@ -1,9 +1,10 @@
-"""Exceptions that cross from a program's process into a test's: the one place where they are taken apart and made again.
+"""Exceptions that cross from a program's process into a test's: the one place where they are taken apart and made
+again.
 
-Invariants: what crosses is four texts; no method of the program's exception is trusted to return, or to return a text; what is
-raised in a test is an error that tests handle (`Exception`) and none that steers Python's own loops. A function that raises
-StopIteration would end the `map`, `zip` or `filter` that calls it, and with it the test, so it becomes a RuntimeError, as Python
-does with one that leaves a generator (PEP 479).
+Invariants: what crosses is four texts; no method of the program's exception is trusted to return, or to return a text;
+what is raised in a test is an error that tests handle (`Exception`) and none that steers Python's own loops. A function
+that raises StopIteration would end the `map`, `zip` or `filter` that calls it, and with it the test, so it becomes a
+RuntimeError, as Python does with one that leaves a generator (PEP 479).
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _ENDS_LOOKUP: dict[str, type[Exception]] = {
     "__getattr__": AttributeError,
     "__getattribute__": AttributeError,
 }
-"""Exceptions by which a method of a test's own class ends a loop over its object, or says `hasattr` that there is nothing."""
+"""Exceptions by which a method of a test's own class ends a loop over its object, or says `hasattr` that there is
+nothing."""
 
 
 class CandidateEndedError(Exception):
@@ -40,8 +42,8 @@ class CandidateEndedError(Exception):
 
 
 def described(error: BaseException) -> list[str]:
-    """The name of an exception's class, its message, the name of the nearest class of Python's own that it derives from, and its
-    arguments as typed JSON; nothing in place of arguments that are not plain."""
+    """The name of an exception's class, its message, the name of the nearest class of Python's own that it derives
+    from, and its arguments as typed JSON; nothing in place of arguments that are not plain."""
     kind = type(error)
     try:
         message = str.__str__(str(error))[:_MESSAGE_LENGTH]
@@ -56,8 +58,8 @@ def described(error: BaseException) -> list[str]:
 
 
 def raised_again(claim: Any, known: Mapping[str, type[Exception]] | None = None) -> Exception:
-    """The exception that a test gets for a claim of `described`: of the class that the test means by that name (`known`), else of Python's own.
-    CandidateEndedError for what no test handles."""
+    """The exception that a test gets for a claim of `described`: of the class that the test means by that name
+    (`known`), else of Python's own. CandidateEndedError for what no test handles."""
     if type(claim) is not list or len(claim) != 4 or any(type(part) is not str for part in claim):
         raise CandidateEndedError("the candidate reported nonsense in place of an exception")
     name, message, own, arguments = claim
@@ -80,7 +82,8 @@ def raised_again(claim: Any, known: Mapping[str, type[Exception]] | None = None)
 
 
 def in_method(error: Exception, frame: FrameType | None, file: str) -> Exception:
-    """The exception where a test, the code of `file`, calls the candidate: a RuntimeError for one that would end a lookup of its own class."""
+    """The exception where a test, the code of `file`, calls the candidate: a RuntimeError for one that would end a
+    lookup of its own class."""
     while frame is not None:
         own = frame.f_code.co_filename == file
         if own and isinstance(error, _ENDS_LOOKUP.get(frame.f_code.co_name, ())):

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 TMP = "/tmp"
 STREAMS = "/proc/fd"
-"""Where a program in namespaces of its own finds its standard streams by path; `/dev/stdin` and the like are links to it."""
+"""Where a program in namespaces of its own finds its standard streams by path; `/dev/stdin` and the like are links to
+it."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class Order(NamedTuple):
 
     @property
     def cpu_limit(self) -> int:
-        """Whole seconds of processor time; by default more than the wall clock, so that only several threads get there first."""
+        """Whole seconds of processor time; by default more than the wall clock, so that only several threads get there
+        first."""
         if self.cpu_seconds is None:
             return math.ceil(self.seconds) + 1
         return math.ceil(self.cpu_seconds)

@@ -36,7 +36,8 @@ libc.syscall.restype = ctypes.c_long
 _signal = importlib.import_module("_signal")
 handle = _signal.signal
 DEFAULT = _signal.SIG_DFL
-"""`signal.signal` without its conversions to and from enumerations, which touch many pages in each fork; SIG_DFL as it takes it."""
+"""`signal.signal` without its conversions to and from enumerations, which touch many pages in each fork; SIG_DFL as it
+takes it."""
 _mount = libc.mount
 _prctl = libc.prctl  # looked up once and not in each fork
 
@@ -55,8 +56,8 @@ def call(number: int, *arguments: object) -> int:
 
 
 def clone(flags: int) -> int:
-    """Fork into new namespaces; 0 in the child. Only for a process of one thread, whose child calls no C code that asks for its
-    own thread id: the C library does not know of this fork."""
+    """Fork into new namespaces; 0 in the child. Only for a process of one thread, whose child calls no C code that asks
+    for its own thread id: the C library does not know of this fork."""
     return check(call(_CLONE, ctypes.c_ulong(flags | _SIGCHLD), None, None, None, None), "clone")
 
 
@@ -109,8 +110,8 @@ def mapped(proc: int) -> int:
 
 
 def used(proc: int, process: str = "self") -> int:
-    """Bytes that a process takes of the machine: in memory, paged out, and its page tables, which no limit of the kernel
-    counts and which a program can make large by touching little; 0 when there is no such process."""
+    """Bytes that a process takes of the machine: in memory, paged out, and its page tables, which no limit of the
+    kernel counts and which a program can make large by touching little; 0 when there is no such process."""
     try:
         lines = _read(proc, f"{process}/status").splitlines()
     except OSError:

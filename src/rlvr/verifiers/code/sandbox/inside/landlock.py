@@ -36,7 +36,8 @@ def version() -> int:
 
 
 def restrict(readable: Sequence[str], writable: Sequence[str]) -> None:
-    """Allow reading and executing below `readable`, everything below `writable`, and nothing else. Needs no_new_privs."""
+    """Allow reading and executing below `readable`, everything below `writable`, and nothing else. Needs
+    no_new_privs."""
     abi = version()
     rights = (1 << _RIGHTS.get(abi, 16)) - 1
     fields = [rights, _NETWORK if abi >= 4 else 0, _SCOPES if abi >= 6 else 0]

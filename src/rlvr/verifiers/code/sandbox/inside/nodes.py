@@ -1,8 +1,9 @@
-"""LeetCode's linked lists and binary trees: a task writes them as lists, the program's function takes and returns nodes.
+"""LeetCode's linked lists and binary trees: a task writes them as lists, the program's function takes and returns
+nodes.
 
-A list is made into nodes where the function's annotation says `ListNode` or `TreeNode` and the program has that class; a tree's list goes
-level by level with None for a missing child, as LeetCode writes it. Nodes in a result become lists, and None where the annotation of
-the result says node becomes the empty list.
+A list is made into nodes where the function's annotation says `ListNode` or `TreeNode` and the program has that class;
+a tree's list goes level by level with None for a missing child, as LeetCode writes it. Nodes in a result become lists,
+and None where the annotation of the result says node becomes the empty list.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ MOST = 2**19
 def with_nodes(
     function: Callable[..., Any], names: Mapping[str, Any], argument: int | None = None
 ) -> Callable[..., Any]:
-    """The function, between lists where it is annotated with nodes; with `argument`, what that one holds after the call is its result."""
+    """The function, between lists where it is annotated with nodes; with `argument`, what that one holds after the call
+    is its result."""
     notes = {name: str(note) for name, note in getattr(function, "__annotations__", {}).items()}
     if not any(kind in note for kind in (LIST, TREE) for note in notes.values()):
         if argument is None:

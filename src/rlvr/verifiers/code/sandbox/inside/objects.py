@@ -1,11 +1,13 @@
 """Objects and functions that a program made and that stay in its process, while a test that runs as code uses them.
 
-In the program's process they are kept under numbers (`Kept`); in the test's process a `Held` stands for each. Its fields, methods, length,
-text, members and indices are asked for one by one, and what comes back is a claim of the program like any other.
+In the program's process they are kept under numbers (`Kept`); in the test's process a `Held` stands for each. Its
+fields, methods, length, text, members and indices are asked for one by one, and what comes back is a claim of the
+program like any other.
 
-What a test compares with never reaches such an object, or its class could answer `True`: two are equal where what they hold is, an
-operation with anything but another held object is a TypeError, and `in` looks at the members. Of the methods that builtin values have
-(`startswith`, `count`), only objects of the classes that the test uses as such (`Stack`, see `names.classes`) have any.
+What a test compares with never reaches such an object, or its class could answer `True`: two are equal where what they
+hold is, an operation with anything but another held object is a TypeError, and `in` looks at the members. Of the
+methods that builtin values have (`startswith`, `count`), only objects of the classes that the test uses as such
+(`Stack`, see `names.classes`) have any.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from rlvr.verifiers.code import values
 
 HELD = b"h"
 AWAITED = b"a"
-"""Reports: an object that is kept, as `[number, name of its class]`, or a function, with no name; the value that a coroutine gave."""
+"""Reports: an object that is kept, as `[number, name of its class]`, or a function, with no name; the value that a
+coroutine gave."""
 Ask = Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
 """What the program's process answers to a call: of a name, or of `#number` and what is done with it."""
 
@@ -60,7 +63,8 @@ class Kept:
         self._numbers: dict[int, int] = {}
 
     def find(self, path: str) -> Callable[..., Any]:
-        """What a test asks for: `#3.push`, a method of object 3; `#3?x`, its field; `#3`, itself called; `@len`, an operation."""
+        """What a test asks for: `#3.push`, a method of object 3; `#3?x`, its field; `#3`, itself called; `@len`, an
+        operation."""
         if path.startswith("@"):
             return _OPERATIONS.get(path[1:], lambda one: values.encode(one))
         head, dot, name = path.partition("." if "." in path else "?")
@@ -75,7 +79,8 @@ class Kept:
         return lambda: getattr(one, name)
 
     def resolved(self, value: Any, function: Callable[[str], Any]) -> Any:
-        """An argument with the objects themselves in place of their numbers, at every depth; `function` reads the text of one."""
+        """An argument with the objects themselves in place of their numbers, at every depth; `function` reads the text
+        of one."""
         kind = type(value)
         if kind is values.Source:
             text = value.text

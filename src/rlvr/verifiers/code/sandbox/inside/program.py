@@ -1,7 +1,8 @@
 """The process of the program: lock down, load what the model wrote, run it, and report on the private channel.
 
-From the trainer come an order (JSON), the source, and for calls `[name, args, kwargs]` as typed JSON. Back go reports of one
-letter and a body. Everything here shares its interpreter with the program, which may patch any of it: a report is a claim.
+From the trainer come an order (JSON), the source, and for calls `[name, args, kwargs]` as typed JSON. Back go reports
+of one letter and a body. Everything here shares its interpreter with the program, which may patch any of it: a report
+is a claim.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ RAISED = b"r"
 CALL = b"c"
 LOADED = b"l"
 CHANGED = b"m"
-"""Reports: a value; an exception as in `crossing`; a test's call of its candidate as `[args, kwargs]`; ready for calls; a value
-and the arguments, which the call changed, as `[value, args, kwargs]`."""
+"""Reports: a value; an exception as in `crossing`; a test's call of its candidate as `[args, kwargs]`; ready for calls;
+a value and the arguments, which the call changed, as `[value, args, kwargs]`."""
 
 _CHANNEL = 3
 _FILE = "program.py"
@@ -49,14 +50,15 @@ _PART = 2**20
 _OPEN_FILES = 64
 _CLOSED_UP_TO = 1024
 _STACK = 64 * 2**20
-"""Bytes of stack of a first thread. Python's other threads map 8 MB each, which the C library took from the limit when the zygote started."""
+"""Bytes of stack of a first thread. Python's other threads map 8 MB each, which the C library took from the limit when
+the zygote started."""
 _SMALL_STACK = 2**20
 """Bytes of a thread's stack that are not made less."""
 _LARGEST_LIMIT = 2**31 - 1
 """What the interpreter takes as a recursion limit: a C int."""
 _RESERVED = 32 * 2**30
-"""Bytes that V8, and what it starts, may map: it reserves 10 GB for one WebAssembly memory, and uses next to none of them. The bound
-keeps the page tables of one process below 64 MB."""
+"""Bytes that V8, and what it starts, may map: it reserves 10 GB for one WebAssembly memory, and uses next to none of
+them. The bound keeps the page tables of one process below 64 MB."""
 _STANDARD: list[TextIO] = []
 """The text layers of a program's standard streams, see `prepare`; ..."""
 _BELOW: list[BinaryIO] = []
@@ -75,8 +77,8 @@ def run_program(channel: int, standard: Sequence[int], proc: int, setting: Setti
         os.setsid()
         what = frames.decoded(frames.receive(channel) or b"{}")
         if what["kind"] != "test" and not what.get("sealed"):
-            # A program may open /proc/self/fd, where /dev/stdin leads. Tests and checkers hold expected values: without namespaces
-            # they stay as the zygote is, not dumpable.
+            # A program may open /proc/self/fd, where /dev/stdin leads. Tests and checkers hold expected values: without
+            # namespaces they stay as the zygote is, not dumpable.
             kernel.set_dumpable(True)
         source = frames.receive(channel) or b""
         native = what["kind"] in ("execute", "compile")
@@ -136,7 +138,8 @@ def _limit(order: Order, setting: Setting, mapped: int, native: bool) -> None:
             value = value
         else:
             value = min(value, hard)
-        # A stack takes memory only as it grows, which has its own limit: a program may ask for more, as contest programs do.
+        # A stack takes memory only as it grows, which has its own limit: a program may ask for more, as contest
+        # programs do.
         resource.setrlimit(limit, (value, hard if limit == resource.RLIMIT_STACK else value))
 
 
@@ -218,8 +221,8 @@ def _python(what: dict[str, Any], source: bytes) -> int:
 def prepare() -> None:
     """Do once, in the zygote, what is the same for every program: each page that a fork writes to is copied for it.
 
-    Give what an interpreter with `site` has (`exit`, `quit`), to threads the largest stack that there is memory for, and text
-    layers for the standard streams.
+    Give what an interpreter with `site` has (`exit`, `quit`), to threads the largest stack that there is memory for,
+    and text layers for the standard streams.
     """
     site.setquit()
     threading._start_new_thread = _start_with_what_there_is  # type: ignore[attr-defined]
@@ -244,8 +247,8 @@ def _start_with_what_there_is(*args: Any) -> int:
 
 
 def _text_layers() -> list[TextIO]:
-    """Text layers for the descriptors 0 to 2, to be used when those are a program's. What a layer asks its descriptor once, such as
-    whether it can seek, it asks of stand-ins of the same kinds: a file to read and pipes to write to."""
+    """Text layers for the descriptors 0 to 2, to be used when those are a program's. What a layer asks its descriptor
+    once, such as whether it can seek, it asks of stand-ins of the same kinds: a file to read and pipes to write to."""
     own = [os.dup(fd) for fd in range(3)]
     given = os.open("/dev/null", os.O_RDONLY)
     (read, write) = os.pipe()
@@ -265,7 +268,8 @@ def _text_layers() -> list[TextIO]:
 
 
 def _flush_files() -> None:
-    """Write what files hold back, as the end of an interpreter does. Layers over others first, then the bytes below them."""
+    """Write what files hold back, as the end of an interpreter does. Layers over others first, then the bytes below
+    them."""
     files: list[Any] = [*_STANDARD, *_BELOW]
     with contextlib.suppress(MemoryError):  # the list of all objects does not fit any more
         files += [one for one in gc.get_objects() if issubclass(type(one), _io._IOBase)]
@@ -378,7 +382,8 @@ def _functions(arguments: Iterable[Any], names: dict[str, Any]) -> list[Any]:
 
 
 def _with_changes(report: bytes, call: bytes, args: Any, kwargs: Any) -> bytes:
-    """The report of a call, with its arguments where it changed them: a test may look at the list that it had sorted."""
+    """The report of a call, with its arguments where it changed them: a test may look at the list that it had
+    sorted."""
     try:
         after = values.encode([args, kwargs])[1:-1]
     except ValueError:  # what is in them now cannot be sent, and is not seen by the test
@@ -389,7 +394,8 @@ def _with_changes(report: bytes, call: bytes, args: Any, kwargs: Any) -> bytes:
 
 
 def _find(names: dict[str, Any], path: str) -> Callable[..., Any]:
-    """`f`, or `Solution.f`: the method of a fresh object; of an expression such as `f(3)(4)` a function that computes it."""
+    """`f`, or `Solution.f`: the method of a fresh object; of an expression such as `f(3)(4)` a function that computes
+    it."""
     if "(" in path:
         return functools.partial(eval, path, names)
     first, *rest = path.split(".")

@@ -1,8 +1,9 @@
 """A seal on a process that reads what a program gave: no code runs there that was not there before.
 
-A checker that evaluates an output (`eval`, `exec`, an import of a file that it wrote, a pickle) runs it as itself, where it could
-report any verdict. So from the moment when such input can arrive, only the code objects of the checker, of the standard library and of
-the task's packages are executed. An audit hook sees every execution, by whatever name it is asked for, and cannot be removed.
+A checker that evaluates an output (`eval`, `exec`, an import of a file that it wrote, a pickle) runs it as itself,
+where it could report any verdict. So from the moment when such input can arrive, only the code objects of the checker,
+of the standard library and of the task's packages are executed. An audit hook sees every execution, by whatever name it
+is asked for, and cannot be removed.
 
 Invariant: imports nothing but the standard library, and stands by itself: a remote sandbox gets it as a text.
 """
@@ -15,14 +16,16 @@ from types import CodeType
 from typing import Any
 
 LIBRARIES = [os.path.dirname(os.__file__) + os.sep]
-"""Folders whose code may run at any time: the standard library's, and those of the packages that the task's programs have."""
+"""Folders whose code may run at any time: the standard library's, and those of the packages that the task's programs
+have."""
 _FROZEN = "<frozen "
 _GENERATING = tuple(LIBRARIES[0] + name for name in ("collections/__init__.py", "dataclasses.py"))
 """Modules of the standard library that write code for the classes that they make, of names that they have checked."""
 
 
 def seal(own: str) -> None:
-    """Refuse code that is not there yet: all but that of `LIBRARIES` and that of the file name `own`. PermissionError."""
+    """Refuse code that is not there yet: all but that of `LIBRARIES` and that of the file name `own`.
+    PermissionError."""
 
     trusted = (own, _FROZEN, *LIBRARIES)
 

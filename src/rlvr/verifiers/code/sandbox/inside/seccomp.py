@@ -1,11 +1,12 @@
 """A seccomp filter: which system calls a program may make.
 
-Refused is what reaches past the program: namespaces, mounts, other processes' memory and scheduling, the network, kernel keys
-and modules, memory that no limit counts (memfd, shared anonymous mappings, System V and POSIX queues), and what is one for all programs of
-the host: watches of its files, its asynchronous input and output. Locks of files, which another program could see and wait for, larger
-socket buffers, and sessions of a program's own, for each of which the scheduler would give it another share of the processor (autogroup), are
-granted in name only: the call succeeds and does nothing. Of the calls newer than pidfd_send_signal only
-those that programs need exist; clone3, whose flags a filter cannot see, does not, so that the C library falls back to clone.
+Refused is what reaches past the program: namespaces, mounts, other processes' memory and scheduling, the network,
+kernel keys and modules, memory that no limit counts (memfd, shared anonymous mappings, System V and POSIX queues), and
+what is one for all programs of the host: watches of its files, its asynchronous input and output. Locks of files, which
+another program could see and wait for, larger socket buffers, and sessions of a program's own, for each of which the
+scheduler would give it another share of the processor (autogroup), are granted in name only: the call succeeds and does
+nothing. Of the calls newer than pidfd_send_signal only those that programs need exist; clone3, whose flags a filter
+cannot see, does not, so that the C library falls back to clone.
 
 Source: https://docs.kernel.org/userspace-api/seccomp_filter.html; numbers of Linux's unistd.h.
 """
@@ -115,8 +116,8 @@ def _by_value(index: int, returns: dict[int, bytes]) -> bytes:
 
 
 def _among(returns: dict[int, bytes], other: bytes) -> bytes:
-    """A return by the system call's number, `other` for those without one. Found by halves: whenever the kernel takes a filter it runs it
-    for each number that there is, to learn which are always allowed."""
+    """A return by the system call's number, `other` for those without one. Found by halves: whenever the kernel takes a
+    filter it runs it for each number that there is, to learn which are always allowed."""
     numbers = sorted(returns)
     if len(numbers) <= _FEW:
         return b"".join(_when(number, returns[number]) for number in numbers) + other

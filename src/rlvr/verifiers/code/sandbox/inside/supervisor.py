@@ -1,8 +1,8 @@
 """Process 1 of a job's namespaces: waits for the job, forks the program, watches it, and says how it ended.
 
-Invariants: it is for one job; it reads no more than the limits say and runs nothing of the program; when it ends the kernel kills whatever is
-left in its process namespace. It does so when the trainer closes its socket, too. What it says may be forged by a program that
-breaks out of its own lock, and is a claim like any other.
+Invariants: it is for one job; it reads no more than the limits say and runs nothing of the program; when it ends the
+kernel kills whatever is left in its process namespace. It does so when the trainer closes its socket, too. What it says
+may be forged by a program that breaks out of its own lock, and is a claim like any other.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ _WATCH_SECONDS = 0.03
 """Between two looks at the memory of all processes together."""
 _STREAM_BUFFERS = 1.5
 _DATAGRAM_BUFFERS = 11
-"""What a Unix socket may hold, in buffers of a socket: a sender goes past its own by half; eleven datagrams of a buffer each may wait at a
-receiver (net.unix.max_dgram_qlen is 10 in a new namespace), and stay when their senders have closed."""
+"""What a Unix socket may hold, in buffers of a socket: a sender goes past its own by half; eleven datagrams of a buffer
+each may wait at a receiver (net.unix.max_dgram_qlen is 10 in a new namespace), and stay when their senders have
+closed."""
 _MOST = 2**16
 _SWEEPS = 50
 _TWO = struct.Struct("2i")
@@ -38,7 +39,8 @@ _NO_PROGRAMS = kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC
 
 
 def supervise(control: socket.socket, waiting: int, setting: Setting) -> NoReturn:
-    """Take the next job of a zygote's socket, run it and send its outcome. `waiting` is closed when the job was taken."""
+    """Take the next job of a zygote's socket, run it and send its outcome. `waiting` is closed when the job was
+    taken."""
     job = -1
     try:
         kernel.handle(signal.SIGCHLD, kernel.DEFAULT)
@@ -63,7 +65,8 @@ def supervise(control: socket.socket, waiting: int, setting: Setting) -> NoRetur
 
 
 def _taken(control: socket.socket) -> tuple[int, int]:
-    """The descriptors of the next job: of its supervisor's socket and of its program's. EOFError when there are no more jobs."""
+    """The descriptors of the next job: of its supervisor's socket and of its program's. EOFError when there are no more
+    jobs."""
     for _, _, data in control.recvmsg(1, socket.CMSG_SPACE(_TWO.size))[1]:
         job, channel = _TWO.unpack(data)
         return job, channel
@@ -120,7 +123,8 @@ def _own_user() -> None:
 
 
 def _streams_with_paths(stdin: bytes) -> tuple[int, list[tuple[int, int]]]:
-    """Inside of new namespaces: in place of /proc, a folder that holds a program's standard streams and cannot be changed.
+    """Inside of new namespaces: in place of /proc, a folder that holds a program's standard streams and cannot be
+    changed.
 
     A descriptor to read `stdin` from, and for output and errors the two ends of a named pipe each.
     """
@@ -242,8 +246,8 @@ class _Watch:
         return "", ""
 
     def _memory(self) -> int:
-        """Bytes in use by the processes of our namespace, each beyond what a fresh one uses, and by its sockets at their fullest:
-        the kernel does not say how full they are."""
+        """Bytes in use by the processes of our namespace, each beyond what a fresh one uses, and by its sockets at
+        their fullest: the kernel does not say how full they are."""
         base = kernel.used(self.proc)
         if not self.alone:
             return max(0, kernel.used(self.proc, str(self.pid)) - base)
@@ -255,7 +259,8 @@ class _Watch:
         return used
 
     def _is_ours(self, name: str) -> bool:
-        """Membership of a process in our process namespace. Without one of the run's own, /proc shows no other processes."""
+        """Membership of a process in our process namespace. Without one of the run's own, /proc shows no other
+        processes."""
         if not self.own:
             return True
         try:

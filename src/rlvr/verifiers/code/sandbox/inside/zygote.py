@@ -1,7 +1,7 @@
 """A warmed interpreter that forks a supervisor for each job, one ahead, so that no job waits for its namespaces.
 
-Invariants: it has one thread, receives nothing of a job (the waiting supervisor takes the job's descriptors itself), and ends,
-and with it everything below it, when its control socket closes or the trainer dies, however it dies.
+Invariants: it has one thread, receives nothing of a job (the waiting supervisor takes the job's descriptors itself),
+and ends, and with it everything below it, when its control socket closes or the trainer dies, however it dies.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from rlvr.verifiers.code.sandbox.inside.supervisor import supervise
 
 READY = b"R"
 LINKED_AT_ONCE = "LD_BIND_NOW"
-"""The variable that has the dynamic linker find all functions when it loads a library, and not each at its first call, in every fork."""
+"""The variable that has the dynamic linker find all functions when it loads a library, and not each at its first call,
+in every fork."""
 _WARM = (
     *(
         "math",
@@ -68,8 +69,9 @@ def main() -> None:
         os.setgroups([])
         os.setresgid(setting.user, setting.user, setting.user)
         os.setresuid(setting.user, setting.user, setting.user)
-    # Forks write their user maps only if they are dumpable. Without namespaces the memory of a dumpable process can be read by every
-    # process of its user: a candidate would read its test there, so only candidates are dumpable (`run_program`).
+    # Forks write their user maps only if they are dumpable. Without namespaces the memory of a dumpable process can be
+    # read by every process of its user: a candidate would read its test there, so only candidates are dumpable
+    # (`run_program`).
     kernel.set_dumpable(setting.namespaces)
     if setting.landlock and not landlock.version():
         sys.exit("this kernel has no Landlock")
@@ -81,8 +83,8 @@ def main() -> None:
     for name in _WARM:
         importlib.import_module(name)
     _have_packages(setting.packages)
-    # The kernel drops signals to process 1 of a namespace unless it handles them, and Python's own handler of SIGINT would let a
-    # program end its supervisor.
+    # The kernel drops signals to process 1 of a namespace unless it handles them, and Python's own handler of SIGINT
+    # would let a program end its supervisor.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
     prepare()
