@@ -5,12 +5,13 @@
 
 Each backend trains the same model on the same tokens (a likelihood loss, AdamW); rank 0 prints and writes medians.
 
-- time: seconds of an optimizer step by the wall clock, and CPU seconds of rank 0, with the backends taking turns so that a busy
-  machine slows all alike. The overhead is the ratio to plain.
-- memory: what a rank holds between steps for weights, gradients and optimizer state, and the most that it held in a step,
-  of tensors that belong to them (on a GPU: torch's own count of allocated memory, activations included).
+- time: seconds of an optimizer step by the wall clock, and CPU seconds of rank 0, with the backends taking turns so
+  that a busy machine slows all alike. The overhead is the ratio to plain.
+- memory: what a rank holds between steps for weights, gradients and optimizer state, and the most that it held in a
+  step, of tensors that belong to them (on a GPU: torch's own count of allocated memory, activations included).
 
-On a CPU the model is small and ranks exchange over loopback (gloo): the ratios say what the code costs, not what a cluster costs.
+On a CPU the model is small and ranks exchange over loopback (gloo): the ratios say what the code costs, not what a
+cluster costs.
 """
 
 from __future__ import annotations

@@ -214,7 +214,8 @@ class GRPOTrainer(MovedTrainerAttributes):
 
     def _score(self, stage: Stage, collected: StepRollouts) -> tuple[Batch, dict[str, Any]]:
         with self.meters.phases("score"):
-            self.rollouts.engine.release()  # the log-probs of a reference need memory, and are computed with its weights in place
+            # The log-probs of a reference need memory, and are computed with its weights in place.
+            self.rollouts.engine.release()
             batch, metrics = stage.score(collected)
             if self.world.size > 1:
                 self.world.same(batch.digest(), "the scored batch")
@@ -267,7 +268,8 @@ class GRPOTrainer(MovedTrainerAttributes):
         """Come to the start of a stage: a fresh optimizer, and a snapshot of the policy where a reference is kept."""
         self.state.stage_number = number
         self.state.stage_step = 0
-        self.rollouts.engine.release()  # the backend and the snapshot take memory, which an engine that is awake has taken
+        # The backend and the snapshot take memory, which an engine that is awake has taken.
+        self.rollouts.engine.release()
         self.training.enter(self.stages[number])
 
     def _ready(self, stage: Stage) -> None:

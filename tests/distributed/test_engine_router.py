@@ -62,7 +62,8 @@ def strays():
 
 @pytest.mark.parametrize("machines", [1, 2])
 def test_ranks_join_whatever_the_host_calls_itself_and_whoever_connects(monkeypatch, strays, machines):
-    """The launcher's name for rank 0's machine means 127.0.1.1 there, as on Debian, and is not what others would reach."""
+    """The launcher's name for rank 0's machine means 127.0.1.1 there, as on Debian, and is not what others would
+    reach."""
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     real = socket.gethostbyname
     monkeypatch.setattr(socket, "gethostbyname", lambda host: "127.0.1.1" if host == "localhost" else real(host))

@@ -1,4 +1,5 @@
-"""Training on several ranks: real processes, the same run as with one (N1, N7), and what becomes of a rank that is lost."""
+"""Training on several ranks: real processes, the same run as with one (N1, N7), and what becomes of a rank that is
+lost."""
 
 import importlib.util
 import json

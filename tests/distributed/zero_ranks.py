@@ -2,7 +2,8 @@
 
     torchrun --nproc_per_node 2 zero_ranks.py SETTINGS.json OUT.pt
 
-Rank 0 writes, for each setting, the whole weights after each step, the metrics, and what the setting asks for beside them.
+Rank 0 writes, for each setting, the whole weights after each step, the metrics, and what the setting asks for beside
+them.
 """
 
 from __future__ import annotations
@@ -195,7 +196,8 @@ def troubles(setting, world):
 
 
 def nonfinite(setting, world):
-    """Updates of two optimizer steps each, of which the second and third have one whose loss is not finite, by one rollout alone."""
+    """Updates of two optimizer steps each, of which the second and third have one whose loss is not finite, by one
+    rollout alone."""
     policy, backend, config = start(setting, world)
     learner = Learner(backend, Snapshot(policy), world)
     found = {"metrics": [], "tensors": [whole(backend.saved_tensors(), world)]}
@@ -238,8 +240,8 @@ def resume(setting, world):
 
 
 def released(setting, world):
-    """Steps with a release before each, as before a publish: what is saved and published then, and the bytes that are out. The
-    tensors of the last release but one are in `folder`."""
+    """Steps with a release before each, as before a publish: what is saved and published then, and the bytes that are
+    out. The tensors of the last release but one are in `folder`."""
     policy, backend, config = start(setting, world)
     learner = Learner(backend, Snapshot(policy), world)
     found = {"tensors": [], "published": [], "metrics": [], "out": [], "gradients": [], "pieces": []}
@@ -266,7 +268,8 @@ def released(setting, world):
 
 
 def going_on(setting, world):
-    """The step after those tensors, from other weights and the tensors in `folder`, which are loaded while others are out."""
+    """The step after those tensors, from other weights and the tensors in `folder`, which are loaded while others are
+    out."""
     policy, backend, config = start(setting, world, seed=1)
     learner = Learner(backend, Snapshot(policy), world)
     learner.update(recorded(policy, seed=7), objective(), config, 0.01)
@@ -308,8 +311,8 @@ def buckets(setting, world):
 
 
 def publishes(setting, world):
-    """How often each weight is gathered on each rank in two publishes by vLLM's senders: rank 0's to servers, which the other ranks help
-    with, and each rank's own to the engine beside it."""
+    """How often each weight is gathered on each rank in two publishes by vLLM's senders: rank 0's to servers, which the
+    other ranks help with, and each rank's own to the engine beside it."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "rollout"))
     from without_cuda import without_cuda
 
@@ -352,7 +355,8 @@ def counted(all_gather, parameter, counts, param_list=None, **options):
 
 
 def loading(setting, world):
-    """The most memory, in bytes, that each rank takes while a model is loaded and cut into parts, and the size of its weights."""
+    """The most memory, in bytes, that each rank takes while a model is loaded and cut into parts, and the size of its
+    weights."""
     _join_alone()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = memory("VmRSS")

@@ -181,7 +181,8 @@ def test_a_run_means_its_newest_whole_checkpoint(run, folder, tmp_path, monkeypa
 
 
 def test_the_pages_first_command_works_with_the_runs_own_configuration(folder, tmp_path, monkeypatch, capsys):
-    """As written in docs/evaluation.md: the verifier, template and lengths are the run's, the figures its own evaluation's."""
+    """As written in docs/evaluation.md: the verifier, template and lengths are the run's, the figures its own
+    evaluation's."""
     from rlvr.trainer import GRPOTrainer
 
     page = (Path(__file__).parents[2] / "docs/evaluation.md").read_text()
@@ -276,7 +277,8 @@ class Loose(Strict):
 
 
 def test_answers_of_a_mixed_set_are_told_apart_by_each_tasks_own_verifier(folder, tmp_path):
-    """Whichever task stands first, in the trainer and in the command; of a routed combination the task's part decides."""
+    """Whichever task stands first, in the trainer and in the command; of a routed combination the task's part
+    decides."""
     from rlvr.evaluation import read_result
     from rlvr.trainer import GRPOTrainer
 

@@ -266,7 +266,8 @@ def test_contamination_is_a_shared_run_of_words():
 
 @pytest.mark.parametrize(("greedy", "counts"), [(False, [8 * 3, 30 * 3]), (True, [30, 30 * 4])])
 def test_verdicts_are_judged_before_all_is_sampled(greedy, counts):
-    """Without greedy responses those of the first few tasks are looked at: a broken verifier is not found at the end."""
+    """Without greedy responses those of the first few tasks are looked at: a broken verifier is not found at the
+    end."""
     asked = []
     config = config_of(samples=3, greedy=greedy)
     done = evaluate(tasks_of(30), config, Stub(), judge=lambda raised: asked.append(raised.asked.total()))

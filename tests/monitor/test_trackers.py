@@ -1,4 +1,5 @@
-"""TensorBoard and MLflow by what their own readers find in the files; a tracker that raises or hangs costs the run nothing."""
+"""TensorBoard and MLflow by what their own readers find in the files; a tracker that raises or hangs costs the run
+nothing."""
 
 from __future__ import annotations
 
@@ -256,7 +257,8 @@ def test_trackers_import_nothing_until_they_start():
     import subprocess
 
     code = (
-        "import sys, rlvr.monitor.background_trackers; assert not {'torch', 'wandb', 'mlflow', 'tensorboard'} & set(sys.modules), "
+        "import sys, rlvr.monitor.background_trackers; assert not {'torch', 'wandb', 'mlflow', 'tensorboard'} & "
+        "set(sys.modules), "
         "sorted(sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,4 +1,5 @@
-"""Losses that see the whole optimizer step: their formulas, and their gradients in the real learner however it is cut."""
+"""Losses that see the whole optimizer step: their formulas, and their gradients in the real learner however it is
+cut."""
 
 from __future__ import annotations
 
@@ -173,7 +174,8 @@ def test_rewards_that_are_no_probabilities_are_refused(loss):
 
 
 def test_trajectory_balance_is_reinforce_where_the_policy_is_flat():
-    """Equal log-probs: twice the gradient of REINFORCE on log R with the group's mean as baseline; proportional to R: 0."""
+    """Equal log-probs: twice the gradient of REINFORCE on log R with the group's mean as baseline; proportional to R:
+    0."""
     s = responses(1, [1.0, 0.0, 0.3, 0.9], [0, 0, 0, 0])
     s.logprobs = np.full(4, -7.0)
     batch, log_reward = as_batch(s), np.log(1e-3 + 100.0 * np.asarray(s.reward))
@@ -214,7 +216,8 @@ def moved(policy, size=0.03):
 
 
 class Steps:
-    """A batch with recorded behaviour log-probs near the policy's own, and the gradients of its second optimizer step."""
+    """A batch with recorded behaviour log-probs near the policy's own, and the gradients of its second optimizer
+    step."""
 
     def __init__(self, make_policy, make_batch, recording):
         self.recording, self.policy = recording, make_policy()

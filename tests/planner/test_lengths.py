@@ -1,4 +1,5 @@
-"""Lengths in a plan: of evaluations, of sliding windows, of prompts that a group has in common, and what vLLM works with."""
+"""Lengths in a plan: of evaluations, of sliding windows, of prompts that a group has in common, and what vLLM works
+with."""
 
 from __future__ import annotations
 

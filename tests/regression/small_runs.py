@@ -1,7 +1,8 @@
-"""Small runs and what they measure, to the last bit: `python tests/regression/small_runs.py` records them in small_runs.json.
+"""Small runs and what they measure, to the last bit: `python tests/regression/small_runs.py` records them in
+small_runs.json.
 
-A change that only moves or renames code leaves the file as it is. One that changes what is computed records it anew, and its
-commit message says why the numbers changed.
+A change that only moves or renames code leaves the file as it is. One that changes what is computed records it anew,
+and its commit message says why the numbers changed.
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 BATCHED_BY_TIME = {"dapo", "dapo ahead"}
-"""Which completions are decoded in one batch depends on when others end, and the last bits of log-probs on the batch."""
+"""Which completions are decoded in one batch depends on when others end, and the last bits of log-probs on the
+batch."""
 
 
 def over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

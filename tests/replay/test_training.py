@@ -1,4 +1,5 @@
-"""Training from recorded rollouts: the recorded run's updates bit for bit, other methods on them, and what is refused."""
+"""Training from recorded rollouts: the recorded run's updates bit for bit, other methods on them, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ def test_entropy_is_that_of_the_policy_that_trains(run, again):
 
 
 def test_everything_that_was_collected_is_recorded(run, pieces):
-    """What was trained, what a selector left out, what was dropped with its group, and what others are compared with."""
+    """What was trained, what a selector left out, what was dropped with its group, and what others are compared
+    with."""
     over = {
         "run": {"steps": 4},
         "rollout": {"dynamic_sampling": {"attempts": 4}, "max_new_tokens": 1, "group_size": 3},

@@ -1,4 +1,5 @@
-"""What else may befall a run: signals, full disks, edited data, bad numbers, dead verifiers, a second run, a clock that jumps."""
+"""What else may befall a run: signals, full disks, edited data, bad numbers, dead verifiers, a second run, a clock that
+jumps."""
 
 from __future__ import annotations
 
@@ -288,7 +289,8 @@ def children(process: int) -> list[int]:
 
 
 def test_a_verifier_pool_that_is_killed_costs_no_step(tmp_path, whole):
-    """Server, template and workers, twice, in the middle of verdicts: they are started again and the verdicts are the same."""
+    """Server, template and workers, twice, in the middle of verdicts: they are started again and the verdicts are the
+    same."""
     tree = short(tmp_path, "run", pause=0.05)
     with Run(tree) as run:
         for count in (5, 14):
@@ -419,8 +421,8 @@ class Clock:
 
 
 def test_checkpoints_by_the_clock_come_when_due_and_hold_the_steps_up_for_3_percent_at_most(tmp_path, monkeypatch):
-    """A step takes 10 s and a checkpoint 3 s, which is 3 % of 100 s; due are 30 s. All those so far count, but for the first,
-    whose cost is not known before."""
+    """A step takes 10 s and a checkpoint 3 s, which is 3 % of 100 s; due are 30 s. All those so far count, but for the
+    first, whose cost is not known before."""
     clock, saved, shares = Clock(), [], []
     monkeypatch.setattr(saved_state, "time", clock)
     tree = short(tmp_path, "run", run={"steps": 25}, checkpoint={"every": 0, "minutes": 0.5, "background": False})

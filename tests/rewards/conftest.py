@@ -12,7 +12,8 @@ from rlvr.rewards import RewardContext, bind, build_terms, score
 
 @pytest.fixture
 def column():
-    """`column(batch, *specs, config={})`: the reward of the batch under these terms, bound to a run with that config."""
+    """`column(batch, *specs, config={})`: the reward of the batch under these terms, bound to a run with that
+    config."""
 
     def reward(batch, *specs, config=None):
         terms = build_terms(list(specs))
@@ -24,7 +25,8 @@ def column():
 
 @pytest.fixture
 def shaped(column):
-    """`shaped(spec, scores, lengths, groups=None)`: the reward of responses with these scores and lengths, one group."""
+    """`shaped(spec, scores, lengths, groups=None)`: the reward of responses with these scores and lengths, one
+    group."""
 
     def reward(spec, scores, lengths, groups=None, config=None, **more):
         return column(make_batch(scores, lengths, groups, **more), spec, config=config)

@@ -1,4 +1,5 @@
-"""What holds for every registered term (N4): order does not matter, other groups do not, undecided stays out, edges are defined."""
+"""What holds for every registered term (N4): order does not matter, other groups do not, undecided stays out, edges are
+defined."""
 
 from __future__ import annotations
 

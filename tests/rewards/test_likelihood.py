@@ -1,4 +1,5 @@
-"""The likelihood of a given answer as a reward: what is asked for, the numbers worked by hand, and the log-probs themselves."""
+"""The likelihood of a given answer as a reward: what is asked for, the numbers worked by hand, and the log-probs
+themselves."""
 
 from __future__ import annotations
 
@@ -88,7 +89,8 @@ def test_a_task_without_an_answer():
 
 
 def test_the_drop_in_perplexity():
-    """With the prompt 0.5 each, ppl 2; without 0.25, ppl 4: a half less. Worse with the prompt: below 0, at least -1."""
+    """With the prompt 0.5 each, ppl 2; without 0.25, ppl 4: a half less. Worse with the prompt: below 0, at least
+    -1."""
     piece, batch = SelfAligned(), make_batch([1.0] * 3, [2, 0, 1])
     asked = piece.asks(batch, encode)
     assert [(c.rollout, len(c.context)) for c in asked] == [(0, 2), (-1, 1), (2, 2), (-3, 1)]

@@ -1,4 +1,5 @@
-"""The buffer of groups: the window that bounds their age, dynamic sampling, and that no draw is lost or trained twice."""
+"""The buffer of groups: the window that bounds their age, dynamic sampling, and that no draw is lost or trained
+twice."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ def of_kind():
 
 
 def compared(policy, steps=20, seed=0):
-    """The largest difference of the short steps' logits from a pass over the whole sequences, without cache or padding."""
+    """The largest difference of the short steps' logits from a pass over the whole sequences, without cache or
+    padding."""
     random = np.random.default_rng(seed)
     lengths = [1, 4, 9]
     tokens = torch.from_numpy(random.integers(3, len(policy.tokenizer), size=(3, 9 + steps)))

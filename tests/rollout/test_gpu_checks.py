@@ -1,4 +1,5 @@
-"""Runs that the GPUs found cannot hold: refused in one line, before any weight is loaded. The CUDA calls alone are replaced."""
+"""Runs that the GPUs found cannot hold: refused in one line, before any weight is loaded. The CUDA calls alone are
+replaced."""
 
 import itertools
 from types import SimpleNamespace
@@ -39,7 +40,8 @@ def machine(gpus):  # noqa: F811
     )
 
     def look(names):
-        """As CUDA does it, whose rule for names is torch's: one kind at a time, none twice, up to the first that is no GPU."""
+        """As CUDA does it, whose rule for names is torch's: one kind at a time, none twice, up to the first that is no
+        GPU."""
         with gpus.context() as there:
             there.setenv(devices.VISIBLE, ",".join(names))
             known = torch.cuda._parse_visible_devices()
@@ -134,7 +136,8 @@ def test_a_gpu_that_another_process_uses_is_refused_before_anything_is_loaded(ma
     config = tree(run={"dir": str(tmp_path), "steps": 1}, data={"train": "arithmetic"}, verifier="math")
     message = (
         r"the GPU 0 has 10\.0 of 80\.0 GiB free, and vLLM demands 32\.0 GiB \(gpu_memory_utilization 0\.4\): "
-        r"70\.0 GiB are held by other processes \(nvidia-smi\)\. End them, set gpu_memory_utilization to 0\.12 or less, or choose "
+        r"70\.0 GiB are held by other processes \(nvidia-smi\)\. End them, set gpu_memory_utilization to 0\.12 or "
+        r"less, or choose "
     )
     with pytest.raises(ConfigError, match=message):
         GRPOTrainer(config=config)

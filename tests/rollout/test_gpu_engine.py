@@ -1,4 +1,5 @@
-"""The vLLM engines as they start and publish on a GPU: their own code, with vLLM's process and the CUDA calls replaced."""
+"""The vLLM engines as they start and publish on a GPU: their own code, with vLLM's process and the CUDA calls
+replaced."""
 
 from types import SimpleNamespace
 
@@ -82,8 +83,9 @@ def opened(policy, **options):
 
 
 def test_memory_is_taken_in_the_order_in_which_it_is_free(gpus):
-    """Gradients and the allocator's cache go first, then the engine's weights wake, then they are sent, then the buffer goes, then the
-    cache of keys and values wakes. The engine sleeps from its start, while the backend takes its memory."""
+    """Gradients and the allocator's cache go first, then the engine's weights wake, then they are sent, then the buffer
+    goes, then the cache of keys and values wakes. The engine sleeps from its start, while the backend takes its
+    memory."""
     policy = on_gpu(small())
     found = opened(policy)
     assert found._host.told == [("sleep", 2)]
@@ -112,8 +114,8 @@ def test_memory_is_taken_in_the_order_in_which_it_is_free(gpus):
 
 
 def test_a_version_is_sent_once(gpus):
-    """An evaluation after a step publishes it again: the engine is awake, with all of its memory taken. Ranks that help to gather
-    the weights of rank 0's engine go through them as often."""
+    """An evaluation after a step publishes it again: the engine is awake, with all of its memory taken. Ranks that help
+    to gather the weights of rank 0's engine go through them as often."""
     policy = on_gpu(small())
     found, other = opened(policy), NullEngine()
     gathers = []

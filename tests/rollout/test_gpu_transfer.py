@@ -1,4 +1,5 @@
-"""The trainer's end of a publish between GPUs: vLLM's own sending engines, with the CUDA and NCCL calls alone replaced."""
+"""The trainer's end of a publish between GPUs: vLLM's own sending engines, with the CUDA and NCCL calls alone
+replaced."""
 
 import functools
 import math
@@ -86,9 +87,10 @@ def test_real_models_are_packed_for_nccl(name, no_cuda):
 
 
 class Races:
-    """What CUDA would not keep in order: a weight that is copied on a stream before the work of another that makes it has been waited
-    for, and memory that a stream takes again before another's copy from it has been waited for. Trained weights are of the default
-    stream, which has the optimizer's step to do. torch's allocator keeps memory for the stream that it was taken on."""
+    """What CUDA would not keep in order: a weight that is copied on a stream before the work of another that makes it
+    has been waited for, and memory that a stream takes again before another's copy from it has been waited for. Trained
+    weights are of the default stream, which has the optimizer's step to do. torch's allocator keeps memory for the
+    stream that it was taken on."""
 
     def __init__(self, monkeypatch, no_cuda):
         self.streams, self.found = no_cuda.streams, []
@@ -146,7 +148,8 @@ class Races:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])  # cast weights, and the trainer's own
 @pytest.mark.parametrize("name", ["Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-7B"])
 def test_weights_are_made_before_another_stream_packs_them(name, dtype, no_cuda, monkeypatch):
-    """And read before their memory is used again; for two publishes, by vLLM's own producer, which has a stream for each of two buffers."""
+    """And read before their memory is used again; for two publishes, by vLLM's own producer, which has a stream for
+    each of two buffers."""
     from rlvr.rollout.vllm.gpu_transfer import nccl_transfer
 
     policy, calls = on_meta(name, small().tokenizer, dtype), Calls()
@@ -325,7 +328,8 @@ def test_a_send_that_waits_for_a_server_which_is_gone_is_named_and_given_up(monk
 
 
 class Group:
-    """A communicator of NCCL. A broadcast waits for a member that is gone until the group is aborted, as the kernel on the GPU does."""
+    """A communicator of NCCL. A broadcast waits for a member that is gone until the group is aborted, as the kernel on
+    the GPU does."""
 
     def __init__(self, lacks_a_member):
         self.lacks_a_member = lacks_a_member
@@ -445,7 +449,8 @@ def test_a_broadcast_ends_with_the_silence_and_with_the_first_refusal(monkeypatc
 
 
 def test_a_server_lost_in_the_handshake_is_named_and_a_slow_one_is_waited_for(monkeypatch, no_cuda):
-    """By vLLM's own engine, which opens its end of the group while the servers open theirs. No weight is taken until all are there."""
+    """By vLLM's own engine, which opens its end of the group while the servers open theirs. No weight is taken until
+    all are there."""
     from vllm.distributed.weight_transfer import nccl_engine
 
     from rlvr.rollout.vllm import gpu_transfer

@@ -1,4 +1,5 @@
-"""What processes that were started for a run leave behind when they or the run are killed: nothing in /dev/shm, and no folder."""
+"""What processes that were started for a run leave behind when they or the run are killed: nothing in /dev/shm, and no
+folder."""
 
 import os
 import signal
@@ -79,7 +80,8 @@ time.sleep(600)
 
 
 def test_the_scratch_folder_goes_though_the_process_ends_by_itself_meanwhile(tmp_path):
-    """The owner is killed. A process that is to remove the folder kills its child first, of which it ends in another thread."""
+    """The owner is killed. A process that is to remove the folder kills its child first, of which it ends in another
+    thread."""
     (tmp_path / "ends_with_its_child.py").write_text(ENDS_WITH_ITS_CHILD)
     scratch = tmp_path / f"{parent_death.PREFIX}scratch"
     for number in range(100):

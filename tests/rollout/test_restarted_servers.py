@@ -171,7 +171,8 @@ def test_a_server_that_returns_waits_for_the_next_publish_where_ranks_have_parts
 
 
 def test_a_server_lost_after_it_took_the_weights_is_not_used_before_it_is_back(opened, may_start, monkeypatch):
-    """Between the last answer of a publish and its end: the new process has none of the weights that the old one took."""
+    """Between the last answer of a publish and its end: the new process has none of the weights that the old one
+    took."""
     policy = small()
     engine, weights = opened(policy, "shared_memory"), PlainBackend(policy).named_weights
     lost = engine._members.all[0]
@@ -473,7 +474,8 @@ def test_a_server_that_waits_gets_the_weights_where_the_one_that_took_the_publis
 
 
 def test_closing_while_a_returning_server_is_given_the_weights_ends_everything(opened, monkeypatch):
-    """The thread that gives them, which Python waits for at its exit, and a request that is open; no server is started anew."""
+    """The thread that gives them, which Python waits for at its exit, and a request that is open; no server is started
+    anew."""
     policy = small()
     engine, weights = opened(policy, "shared_memory"), PlainBackend(policy).named_weights
     engine.publish(0, weights)

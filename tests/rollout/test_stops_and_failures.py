@@ -1,4 +1,5 @@
-"""Why completions end, what is refused, and what happens to requests when a step fails or nobody wants them any more."""
+"""Why completions end, what is refused, and what happens to requests when a step fails or nobody wants them any
+more."""
 
 import asyncio
 import logging

@@ -1,4 +1,5 @@
-"""No process and no file of an engine outlives the trainer, however it ends; both engines inside a running event loop."""
+"""No process and no file of an engine outlives the trainer, however it ends; both engines inside a running event
+loop."""
 
 import os
 import signal

@@ -1,4 +1,5 @@
-"""The engine `vllm-server` for real: two servers, their weights, their keys, and what happens when one dies or hangs."""
+"""The engine `vllm-server` for real: two servers, their weights, their keys, and what happens when one dies or
+hangs."""
 
 import asyncio
 import json

@@ -1,4 +1,5 @@
-"""Settings of vLLM that are decided before an engine starts, read from the configuration that vLLM itself makes of them."""
+"""Settings of vLLM that are decided before an engine starts, read from the configuration that vLLM itself makes of
+them."""
 
 import dataclasses
 import os
@@ -51,7 +52,8 @@ class Device:
 
 @pytest.fixture
 def vllm(monkeypatch):
-    """vLLM in this process, up to the point where an engine would be built; it writes environment variables on the way."""
+    """vLLM in this process, up to the point where an engine would be built; it writes environment variables on the
+    way."""
     before = dict(os.environ)
     from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -329,7 +331,8 @@ def test_vllm_takes_the_options_by_its_own_names(vllm, tmp_path):
 
 @needs_vllm
 def test_the_log_probs_of_guessed_tokens_are_of_the_distribution_sampled_from(vllm):
-    """vLLM's own rejection sampler: guesses that are taken, those put in the place of one that is not, and the token after them.
+    """vLLM's own rejection sampler: guesses that are taken, those put in the place of one that is not, and the token
+    after them.
 
     Its kernels run on a CPU but for the one that spreads the temperatures over guesses, which is replaced.
     """
@@ -402,8 +405,8 @@ def test_the_log_probs_of_guessed_tokens_are_of_the_distribution_sampled_from(vl
 @needs_vllm
 @pytest.mark.parametrize("scheme", ["fp8_per_channel", "fp8_per_tensor"])
 def test_weights_that_are_published_are_quantised_again(vllm, scheme):
-    """vLLM's own layer under its layer-wise reload, as every transfer drives it: new values and new scales in the same memory,
-    which CUDA graphs keep. The operator that a CPU lacks for fp8_per_tensor is replaced by its definition."""
+    """vLLM's own layer under its layer-wise reload, as every transfer drives it: new values and new scales in the same
+    memory, which CUDA graphs keep. The operator that a CPU lacks for fp8_per_tensor is replaced by its definition."""
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.config.quantization import resolve_quantization_config
     from vllm.distributed import parallel_state

@@ -1,4 +1,5 @@
-"""Advantages in the real trainer: baselines that the plan adds, history, modifiers, spans, statistics, memory, refusals."""
+"""Advantages in the real trainer: baselines that the plan adds, history, modifiers, spans, statistics, memory,
+refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A run's memory plan at its start: what `auto` becomes in the run folder, after a resume, and a run that cannot fit."""
+"""A run's memory plan at its start: what `auto` becomes in the run folder, after a resume, and a run that cannot
+fit."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ def sampled_logprobs(rollouts):
 
 
 def test_where_all_groups_agree_both_are_measured(make_trainer, monkeypatch, forwards):
-    """No group has an advantage: mismatch and entropy are numbers, for one pass without gradient; a wrong engine shows."""
+    """No group has an advantage: mismatch and entropy are numbers, for one pass without gradient; a wrong engine
+    shows."""
     over = {"rollout": {"prompts_per_step": 4}, "run": {"steps": 1}}
     with make_trainer(over, verifier=constant) as trainer:
         (row,) = trainer.train()

@@ -1,4 +1,5 @@
-"""A verifier or reward that raises: on every answer it ends the run with the user's traceback, on some it is said once."""
+"""A verifier or reward that raises: on every answer it ends the run with the user's traceback, on some it is said
+once."""
 
 from __future__ import annotations
 
@@ -174,7 +175,10 @@ def test_training_again_with_the_same_broken_verifier_ends_again(make_tree, faul
 def test_the_error_names_the_steps_that_are_saved(make_tree, faulty, monkeypatch):
     """After an sft stage, and on a resume; an evaluation says nothing of training."""
     demonstrated = {"stages": [{"kind": "sft", "steps": 2}, {"kind": "grpo", "steps": 2}], "run": {"steps": None}}
-    saved = "failed on every answer that it was asked for (8). Steps 1 to {} are saved: correct it and go on with --resume auto."
+    saved = (
+        "failed on every answer that it was asked for (8). Steps 1 to {} are saved: correct it and go on with "
+        "--resume auto."
+    )
     with GRPOTrainer(config=make_tree({"verifier": f"{faulty}:counts", **demonstrated})) as trainer:
         with pytest.raises(UserCodeError, match=re.escape(saved.format(2))):
             trainer.train()

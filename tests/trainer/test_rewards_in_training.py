@@ -136,7 +136,8 @@ def listed(prompts, completions, level, **columns):
 
 
 def test_a_field_that_a_task_lacks_is_named_before_training(make_trainer, tmp_path):
-    """Of plain functions and TRL's form, inner terms and scorers, of every stage; not of tasks that a term is not for."""
+    """Of plain functions and TRL's form, inner terms and scorers, of every stage; not of tasks that a term is not
+    for."""
     path = tmp_path / "fields.py"
     path.write_text(FIELDS)
     rows = [{**row, "level": 3, "source": "with"} for row in task_rows(6)]

@@ -33,7 +33,8 @@ suites, benchmark = module("math_suites"), module("math_verifier")
 
 @pytest.fixture(autouse=True)
 def _unhurried(monkeypatch):
-    """What is judged here is right or wrong, not how fast: a pause of a large test process must not end a comparison."""
+    """What is judged here is right or wrong, not how fast: a pause of a large test process must not end a
+    comparison."""
     monkeypatch.setattr("rlvr.verifiers.math.verifier.SYMBOLIC_SECONDS", 10.0)
 
 

@@ -1,5 +1,5 @@
-"""Stage 2: forward and backward of one attention layer by length, in four ways and in the library's own, and what they say of the
-constants of `rlvr.policy.microbatch.Cost`.
+"""Stage 2: forward and backward of one attention layer by length, in four ways and in the library's own, and what they
+say of the constants of `rlvr.policy.microbatch.Cost`.
 
 Heads are those of Qwen2.5-7B: 28 of queries, 4 of keys and values, 128 wide, in bfloat16.
 """
@@ -93,7 +93,8 @@ def run(context: Context) -> None:
 
 
 def linear(context: Context, size: Size) -> dict[str, float]:
-    """The rate of a feed-forward layer, whose forward FLOPs are the unit of `Cost`; the time is of forward and backward."""
+    """The rate of a feed-forward layer, whose forward FLOPs are the unit of `Cost`; the time is of forward and
+    backward."""
     tokens, narrow, wide = size.linear
     x = torch.randn(tokens, narrow, device=context.device, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(wide, narrow, device=context.device, dtype=torch.bfloat16, requires_grad=True)
@@ -154,10 +155,11 @@ def pairs(length: int, prefix: float) -> int:
 
 
 def constants(size: Size, times: dict[int, float], rate: float) -> dict[str, float]:
-    """What `Cost` is to count for a pair and for a call: the fit of `ms = call + pair * pairs` over `times`, pairs -> ms.
+    """What `Cost` is to count for a pair and for a call: the fit of `ms = call + pair * pairs` over `times`, pairs ->
+    ms.
 
-    Its unit is the forward FLOP of a feed-forward layer; times are of forward and backward on both sides. `Cost.of` has 4 for a
-    pair and channel, and CALL_ELSEWHERE for a call on a GPU.
+    Its unit is the forward FLOP of a feed-forward layer; times are of forward and backward on both sides. `Cost.of` has
+    4 for a pair and channel, and CALL_ELSEWHERE for a call on a GPU.
     """
     counted = np.asarray(list(times), dtype=np.float64)
     ms = np.asarray(list(times.values()))
@@ -188,7 +190,8 @@ def sdpa_mask(size: Size, length: int, device: str) -> Way:
 
 
 def library(size: Size, length: int, device: str, prefix: float) -> Way:
-    """The library's own attention of a packed row of `length` tokens: 8 runs, behind a prompt that they share or without one."""
+    """The library's own attention of a packed row of `length` tokens: 8 runs, behind a prompt that they share or
+    without one."""
     shared, runs = runs_of(length, prefix)
     before = [shared] if shared else []
     contexts = [-1] * len(before) + [0 if shared else -1] * RESPONSES

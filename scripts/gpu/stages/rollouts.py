@@ -1,5 +1,5 @@
-"""Stage 6: vLLM beside the trainer on one GPU: whole runs, a publish by CUDA IPC of a vocabulary of 152k, the gap of log-probs after
-it, memory asleep and awake, tokens per second; and the hf engine with the same requests."""
+"""Stage 6: vLLM beside the trainer on one GPU: whole runs, a publish by CUDA IPC of a vocabulary of 152k, the gap of
+log-probs after it, memory asleep and awake, tokens per second; and the hf engine with the same requests."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ def measured(context: Context, case: Case) -> dict[str, Any]:
 
 
 def publishes(context: Context, trainer: GRPOTrainer) -> dict[str, Any]:
-    """Seconds, bytes and gap of log-probs of a publish, and the GPU's free memory while the engine sleeps and when it is awake."""
+    """Seconds, bytes and gap of log-probs of a publish, and the GPU's free memory while the engine sleeps and when it
+    is awake."""
     engine, backend, times = trainer.rollouts.engine, trainer.training.backend, []
     found: dict[str, Any] = {}
     for _ in range(PUBLISHES):

@@ -1,5 +1,5 @@
-"""Stage 5: DeepSpeed ZeRO 1 to 3 with one rank (over NCCL on a GPU, gloo on a CPU) against the plain backend: the same steps on the
-same rollouts, and a short run that samples, publishes and updates under ZeRO-3."""
+"""Stage 5: DeepSpeed ZeRO 1 to 3 with one rank (over NCCL on a GPU, gloo on a CPU) against the plain backend: the same
+steps on the same rollouts, and a short run that samples, publishes and updates under ZeRO-3."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from stages.runs import run_and_summarize
 
 STEPS = 3
 COMPARED = ("grad_norm", "entropy/trained", "mismatch/mean")
-"""Of each step. The last two show the weights that the steps before it made; the loss of a first step is the same for all weights."""
+"""Of each step. The last two show the weights that the steps before it made; the loss of a first step is the same for
+all weights."""
 TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
 """Relative. bfloat16 has 8 bits: the plain backend computes by autocast, DeepSpeed with bfloat16 weights."""
 

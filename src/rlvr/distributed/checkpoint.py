@@ -34,8 +34,10 @@ STATE = "state.json"
 FORMAT = 2
 PARTIAL = (
     r"tensors-\d+\.safetensors(\.note|\.tmp|\.note\.tmp)?|state\.json|complete\.json|"
-    r"(model|merged)/([a-z_]*model[\w.-]*\.(safetensors|model|json)|[a-z_]*(config|tokenizer|tokens|tokens_map|vocab)\.json|"
-    r"(tokenizer|spiece|sentencepiece\.bpe)\.model|merges\.txt|vocab\.txt|(additional_chat_templates/\w+|chat_template)\.jinja|"
+    r"(model|merged)/([a-z_]*model[\w.-]*\.(safetensors|model|json)|[a-z_]*(config|tokenizer|tokens|tokens_map"
+    r"|vocab)\.json|"
+    r"(tokenizer|spiece|sentencepiece\.bpe)\.model|merges\.txt|vocab\.txt|(additional_chat_templates/\w+"
+    r"|chat_template)\.jinja|"
     r"README\.md|(configuration|modeling|tokenization)_\w+\.py)"
 )
 """Names, relative, of files that a checkpoint is made of: ours, and those that transformers, peft and tokenizers

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -190,7 +191,8 @@ class Learner:
         if total.requires_grad:
             self.backend.backward(total)
         elif self.backend.lockstep:
-            self.backend.backward(sum(0.0 * s.sum() for s in statistics.values() if s.requires_grad))  # type: ignore[arg-type]
+            nothing: Any = sum(0.0 * s.sum() for s in statistics.values() if s.requires_grad)
+            self.backend.backward(nothing)
 
     def _passes(
         self, work: Work, share: np.ndarray, where: list[np.ndarray] | None = None

@@ -52,7 +52,8 @@ def load_policy(config: ModelConfig, seed: int = 0, shared_out: bool = False, is
     if config.scratch is not None:
         tokenizer: Any = build_tokenizer(config.scratch)
         with init_empty_weights(include_buffers=False) if empty else contextlib.nullcontext():
-            model: Any = build_model(config.scratch, tokenizer, seed, config.attention).to(dtype)  # type: ignore[arg-type]
+            model: Any = build_model(config.scratch, tokenizer, seed, config.attention)
+            model = model.to(dtype)
     elif config.path is not None:
         model, tokenizer = _from_pretrained(config, dtype, empty)
     else:

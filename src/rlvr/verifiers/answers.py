@@ -73,7 +73,8 @@ _PHRASE = re.compile(r"\banswer[\s*]*(?:is\b[\s*:]*+(?!(?:in)?correct\b|right\b|
 _SENTENCE = re.compile(r"(?:\$\$.*?\$\$|\\\[.*?\\\])?.*?(?=(?<!\.)\.\s|\.?\Z|\.?\n)", re.DOTALL)
 LEAST = (
     r"(?:least|less) "
-    r"(?:likely|plausible|probable|suitable|appropriate|accurate|correct|convincing|attractive|good)|worst|second[- ]best"
+    r"(?:likely|plausible|probable|suitable|appropriate|accurate|correct|convincing|attractive|good)|worst"
+    r"|second[- ]best"
 )
 """Words that name what is not the answer, unless the prompt asks for it."""
 _NOT_SAID = re.compile(
@@ -109,7 +110,8 @@ _THIN = "[ \u00a0\u2009\u202f]"
 _MINUS = "负|負|零下|マイナス|마이너스|영하|минус|minus|negative|ناقص|سالب|ऋण|माइनस"
 """Words for the sign of the number behind them."""
 _SCALE = (
-    "percent|pct|million|billion|trillion|thousand|hundred|dozen|тыс(?:яч[аи]?)?|миллион(?:а|ов)?|миллиард(?:а|ов)?|триллион(?:а|ов)?|млн|млрд|трлн"
+    "percent|pct|million|billion|trillion|thousand|hundred|dozen|тыс(?:яч[аи]?)?|миллион(?:а|ов)?|миллиард(?:а|ов)?"
+    "|триллион(?:а|ов)?|млн|млрд|трлн"
     "|процент(?:а|ов)?|ألف|آلاف|الف|مليون|ملايين|مليار|هزار|میلیون|میلیارد|हज़ार|हजार|लाख|करोड़|करोड़"
 )
 """Words that multiply the number before them, as units.SCALES knows them."""

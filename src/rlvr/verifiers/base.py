@@ -181,7 +181,8 @@ def is_coroutine(function: Any) -> bool:
     """Whether a function, a partial or an object that is called like one is asynchronous."""
     function = inspect.unwrap(function)
     function = getattr(function, "func", function)
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+    called = getattr(function, "__call__", None)  # noqa: B004
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
 
 
 def _may_hold_state(value: Any, within: frozenset[int] = frozenset()) -> bool:

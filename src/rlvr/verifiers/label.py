@@ -19,7 +19,8 @@ from rlvr.verifiers.text import read_one_number
 
 _DOUBT = re.compile(
     r"\b(?:not|no "
-    r"longer|never|neither|nor|or|either|both|maybe|perhaps|possibly|unsure|uncertain|cannot|wrong|false|incorrect|mistaken)\b|n't\b|n\u2019t\b|\?",
+    r"longer|never|neither|nor|or|either|both|maybe|perhaps|possibly|unsure|uncertain|cannot|wrong|false|incorrect"
+    r"|mistaken)\b|n't\b|n\u2019t\b|\?",
     re.IGNORECASE,
 )
 _NOT_ARTICLE = r"(?!\s+(?!(?:is|was|has|wins|won|performs|seems|beats|over|and|or|because|since)\b)[a-z])"

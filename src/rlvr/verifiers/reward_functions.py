@@ -10,11 +10,10 @@ verifier is; a process that runs a verifier with needs starts a VerifierPool of 
 verifiers run in the caller's thread.
 
 Sources: TRL 1.16 `GRPOTrainer._calculate_rewards` calls `f(prompts=, completions=, completion_ids=, trainer_state=,
-log_extra=, log_metric=,
-**columns)`, takes the name from `__name__` and None as missing; verl 0.9 `NaiveRewardManager` and the reward loop call `compute_score(data_source=,
-solution_str=, ground_truth=, extra_info=)` for one response and take a number, the latter in a thread, or in a Ray
-actor; `PrimeRewardManager` gives the same by position to a pool of processes; `BatchRewardManager` calls once for a
-batch, with the names in the plural.
+log_extra=, log_metric=, **columns)`, takes the name from `__name__` and None as missing; verl 0.9 `NaiveRewardManager`
+and the reward loop call `compute_score(data_source=, solution_str=, ground_truth=, extra_info=)` for one response and
+take a number, the latter in a thread, or in a Ray actor; `PrimeRewardManager` gives the same by position to a pool of
+processes; `BatchRewardManager` calls once for a batch, with the names in the plural.
 """
 
 from __future__ import annotations

@@ -34,9 +34,11 @@ _NUMBER = re.compile(
 )
 _WORDS = re.compile(r"[^0-9+*/=^<>\\{}_()\[\]|\u00b1]*")
 _CHANGES = re.compile(
-    r"\b(?:not|or|maybe|perhaps|either|between|than|least|most|below|above|under|over|plus|minus|times|half|squared|cubed|"
+    r"\b(?:not|or|maybe|perhaps|either|between|than|least|most|below|above|under|over|plus|minus|times|half|squared"
+    r"|cubed|"
     r"dozen|(?:hundred|thousand|million|billion|trillion|lakh|crore|tenth|hundredth|thousandth)s?"
-    "|(?:\u0442\u044b\u0441\u044f\u0447|\u043c\u0438\u043b\u043b\u0438\u043e\u043d|\u043c\u0438\u043b\u043b\u0438\u0430\u0440\u0434)\\w*|\u0442\u044b\u0441)\\b"
+    "|(?:\u0442\u044b\u0441\u044f\u0447|\u043c\u0438\u043b\u043b\u0438\u043e\u043d"
+    "|\u043c\u0438\u043b\u043b\u0438\u0430\u0440\u0434)\\w*|\u0442\u044b\u0441)\\b"
     "|[\u5341\u767e\u5343\u842c\u4e07\u5104\u4ebf\u5146\ubc31\ucc9c\ub9cc\uc5b5\uc870]",
     re.IGNORECASE,
 )

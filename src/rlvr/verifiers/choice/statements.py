@@ -30,8 +30,10 @@ MARK = "\x00"
 PLACE = re.compile(f"{MARK}(\\d+){MARK}")
 
 _DENIAL = re.compile(
-    r"\b(?:not|no|never|neither|nor|none|except|instead|rather|unlike|wrong|incorrect|false|untrue|invalid|mistaken|impossible"
-    r"|unlikely|hardly|cannot|doubt(?:s|ed|ful)?|disagree|disproved?|reject(?:s|ed)?|exclud(?:e[sd]?|ing)|dismiss(?:ed)?"
+    r"\b(?:not|no|never|neither|nor|none|except|instead|rather|unlike|wrong|incorrect|false|untrue|invalid|mistaken"
+    r"|impossible"
+    r"|unlikely|hardly|cannot|doubt(?:s|ed|ful)?|disagree|disproved?|reject(?:s|ed)?|exclud(?:e[sd]?|ing)"
+    r"|dismiss(?:ed)?"
     r"|discard(?:ed)?|eliminat(?:es?|ed|ing)|rul(?:es?|ed|ing) out|fails?|(?:any|every)thing but|all but|far from|worse"
     r"|less (?:likely|plausible|probable|suitable|appropriate|accurate|convincing)"
     r"|at first|initially|first thought|used to"
@@ -57,7 +59,8 @@ _CLAIM = re.compile(r"\b(?:correct|right|true|best|answer|choice|choose|pick|sel
 _LAST_PLACE = re.compile(rf"{MARK}\s*\Z")
 _NOT_ONLY = re.compile(r"\bnot (?:only|just|merely)\b(.*?)\bbut(?: also)?\b", re.IGNORECASE | re.DOTALL)
 _ENUMERATED = re.compile(
-    rf"(?<={MARK})\s*,\s*(?=(?:{MARK}\d+{MARK}\s*,?\s*)*(?:and|or|nor)\s*{MARK})|(?<={MARK})\s*,\s*(?=(?:and|or|nor)\s*{MARK})",
+    rf"(?<={MARK})\s*,\s*(?=(?:{MARK}\d+{MARK}\s*,?\s*)*(?:and|or|nor)\s*{MARK})|(?<={MARK})\s*,\s*(?=(?:and|or"
+    rf"|nor)\s*{MARK})",
     re.IGNORECASE,
 )
 """The commas of a list of options (`A, B and C`), which end no clause."""

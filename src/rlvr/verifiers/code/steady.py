@@ -24,16 +24,16 @@ from rlvr.verifiers.code.preludes import IMPORTS, NODES, STARRED
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STEADY_WORDS = """
     abs all any bin bool bytearray bytes chr complex dict divmod enumerate filter float hex input int
-    isinstance issubclass iter len list map max min next oct ord pow print range reversed round slice sorted sum tuple zip
-    True False None Ellipsis NotImplemented property staticmethod classmethod super exit quit
+    isinstance issubclass iter len list map max min next oct ord pow print range reversed round slice sorted sum tuple
+    zip True False None Ellipsis NotImplemented property staticmethod classmethod super exit quit
 
     List Dict Set Tuple Optional Union Any Callable Iterable Iterator Sequence Deque DefaultDict
     collections deque defaultdict Counter OrderedDict popleft appendleft extendleft rotate most_common elements
-    heapq heappush heappop heapify heappushpop heapreplace nlargest nsmallest bisect bisect_left bisect_right insort insort_left
-    math ceil floor sqrt isqrt gcd lcm log log2 log10 exp sin cos tan pi inf factorial comb perm prod fabs hypot
-    itertools accumulate chain combinations combinations_with_replacement count cycle groupby islice pairwise permutations product
-    repeat starmap takewhile dropwhile zip_longest functools cache lru_cache reduce cmp_to_key partial
-    copy deepcopy ascii_lowercase ascii_uppercase digits ListNode TreeNode val next left right
+    heapq heappush heappop heapify heappushpop heapreplace nlargest nsmallest bisect bisect_left bisect_right insort
+    insort_left math ceil floor sqrt isqrt gcd lcm log log2 log10 exp sin cos tan pi inf factorial comb perm prod fabs
+    hypot itertools accumulate chain combinations combinations_with_replacement count cycle groupby islice pairwise
+    permutations product repeat starmap takewhile dropwhile zip_longest functools cache lru_cache reduce cmp_to_key
+    partial copy deepcopy ascii_lowercase ascii_uppercase digits ListNode TreeNode val next left right
 """
 _STEADY = frozenset(_STEADY_WORDS.split())
 """Builtins and names of the prelude that give the same whenever they are called."""

@@ -25,9 +25,9 @@ _WORD = re.compile(r"\w")
 _LONGEST_WORD = 32
 
 _ABBREVIATIONS = frozenset(
-    """mr mrs ms dr prof rev hon st messrs mme mlle gen col maj capt cmdr lt sgt gov sen rep pres supt bros dept univ assn
-    vs cf approx fig eq eqs secs vol vols eds nos pp jan feb mar apr jun jul aug sep sept oct nov dec tues thurs fri blvd mt
-    viz""".split()  # noqa: SIM905
+    """mr mrs ms dr prof rev hon st messrs mme mlle gen col maj capt cmdr lt sgt gov sen rep pres supt bros dept univ
+    assn vs cf approx fig eq eqs secs vol vols eds nos pp jan feb mar apr jun jul aug sep sept oct nov dec tues thurs
+    fri blvd mt viz""".split()  # noqa: SIM905
 )
 """Abbreviations that stand before what they belong to: a stop after one ends no sentence."""
 
@@ -36,9 +36,10 @@ _CLOSING = frozenset("etc jr sr inc ltd co corp est ave rd ft ph.d al".split()) 
 
 
 _LETTERED = frozenset(
-    """answer appendix block case category chapter choice class column combination exhibit figure form gate grade group hepatitis
-    item key letter level line model option panel part phase plan player point position question row scenario schedule section
-    series set side size solution step student table team terminal theorem type unit variable variant version vitamin zone""".split()  # noqa: SIM905
+    """answer appendix block case category chapter choice class column combination exhibit figure form gate grade group
+    hepatitis item key letter level line model option panel part phase plan player point position question row scenario
+    schedule section series set side size solution step student table team terminal theorem type unit variable variant
+    version vitamin zone""".split()  # noqa: SIM905
 )
 """Words that a single letter names one of: a stop after the letter may end a sentence."""
 

@@ -30,7 +30,8 @@ _CHEMICAL = re.compile(r"(?:[A-Z][a-z]?(?:_\d|_\{\d+\}|\d+)?)+")
 _INDEX = re.compile("[_{}]")
 _BETWEEN_LETTERS = re.compile(r"\\(?:text|quad|cdot|mathrm|textbf)(?![A-Za-z])|[\s{}(),*]")
 _HEDGE = re.compile(
-    r"\b(?:maybe|perhaps|possibly|either|alternatively|probably|not|guess|wrong|incorrect|unless|instead|otherwise|else|wait)\b|\?",
+    r"\b(?:maybe|perhaps|possibly|either|alternatively|probably|not|guess|wrong|incorrect|unless|instead|otherwise"
+    r"|else|wait)\b|\?",
     re.IGNORECASE,
 )
 

@@ -33,8 +33,9 @@ _WORD = re.compile("[A-Za-z]{2}")
 _VOWEL = re.compile("[aeiouyAEIOUY]")
 _UNKNOWNS = frozenset("uvwxyz")
 _SPELLS = frozenset(
-    """abbreviation acronym alphabetical alphabetically arrange arranged arrangement cipher code color colour initial letter order ordering
-    password permutation rank ranked ranking sequence sort sorted spell spelled spelling string word""".split()  # noqa: SIM905
+    """abbreviation acronym alphabetical alphabetically arrange arranged arrangement cipher code color colour initial
+    letter order ordering password permutation rank ranked ranking sequence sort sorted spell spelled spelling string
+    word""".split()  # noqa: SIM905
 )
 """Words of a problem whose answer may be letters in their order."""
 MAX_FACTORS = 5

@@ -32,23 +32,28 @@ _PLAIN = r"(?:[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
 _SPACED = r"\d{1,3}(?: \d{3})+(?:\.\d*)?(?![\d/])"
 _OPERAND = re.compile(rf"\s*([+-]?)\s*({_PLAIN})\s*")
 _FRACTION = re.compile(
-    rf"(?:(\d+)\s*)?\\frac\s*(?:\{{([^{{}}]*)\}}|(\d))\s*(?:\{{([^{{}}]*)\}}|(\d))|(?:(\d+)\s+)?({_PLAIN})\s*/\s*({_PLAIN})"
+    rf"(?:(\d+)\s*)?\\frac\s*(?:\{{([^{{}}]*)\}}|(\d))\s*(?:\{{([^{{}}]*)\}}|(\d))"
+    rf"|(?:(\d+)\s+)?({_PLAIN})\s*/\s*({_PLAIN})"
 )
 _POWER_OF_TEN = re.compile(
-    rf"(?:({_PLAIN})\s*(?:\\times|\\cdot|\*|x)\s*)?10\s*\^\s*(?:\{{\s*([+-]?\s*\d+)\s*\}}|(\d))|({_PLAIN})[eE]([+-]?\d+)"
+    rf"(?:({_PLAIN})\s*(?:\\times|\\cdot|\*|x)\s*)?10\s*\^\s*(?:\{{\s*([+-]?\s*\d+)\s*\}}|(\d))"
+    rf"|({_PLAIN})[eE]([+-]?\d+)"
 )
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar)\s*\{(\d+)\}")
 _DECIMAL = re.compile(rf"{_SPACED}|{_PLAIN}")
 
 _SCALES = {"%": Fraction(1, 100), **SCALES}
 _CURRENCIES = {
-    "$": "dollar", "€": "euro", "USD": "dollar", "EUR": "euro", "£": "pound", "pounds": "pound", "¥": "yen", "₹": "rupee", "Rs": "rupee",
+    "$": "dollar", "€": "euro", "USD": "dollar", "EUR": "euro", "£": "pound", "pounds": "pound", "¥": "yen",
+    "₹": "rupee", "Rs": "rupee",
 }  # fmt: skip
 _DEGREES = re.compile(r"\s*\^\s*\{?\s*\\circ\s*\}?\s*([CF](?![A-Za-z]))?\s*")
 _ORDINAL = re.compile(r"\s*\^?\s*\{?\s*(?:\\(?:text|mathrm)\s*)?\{?\s*(?:st|nd|rd|th)\s*\}{0,2}\s*", re.IGNORECASE)
 _TEXT = re.compile(r"\\(?:text(?:rm|bf|it|normal)?|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
 _UNIT = re.compile(
-    r"(\\?%|\\?\$|[€£¥₹]|[A-Za-z]+|[\u5341\u767e\u5343\u842c\u4e07\u5104\u4ebf\u5146\ub9cc\uc5b5\ucc9c\ubc31]|[\u3005-\u30ff\u4e00-\u9fff\uac00-\ud7af]+|[\u0400-\u04ff]+|[\u0600-\u06ff]+|[\u0900-\u097f]+)(?:\s*\^\s*\{?\s*(-?[1-4])\s*\}?)?"
+    r"(\\?%|\\?\$|[€£¥₹]|[A-Za-z]+|[\u5341\u767e\u5343\u842c\u4e07\u5104\u4ebf\u5146\ub9cc\uc5b5\ucc9c\ubc31]"
+    r"|[\u3005-\u30ff\u4e00-\u9fff\uac00-\ud7af]+|[\u0400-\u04ff]+|[\u0600-\u06ff]+"
+    r"|[\u0900-\u097f]+)(?:\s*\^\s*\{?\s*(-?[1-4])\s*\}?)?"
 )
 _BETWEEN_UNITS = re.compile(r"[\s/.\-]*")
 _SHORT_UNITS = re.compile(
@@ -57,7 +62,8 @@ _SHORT_UNITS = re.compile(
 )
 """Units that may stand directly after a number, and that a variable's name is not."""
 _NOT_UNITS = re.compile(
-    r"[ijexyzn]|or|and|not|no|maybe|perhaps|possibly|either|then|but|else|pi|sqrt|root|sin|cos|tan|cot|sec|csc|log|exp|theta|alpha|beta|phi"
+    r"[ijexyzn]|or|and|not|no|maybe|perhaps|possibly|either|then|but|else|pi|sqrt|root|sin|cos|tan|cot|sec|csc|log"
+    r"|exp|theta|alpha|beta|phi"
     r"|mod|inf|infinity|plus|minus|times|over|squared|cubed|half|halves|quarters?|factorial"
     r"|thirds?|fourths?|fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?|hundredths?|thousandths?|millionths?",
     re.IGNORECASE,

@@ -23,7 +23,8 @@ MAX_LENGTH = 400
 _EQUALS = re.compile(r"(?<![<>!:\\])=(?!=)")
 _CONSTANTS = re.compile(r"\\(?:frac|sqrt|pi|cdot|times|ln|log|exp|sin|cos|tan|circ|text)(?![A-Za-z])|\b[ei]\b")
 _COSTLY = re.compile(
-    r"\d{25}|\d\.?\d*[eE][+-]?\d{3}|\^\s*\{?\s*[-(]*\s*\d{4}|\^[^{}]*\^|\^\s*\{[^}]*(?:\^|!)|\d{4,}\s*!|!\s*!|\)\s*!\s*\)?\s*[\^!]"
+    r"\d{25}|\d\.?\d*[eE][+-]?\d{3}|\^\s*\{?\s*[-(]*\s*\d{4}|\^[^{}]*\^|\^\s*\{[^}]*(?:\^|!)|\d{4,}\s*!|!\s*!"
+    r"|\)\s*!\s*\)?\s*[\^!]"
     r"|\^\s*\{[^}]*\{"
 )
 _VAGUE = re.compile(r"\.\.\.|\\[lcvd]?dots|\\ldots|\\(?:text|mathrm|mbox|operatorname)\s*\{[^{}]*[A-Za-z]{2}")

@@ -49,7 +49,10 @@ class Token(NamedTuple):
 END = Token("end", "")
 
 
-_STYLES = "text|textrm|textbf|textit|textnormal|textsf|mbox|hbox|mathrm|mathbf|mathit|mathsf|mathcal|mathbb|mathfrak|mathtt|operatorname\\*?|boldsymbol|bm|underline|boxed|fbox"
+_STYLES = (
+    "text|textrm|textbf|textit|textnormal|textsf|mbox|hbox|mathrm|mathbf|mathit|mathsf|mathcal|mathbb|mathfrak"
+    "|mathtt|operatorname\\*?|boldsymbol|bm|underline|boxed|fbox"
+)
 
 
 _BOLD = frozenset({"mathbf", "boldsymbol", "bm"})
@@ -158,7 +161,8 @@ _NEXT_WORD = re.compile(r"\s+[a-zA-Z]*[aeiouyAEIOUY][a-zA-Z]*[A-Za-z]{2}")
 _BEFORE_NOUN = re.compile(r"\s+[A-Za-z]")
 """What follows an article; the letter `a` has a sign behind it (`where a > 0`)."""
 _ORDINAL = re.compile(
-    r"(?<=\d)\s*\^\s*(?:\{\s*(?:\\(?:text|mathrm|textrm)\s*\{)?\s*(th|st|nd|rd)\s*\}?\s*\}|\\(?:text|mathrm|textrm)\s*\{\s*(th|st|nd|rd)\s*\})"
+    r"(?<=\d)\s*\^\s*(?:\{\s*(?:\\(?:text|mathrm|textrm)\s*\{)?\s*(th|st|nd|rd)\s*\}?\s*\}|\\(?:text|mathrm"
+    r"|textrm)\s*\{\s*(th|st|nd|rd)\s*\})"
 )
 _RATIO_OF_UNITS = re.compile(
     r"(?<=[\d)}\s;,])\\[dt]?frac\s*\{\s*\\(?:text|mathrm|textrm)\s*\{([^{}]*)\}(\^\d)?\s*\}"

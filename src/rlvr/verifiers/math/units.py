@@ -14,13 +14,16 @@ from rlvr.verifiers.math.counted import ADJECTIVES, NOUNS
 _BASE: dict[str, dict[str, int | str]] = {
     "length": {"mm": "1/1000", "cm": "1/100", "dm": "1/10", "m": 1, "km": 1000, "inch": "127/5000", "in": "127/5000",
                "ft": "381/1250", "foot": "381/1250", "feet": "381/1250", "yd": "1143/1250", "yard": "1143/1250",
-               "mi": "201168/125", "mile": "201168/125", "米": 1, "厘米": "1/100", "毫米": "1/1000", "千米": 1000, "公里": 1000,
+               "mi": "201168/125", "mile": "201168/125", "米": 1, "厘米": "1/100", "毫米": "1/1000", "千米": 1000,
+               "公里": 1000,
                "мм": "1/1000", "см": "1/100", "дм": "1/10", "м": 1, "км": 1000, "метр": 1, "метра": 1, "метров": 1,
                "センチメートル": "1/100", "センチ": "1/100", "メートル": 1, "キロメートル": 1000,
                "센티미터": "1/100", "미터": 1, "킬로미터": 1000},
-    "time": {"ms": "1/1000", "second": 1, "sec": 1, "s": 1, "minute": 60, "min": 60, "hour": 3600, "hr": 3600, "h": 3600, "day": 86400,
+    "time": {"ms": "1/1000", "second": 1, "sec": 1, "s": 1, "minute": 60, "min": 60, "hour": 3600, "hr": 3600,
+    "h": 3600, "day": 86400,
              "week": 604800, "秒": 1, "分钟": 60, "小时": 3600, "天": 86400,
-             **dict.fromkeys(["с", "сек", "секунда", "секунды", "секунд", "초"], 1), **dict.fromkeys(["мин", "минута", "минуты", "минут"], 60),
+             **dict.fromkeys(["с", "сек", "секунда", "секунды", "секунд", "초"], 1), **dict.fromkeys(["мин", "минута",
+             "минуты", "минут"], 60),
              **dict.fromkeys(["ч", "час", "часа", "часов", "時間", "시간"], 3600)},
     "years": {"month": 1, "year": 12, "yr": 12, "decade": 120, "century": 1200, "centurie": 1200, "年": 12},
     "mass": {"mg": "1/1000000", "g": "1/1000", "kg": 1, "tonne": 1000, "oz": "45359237/1600000000",
@@ -30,8 +33,10 @@ _BASE: dict[str, dict[str, int | str]] = {
     "volume": {"ml": "1/1000", "l": 1, "gallon": "473176473/125000000", "quart": "473176473/500000000",
                "pint": "473176473/1000000000", "升": 1, "毫升": "1/1000", "л": 1, "мл": "1/1000", "リットル": 1,
                "立方米": 1000, "立方厘米": "1/1000"},
-    "area": {"acre": "316160658/78125", "hectare": 10000, "га": 10000, "平方米": 1, "平方厘米": "1/10000", "平方千米": 10**6},
-    "force": {"Н": 1, "кН": 1000, "牛": 1, "牛顿": 1}, "power": {"Вт": 1, "кВт": 1000, "瓦": 1}, "pressure": {"Па": 1, "кПа": 1000},
+    "area": {"acre": "316160658/78125", "hectare": 10000, "га": 10000, "平方米": 1, "平方厘米": "1/10000",
+             "平方千米": 10**6},
+    "force": {"Н": 1, "кН": 1000, "牛": 1, "牛顿": 1}, "power": {"Вт": 1, "кВт": 1000, "瓦": 1}, "pressure": {"Па": 1,
+    "кПа": 1000},
     "voltage": {"В": 1, "伏": 1, "伏特": 1}, "resistance": {"Ом": 1, "欧姆": 1},
     "energy": {"cal": "523/125", "kcal": 4184, "Дж": 1, "кДж": 1000, "焦耳": 1},
     "angle": {"degree": 1, "deg": 1}, "arc": {"radian": 1, "rad": 1},
@@ -150,10 +155,12 @@ _UNITS |= {
     for prefix, (_, factor) in _PREFIXES.items()
 }
 _UNITS |= {name: (dimension, Fraction(factor)) for dimension, names in _BASE.items() for name, factor in names.items()}
-_ALIASES = {"mph": "mile per hour", "kph": "km per hour", "kmh": "km per hour", "sq": "square", "cc": "cm^3", "celsius": "C", "Celsius": "C",
+_ALIASES = {"mph": "mile per hour", "kph": "km per hour", "kmh": "km per hour", "sq": "square", "cc": "cm^3",
+"celsius": "C", "Celsius": "C",
             "fahrenheit": "F", "Fahrenheit": "F"}  # fmt: skip
 SCALES = {
-    "percent": Fraction(1, 100), "percentage": Fraction(1, 100), "pct": Fraction(1, 100), "dozen": Fraction(12), "hundred": Fraction(100),
+    "percent": Fraction(1, 100), "percentage": Fraction(1, 100), "pct": Fraction(1, 100), "dozen": Fraction(12),
+    "hundred": Fraction(100),
     "thousand": Fraction(10**3), "million": Fraction(10**6), "billion": Fraction(10**9), "trillion": Fraction(10**12),
     **dict.fromkeys(["процент", "процента", "процентов"], Fraction(1, 100)),
     **dict.fromkeys(["тыс", "тысяч", "тысяча", "тысячи"], Fraction(10**3)),
@@ -161,16 +168,21 @@ SCALES = {
     **dict.fromkeys(["миллиард", "миллиарда", "миллиардов"], Fraction(10**9)),
     "млн": Fraction(10**6), "млрд": Fraction(10**9), "трлн": Fraction(10**12),
     **dict.fromkeys(["триллион", "триллиона", "триллионов"], Fraction(10**12)),
-    **dict.fromkeys(["ألف", "آلاف", "الف", "هزار"], Fraction(10**3)), **dict.fromkeys(["مليون", "ملايين", "میلیون"], Fraction(10**6)),
-    **dict.fromkeys(["مليار", "میلیارد"], Fraction(10**9)), **dict.fromkeys(["हज़ार", "हजार"], Fraction(10**3)), "लाख": Fraction(10**5),
+    **dict.fromkeys(["ألف", "آلاف", "الف", "هزار"], Fraction(10**3)), **dict.fromkeys(["مليون", "ملايين", "میلیون"],
+    Fraction(10**6)),
+    **dict.fromkeys(["مليار", "میلیارد"], Fraction(10**9)), **dict.fromkeys(["हज़ार", "हजार"], Fraction(10**3)),
+    "लाख": Fraction(10**5),
     **dict.fromkeys(["करोड़", "करोड़"], Fraction(10**7)),
     "十": Fraction(10), **dict.fromkeys("百백", Fraction(100)), **dict.fromkeys("千천", Fraction(10**3)),
     **dict.fromkeys("万萬만", Fraction(10**4)), **dict.fromkeys("亿億억", Fraction(10**8)), "兆": Fraction(10**12),
 }  # fmt: skip
 _MEANINGFUL = re.compile(
-    r"\b(?:or|and|not|no|maybe|perhaps|possibly|either|alternatively|unless|except|but|else|instead|rather|wrong|incorrect|approximately|about|minus|plus"
-    r"|times|divided|over|squared|cubed|more|less|than|at|least|most|up|between|half|halves|thirds?|fourths?|quarters?|fifths?|sixths?|sevenths?|eighths?|ninths?"
-    r"|tenths?|hundredths?|thousandths?|modulo|mod|fewer|greater|larger|smaller|another|twice|thrice|doubled?|tripled?|until|till|nearly|almost"
+    r"\b(?:or|and|not|no|maybe|perhaps|possibly|either|alternatively|unless|except|but|else|instead|rather|wrong"
+    r"|incorrect|approximately|about|minus|plus"
+    r"|times|divided|over|squared|cubed|more|less|than|at|least|most|up|between|half|halves|thirds?|fourths?"
+    r"|quarters?|fifths?|sixths?|sevenths?|eighths?|ninths?"
+    r"|tenths?|hundredths?|thousandths?|modulo|mod|fewer|greater|larger|smaller|another|twice|thrice|doubled?"
+    r"|tripled?|until|till|nearly|almost"
     r"|roughly|around|however|though|although|otherwise|provided|assuming|whenever|whether)\b",
     re.IGNORECASE,
 )
@@ -181,9 +193,12 @@ _FILLING = re.compile(
 )
 """Words beside a unit that say nothing of it, and what it is a measure of (`3 liters of milk`)."""
 _COUNTER_WORDS = (
-    "个 個 只 隻 本 人 名 位 张 張 条 條 件 次 种 種 倍 岁 歳 才 枚 匹 台 辆 輛 棵 朵 头 頭 双 雙 对 對 组 組 块 塊 片 根 支 颗 粒 页 頁 题 題 道 "
-    "円 圆 块钱 人民币 日 月 周 分 点 時間 時 度 平方米 平方厘米 平方千米 立方米 立方厘米 通り つ 回 グラム キロ キログラム メートル センチ "
-    "センチメートル キロメートル リットル 개 명 원 살 마리 권 장 회 번 가지 시간 분 초 일 년 미터 센티미터 킬로미터 그램 킬로그램 "
+    "个 個 只 隻 本 人 名 位 张 張 条 條 件 次 种 種 倍 岁 歳 才 枚 匹 台 辆 輛 棵 朵 头 頭 双 雙 对 對 组 組 块 塊 "
+    "片 根 支 颗 粒 页 頁 题 題 道 "
+    "円 圆 块钱 人民币 日 月 周 分 点 時間 時 度 平方米 平方厘米 平方千米 立方米 "
+    "立方厘米 通り つ 回 グラム キロ キログラム メートル センチ "
+    "センチメートル キロメートル リットル 개 명 원 살 마리 권 장 회 번 가지 시간 "
+    "분 초 일 년 미터 센티미터 킬로미터 그램 킬로그램 "
     "см м км кг г мм л мл руб рубль рубля рублей час часа часов минута минуты минут секунда секунды секунд день дня "
     "дней "
     "год года лет метр метра метров градус градуса градусов штук шт раз раза человек человека"
@@ -192,10 +207,14 @@ _COUNTERS = frozenset(_COUNTER_WORDS.split())
 """Words of other scripts that count or measure; any other one behind a number may say something of it (`5不是答案`,
 `2以上`)."""
 _SAYS_MORE = re.compile(
-    r"\b(?:is|are|was|were|be|been|has|have|had|does|do|did|can|could|will|would|should|must|may|might|fails?|works?|holds?|satisf(?:y|ies)"
-    r"|in|on|at|by|from|to|with|without|for|if|when|where|which|that|this|because|since|so|too|very|only|never|nor|both|after|before|below"
-    r"|above|under|extraneous|invalid|false|true|impossible|base|correct|right|it|its|they|them|he|she|we|you|me|us|what|why|how|who|whose"
-    r"|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|hundreds|thousands|millions|dozens|first|third|fourth|fifth"
+    r"\b(?:is|are|was|were|be|been|has|have|had|does|do|did|can|could|will|would|should|must|may|might|fails?|works?"
+    r"|holds?|satisf(?:y|ies)"
+    r"|in|on|at|by|from|to|with|without|for|if|when|where|which|that|this|because|since|so|too|very|only|never|nor"
+    r"|both|after|before|below"
+    r"|above|under|extraneous|invalid|false|true|impossible|base|correct|right|it|its|they|them|he|she|we|you|me|us"
+    r"|what|why|how|who|whose"
+    r"|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|hundreds|thousands|millions|dozens"
+    r"|first|third|fourth|fifth"
     r"|here|there|then|again|also|already|still|yet|just|even|\w{2,}ed|\w{3,}ly)\b",
     re.IGNORECASE,
 )

@@ -52,7 +52,8 @@ FLOAT_DIGITS = 12
 
 _WORDS = re.compile(r"(?=[A-Za-z' ]*[A-Za-z]{3})(?!.*\b(?:and|or)\b)[A-Za-z]+(?: [A-Za-z']+)*")
 _MATHEMATICAL = re.compile(
-    r"inf(?:inity|ty)?|alpha|beta|gamma|delta|theta|lambda|sigma|omega|phi|psi|sin|cos|tan|log|exp|sqrt|none|empty(?: set)?|undefined"
+    r"inf(?:inity|ty)?|alpha|beta|gamma|delta|theta|lambda|sigma|omega|phi|psi|sin|cos|tan|log|exp|sqrt|none"
+    r"|empty(?: set)?|undefined"
     r"|all reals?(?: numbers)?|abcd?|xyz|pqr|rst|uvw",
     re.IGNORECASE,
 )

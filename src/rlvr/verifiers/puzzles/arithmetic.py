@@ -14,7 +14,8 @@ MAX_NUMBERS = 100
 """Numbers in one expression; a longer one is refused, since its exact value may have as many digits as the text."""
 
 _SPELLINGS = {
-    "\u2212": "-", "\u2013": "-", "\u00d7": "*", "\u00b7": "*", "\u22c5": "*", "\u2217": "*", "\u00f7": "/", "\u2215": "/", "\u2044": "/",
+    "\u2212": "-", "\u2013": "-", "\u00d7": "*", "\u00b7": "*", "\u22c5": "*", "\u2217": "*", "\u00f7": "/",
+    "\u2215": "/", "\u2044": "/",
     "\\times": "*", "\\cdot": "*", "\\ast": "*", "\\div": "/", "[": "(", "]": ")", "\\{": "(", "\\}": ")",
 }  # fmt: skip
 _SPELLING = re.compile("|".join(re.escape(written) for written in sorted(_SPELLINGS, key=len, reverse=True)))

@@ -64,8 +64,8 @@ def read_calls(text: str, format: Format, tools: Mapping[str, Tool] | None = Non
       `parameters` may stand for `arguments`, and a block may hold several calls, one a line (ToolRL).
     - `json`: the text or its one fenced block is a JSON list of such objects, of `{"f": {"a": 1}}` (BFCL), or one
       object.
-    - `openai`: as `json`, with `{"type": "function", "function": {"name": ..., "arguments":
-      "{...}"}}`, the arguments being JSON text; also under the key `tool_calls ` of a message.
+    - `openai`: as `json`, with `{"type": "function", "function": {"name": ..., "arguments": "{...}"}}`, the arguments
+      being JSON text; also under the key `tool_calls` of a message.
     - `python`: the text or its one fenced block is `f(a=1)`, `[f(a=1), g.h(b="x")]`, or one call a line. Arguments
       without a name need the task's tool schemas.
     """

@@ -66,8 +66,8 @@ def processes():
         for pid in children:
             os.waitpid(pid, 0)
 
-for escape in (files, writes, environment, signals, sockets, network, uncounted, ptrace, disk, rights, namespaces, mount,
-               memory, processes):
+for escape in (files, writes, environment, signals, sockets, network, uncounted, ptrace, disk, rights, namespaces,
+               mount, memory, processes):
     try:
         if escape():
             print(escape.__name__)
