@@ -27,9 +27,9 @@ LEFT_OUT = {
 }
 HEAD = """# Expected curves
 
-What the shipped examples gave where they were run, with the command of each. On another machine rounding differs, and so does the
-path; the shape should not. Blue: the mean reward of each step of reinforcement. Brown: the score on held-out tasks, greedy (dots) and of
-samples (dashes). The grey line is where the first stage ends.
+What the shipped examples gave where they were run, with the command of each. On another machine rounding differs, and
+so does the path; the shape should not. Blue: the mean reward of each step of reinforcement. Brown: the score on
+held-out tasks, greedy (dots) and of samples (dashes). The grey line is where the first stage ends.
 
 Made on 21 November 2026 on a CPU. Written by `scripts/curves.py` from the numbers beside each picture.
 """

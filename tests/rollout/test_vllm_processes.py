@@ -90,11 +90,13 @@ def test_a_trainer_inside_a_running_event_loop(tmp_path, name):
                 config = {{
                     "run": {{"dir": {str(tmp_path)!r}, "steps": 3}},
                     "model": {{"scratch": {{**TINY, "context": 96, "init_std": 0.2}}, "device": "cpu"}},
-                    "rollout": {{"engine": {{"name": {name!r}, **FAST}}, "prompts_per_step": 2, "group_size": 4, "max_new_tokens": 8}},
+                    "rollout": {{"engine": {{"name": {name!r}, **FAST}}, "prompts_per_step": 2, "group_size": 4,
+                                "max_new_tokens": 8}},
                     "optim": {{"lr": 0.01}},
                     "logging": {{"console": "off"}},
                 }}
-                with GRPOTrainer(None, ["a b", "c d"], lambda completion: sum(c.isdigit() for c in completion) / 8, config) as trainer:
+                digits = lambda completion: sum(c.isdigit() for c in completion) / 8
+                with GRPOTrainer(None, ["a b", "c d"], digits, config) as trainer:
                     return trainer.train()
 
             if __name__ == "__main__":
@@ -120,7 +122,8 @@ config = {{
     "run": {{"dir": {folder!r}, "name": {name!r}, "steps": 3}},
     "model": {{"scratch": {{**TINY, "context": 96, "init_std": 0.2}}, "device": "cpu"}},
     "rollout": {{
-        "engine": {{"name": {name!r}, **FAST}}, "prompts_per_step": 2, "group_size": 4, "max_new_tokens": 8, "staleness": 1
+        "engine": {{"name": {name!r}, **FAST}}, "prompts_per_step": 2, "group_size": 4, "max_new_tokens": 8,
+        "staleness": 1
     }},
     "optim": {{"lr": 0.01}},
     "logging": {{"console": "off"}},
