@@ -13,8 +13,8 @@ from stages import STAGES
 BEGIN, END = "<!-- evidence: begin -->", "<!-- evidence: end -->"
 TOP_BEGIN, TOP_END = "<!-- seen: begin -->", "<!-- seen: end -->"
 NOTHING_SEEN = "**No part of this library has run on a GPU yet.**"
-NOTHING = """**Not yet run on a GPU.** No stage of the kit has been run on one; the tables that `evidence.py --write-docs`
-makes from its JSON go here. Each stage runs on a CPU in the tests, at toy size."""
+NOTHING = """**Not yet run on a GPU.** No stage of the kit has been run on one; the tables that
+`evidence.py --write-docs` makes from its JSON go here. Each stage runs on a CPU in the tests, at toy size."""
 SHORTEST, LONGEST = 1e-3, 1e6
 """Numbers outside of these are written with an exponent."""
 

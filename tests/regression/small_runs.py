@@ -46,7 +46,7 @@ def counted(completion):
     return digits(completion)
 
 def after_all_are_sampled(batch):
-    """Keep all, when the 16 completions of the next step are sampled too: with the weights before this step's update."""
+    """Keep all, when the 16 completions of the next step are sampled too: with those weights that this step updates."""
     wanted = 16 * min(next(step) + 1, 5)
     deadline = time.monotonic() + 60
     while VERDICTS.stat().st_size < wanted and time.monotonic() < deadline:
