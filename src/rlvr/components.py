@@ -185,7 +185,7 @@ class LossComponent(Component):
     @declared
     @abstractmethod
     def average(self) -> Average:
-        """What is averaged over. ConfigError where the loss does not say it."""
+        """Return what is averaged over. ConfigError where the loss does not say it."""
         raise _missing(self, "average")
 
     @declared

@@ -322,8 +322,8 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def options_of(piece: Any) -> dict[str, inspect.Parameter]:
-    """What may be given as an option: the keyword-only parameters of a function; all parameters of a class, except
-    those that its attribute `injected` names."""
+    """Return what may be given as an option: the keyword-only parameters of a function; all parameters of a class,
+    except those that its attribute `injected` names."""
     parameters = inspect.signature(piece).parameters
     kinds: list[Any] = [inspect.Parameter.KEYWORD_ONLY]
     if inspect.isclass(piece):

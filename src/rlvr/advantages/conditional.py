@@ -34,7 +34,7 @@ class Conditional(Advantage):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What it reads of a forward pass."""
+        """Return what it reads of a forward pass."""
         return frozenset({Need("entropy")} if self.metric == "entropy" else ())
 
     def __call__(self, batch: Batch) -> np.ndarray:

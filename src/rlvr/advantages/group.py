@@ -198,7 +198,7 @@ class GroupAdvantage(Advantage):
 
     @property
     def wants_baseline(self) -> str | None:
-        """What the plan must add to every draw: greedy, reference or nothing."""
+        """Return what the plan must add to every draw: greedy, reference or nothing."""
         if GIVEN.get(str(self.baseline)) == "baseline":
             return str(self.baseline)
         return None

@@ -85,7 +85,7 @@ class Whiten(Modifier):
 
     @property
     def per_response(self) -> bool:
-        """Whether it needs one advantage per response."""
+        """Return whether it needs one advantage per response."""
         return self.over == "responses"
 
     def __call__(self, batch: Batch, advantage: AdvantageValues) -> AdvantageValues:

@@ -296,7 +296,7 @@ def _groups(rows: Iterator[Row], alone: bool) -> Iterator[list[Row]]:
 
 
 def _examples(options: argparse.Namespace) -> list[Example]:
-    """What tricks are tried on: the first different tasks of the input, or built-in examples."""
+    """Return what tricks are tried on: the first different tasks of the input, or built-in examples."""
     if not options.input:
         return examples_for(options.verifier)
     examples: dict[str, Example] = {}

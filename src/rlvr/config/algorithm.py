@@ -122,7 +122,7 @@ class AlgorithmConfig(Section):
 
 
 def over_preset(algorithm: dict[str, Any]) -> dict[str, Any]:
-    """What was written in `algorithm` over what its preset says."""
+    """Return what was written in `algorithm` over what its preset says."""
     preset = algorithm.get("preset", AlgorithmConfig.model_fields["preset"].default)
     try:
         return merge(registry.find("preset", preset)(), {"preset": preset, **algorithm}, ("algorithm",))

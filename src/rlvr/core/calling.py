@@ -72,7 +72,7 @@ class ByName(_Function):
     """A plain function of one completion."""
 
     def missing(self, task: Task) -> str | None:
-        """What the function asks for and `task` does not have, in words; None when all is there."""
+        """Return what the function asks for and `task` does not have, in words; None when all is there."""
         return self._lack(self._fields(task, "", None), task)
 
     def __call__(self, task: Task, completion: str, token_ids: Sequence[int] | None = None) -> Any:
@@ -89,7 +89,7 @@ class ByColumns(_Function):
     """A plain function of all completions of a prompt, in TRL's form: `f(prompts, completions, **columns) -> list`."""
 
     def missing(self, task: Task) -> str | None:
-        """What the function asks for and `task` does not have, in words; None when all is there."""
+        """Return what the function asks for and `task` does not have, in words; None when all is there."""
         return self._lack(_columns(task, [], []), task)
 
     def __call__(self, task: Task, completions: Sequence[str], token_ids: Sequence[Sequence[int] | None]) -> Any:
@@ -113,7 +113,7 @@ def sampled_ids(rollout: Rollout | None) -> list[int] | None:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """How a function is called in messages and columns; a partial is called as what it binds."""
+    """Return how a function is called in messages and columns; a partial is called as what it binds."""
     return getattr(getattr(function, "func", function), "__name__", type(function).__name__)
 
 

@@ -151,7 +151,7 @@ def _kill(processes: Iterable[int]) -> None:
 
 
 def _is_tracker(process: int) -> bool:
-    """Whether a process runs multiprocessing's resource tracker; not once it has ended."""
+    """Return whether a process runs multiprocessing's resource tracker; not once it has ended."""
     try:
         return b"multiprocessing.resource_tracker" in Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
@@ -159,7 +159,7 @@ def _is_tracker(process: int) -> bool:
 
 
 def _alive(process: int) -> bool:
-    """Whether a process runs; one that was killed and not yet waited for does not."""
+    """Return whether a process runs; one that was killed and not yet waited for does not."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:

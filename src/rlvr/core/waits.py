@@ -96,7 +96,7 @@ def finished(
 
 
 def stacks() -> str:
-    """Where every thread is."""
+    """Return where every thread is."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
         f"thread {names.get(number, number)}:\n{''.join(traceback.format_stack(frame))}"

@@ -113,8 +113,8 @@ def as_code_row(row: Row, place: str) -> Row | None:
 
 
 def tests_of(graded: Any) -> dict[str, Any] | None:
-    """What a `ground_truth` of verl or open-instruct says about how programs are tried, or None where it is no such
-    thing."""
+    """Return what a `ground_truth` of verl or open-instruct says about how programs are tried, or None where it is no
+    such thing."""
     value = graded
     if isinstance(graded, str):
         if graded[:1] not in ("{", "["):
@@ -192,7 +192,7 @@ def _seconds_for(test: str) -> float | None:
 
 
 def _packages(tests: str) -> list[str] | None:
-    """What a data set's tests import: EvalPlus compares with numpy."""
+    """Return what a data set's tests import: EvalPlus compares with numpy."""
     if re.search(r"^(?:import|from) numpy\b", tests, re.MULTILINE):
         return ["numpy"]
     return None

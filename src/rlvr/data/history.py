@@ -76,7 +76,7 @@ class History:
         )
 
     def __len__(self) -> int:
-        """How many tasks were attempted."""
+        """Return how many tasks were attempted."""
         return len(self._rows)
 
     def __iter__(self) -> Iterator[str]:

@@ -25,7 +25,8 @@ class Parting:
 
 
 def differ(a: float, b: float, tolerance: float) -> bool:
-    """Whether two numbers are further apart than `tolerance` times the larger of them and 1; NaN is equal to NaN."""
+    """Return whether two numbers are further apart than `tolerance` times the larger of them and 1; NaN is equal to
+    NaN."""
     if math.isnan(a) or math.isnan(b):
         return math.isnan(a) != math.isnan(b)
     if a == b or math.isinf(a) or math.isinf(b):

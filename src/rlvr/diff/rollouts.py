@@ -48,7 +48,7 @@ def compare_rollouts(a: Path, b: Path, tolerance: float, notes: list[str]) -> Pa
 
 
 def _written(number: int, one: Recorded | None, other: Recorded | None, decode: tuple[Decode, Decode]) -> list[str]:
-    """How two rollouts differ in their tokens, in words; empty where they do not."""
+    """Return how two rollouts differ in their tokens, in words; empty where they do not."""
     if one is None or other is None:
         return [f"line {number}: one run has {number - 1} rollouts, the other more"]
     a = one.rollout
@@ -69,7 +69,7 @@ def _written(number: int, one: Recorded | None, other: Recorded | None, decode: 
 
 
 def _made_of_it(number: int, one: Recorded | None, other: Recorded | None, tolerance: float) -> list[str]:
-    """How two rollouts of the same tokens differ otherwise: log-probs, versions, stop reason, verdicts, columns,
+    """Return how two rollouts of the same tokens differ otherwise: log-probs, versions, stop reason, verdicts, columns,
     use."""
     assert one is not None and other is not None
     a = one.rollout

@@ -40,7 +40,7 @@ def compare_checkpoints(a: Path, b: Path, tolerance: float, notes: list[str]) ->
 
 
 def _parting(a: Tensors, b: Tensors, tolerance: float) -> list[str]:
-    """What differs between two sets of tensors, in words."""
+    """Return what differs between two sets of tensors, in words."""
     lines = [f"{name} is in one checkpoint only" for name in sorted(set(a) ^ set(b), key=_natural)[:3]]
     first = ""
     different = 0

@@ -65,7 +65,7 @@ class Manifest:
 
     @property
     def whole(self) -> bool:
-        """Whether it is as it was written."""
+        """Return whether it is as it was written."""
         return self.own == self._checksum()
 
     def _checksum(self) -> str:
@@ -167,7 +167,7 @@ def _older_usable(folder: Path, than: Path) -> Path | None:
 
 
 def why_unusable(path: Path) -> str | None:
-    """What is wrong with a checkpoint in words, None when it is whole and of this format."""
+    """Return what is wrong with a checkpoint in words, None when it is whole and of this format."""
     try:
         manifest = _manifest(path)
     except CheckpointError as error:
@@ -182,7 +182,7 @@ def why_unusable(path: Path) -> str | None:
 
 
 def _manifest(path: Path) -> Manifest:
-    """What `complete.json` says; CheckpointError in words that go on a sentence about the checkpoint."""
+    """Return what `complete.json` says; CheckpointError in words that go on a sentence about the checkpoint."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         if isinstance(manifest, dict) and manifest.get("format") == FORMAT:

@@ -163,7 +163,7 @@ class Writer:
 
     @property
     def state(self) -> str:
-        """What became of the last write, in words."""
+        """Return what became of the last write, in words."""
         if self._under_way is None:
             return "none written so far"
         if not self._under_way.done():

@@ -62,7 +62,8 @@ class DeepSpeedOptions(BackendFactory):
 
     @property
     def partitions(self) -> bool:
-        """Whether a rank alone has not all weights, so that no rank can compute or sample with them by itself."""
+        """Return whether a rank alone has not all weights, so that no rank can compute or sample with them by
+        itself."""
         return self.zero_stage == 3
 
     def open(self, policy: Policy, optimizer: SpecLike, world: World | None = None) -> DeepSpeedBackend:

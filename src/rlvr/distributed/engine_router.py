@@ -294,7 +294,7 @@ class _Link:
         threading.Thread(target=self._read, name=f"rlvr-router-{rank}", daemon=True).start()
 
     async def ask(self, request: Request) -> Completion:
-        """What the rank sampled."""
+        """Return what the rank sampled."""
         number = next(self._numbers)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Completion] = loop.create_future()

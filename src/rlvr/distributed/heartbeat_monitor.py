@@ -38,12 +38,12 @@ rank."""
 
 
 def heartbeat_key(rank: int) -> str:
-    """Where a rank's heartbeat is in the store."""
+    """Return where a rank's heartbeat is in the store."""
     return f"beat/{rank}"
 
 
 def failure_key(rank: int) -> str:
-    """Where a rank says in the store that it failed."""
+    """Return where a rank says in the store that it failed."""
     return f"failed/{rank}"
 
 
@@ -139,7 +139,7 @@ class HeartbeatMonitor:
                 return
 
     def _lost(self, silent: dict[int, float], stuck: float) -> LostRankError | None:
-        """What is wrong with the other ranks."""
+        """Return what is wrong with the other ranks."""
         where = f"while rank {self.rank} was at {self.place()} or in what follows it"
         for rank, text in sorted(self._failures.items()):
             return LostRankError(f"rank {rank} failed {where}: {text}")
@@ -163,8 +163,8 @@ class HeartbeatMonitor:
         )
 
     def _ends_alone(self, silent: dict[int, float], stuck: float) -> bool:
-        """Whether the main thread notices, and ends the process by itself; False where the lost rank came back. Does
-        not return where it does neither."""
+        """Return whether the main thread notices, and ends the process by itself; False where the lost rank came back.
+        Does not return where it does neither."""
         before = dict(self._heard), self._rounds
         raised = self._raised
         left = MARGIN
@@ -183,7 +183,7 @@ class HeartbeatMonitor:
         return True
 
     def _came_back(self, silent: dict[int, float], stuck: float, heard: dict[int, bytes], rounds: int) -> bool:
-        """Whether those who were silent have given a sign of life since."""
+        """Return whether those who were silent have given a sign of life since."""
         if stuck > self.heartbeat_timeout:
             return self._rounds != rounds
         return all(

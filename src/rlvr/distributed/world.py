@@ -84,7 +84,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which alone draws, verifies, decides, logs and writes."""
+        """Return whether this is rank 0, which alone draws, verifies, decides, logs and writes."""
         return self.rank == 0
 
     def _join(self) -> None:
@@ -240,7 +240,7 @@ class World:
             raise LostRankError(f"rank {rank} failed while rank {self.rank} waited for {what}: {said}")
 
     def failure(self, rank: int) -> str | None:
-        """What `rank` said when it failed."""
+        """Return what `rank` said when it failed."""
         if self._store.check([failure_key(rank)]):
             return self._store.get(failure_key(rank)).decode()
         return None

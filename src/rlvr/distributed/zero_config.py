@@ -74,7 +74,7 @@ def _ours(zero_stage: int, offload: Offload, bfloat16: bool, ranks: int) -> dict
 
 
 def _defaults(zero_stage: int, weights: int) -> dict[str, Any]:
-    """What a user's file may change."""
+    """Return what a user's file may change."""
     # DeepSpeed's own bucket is half a billion elements, whatever the model, and it is allocated at once.
     bucket = min(50_000_000, max(1 << 16, weights // 16))
     zero: dict[str, Any] = {

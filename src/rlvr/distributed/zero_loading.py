@@ -53,7 +53,7 @@ def partition(policy: Policy, world: World, config: dict[str, Any], dtype: torch
 
 
 def _tried(policy: Policy) -> tuple[bool, Packing]:
-    """What Policy tries, on the whole model in host memory, where some attention cannot be computed."""
+    """Return what Policy tries, on the whole model in host memory, where some attention cannot be computed."""
     model = policy.causal_lm
     kind = str(model.config._attn_implementation)
     if policy.device == policy.home or not kind.startswith("flash_attention"):

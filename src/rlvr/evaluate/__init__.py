@@ -230,8 +230,8 @@ def _run_folder(model: str) -> Path | None:
 
 
 def _of_run(folder: Path, verifier: str | None) -> dict[str, Any]:
-    """What of a run's configuration an evaluation goes by: as its last stage had it, with another verifier where one is
-    given.
+    """Return what of a run's configuration an evaluation goes by: as its last stage had it, with another verifier where
+    one is given.
 
     Neither the engine nor the device: an evaluation often runs on another machine. The model is the checkpoint's, with
     its adapter, so nothing is added to it.

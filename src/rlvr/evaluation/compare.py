@@ -57,7 +57,7 @@ def _difference(first: np.ndarray, second: np.ndarray, seed: int) -> dict[str, A
 
 
 def solved(task_result: TaskResult) -> bool:
-    """Whether any response to the task was correct."""
+    """Return whether any response to the task was correct."""
     return task_result.correct > 0 or task_result.greedy == 1.0
 
 

@@ -106,7 +106,7 @@ class Learner:
 
     @property
     def computed(self) -> UpdateFlops:
-        """What the passes of the last update computed on this rank, counted when it is asked for."""
+        """Return what the passes of the last update computed on this rank, counted when it is asked for."""
         return self.model_flops.of_update(self._passes_made)
 
     def _optimizer_step(self, work: Work, part: np.ndarray, lr: float, first: bool) -> dict[str, tuple[float, float]]:
@@ -231,7 +231,7 @@ class Learner:
         return 0.0 * forward(self.policy, rows, [LOGPROBS_WITH_GRADIENT])["logprobs", CURRENT].sum()
 
     def _prepass(self, work: Work, part: np.ndarray, first: bool) -> dict[str, PrepassResult]:
-        """What components that have to see the whole optimizer step make of it; one pass without gradient if any
+        """Return what components that have to see the whole optimizer step make of it; one pass without gradient if any
         does."""
         asking = work.objective.shown_the_step
         if not asking:

@@ -93,7 +93,8 @@ class ClippedPolicyLoss(Loss):
 
     @property
     def per_response(self) -> bool:
-        """Whether it needs one advantage per response: with one ratio for all tokens, only their mean has an effect."""
+        """Return whether it needs one advantage per response: with one ratio for all tokens, only their mean has an
+        effect."""
         return self.ratio in ("sequence", "geometric")
 
     def __call__(self, tokens: TokenBatch, over: Denominators) -> LossTerm:

@@ -52,7 +52,7 @@ class ChosenLikelihood(Loss):
 
     @property
     def shows_demonstrations(self) -> bool:
-        """Whether the tasks' demonstrations are to be put into the batch."""
+        """Return whether the tasks' demonstrations are to be put into the batch."""
         return self.on == "demonstrations"
 
     def weights(self, batch: Batch) -> list[np.ndarray]:

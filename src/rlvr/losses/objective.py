@@ -116,13 +116,13 @@ class Objective:
 
     @cached_property
     def proximal_statistics(self) -> tuple[Statistic, ...]:
-        """What components ask of the proximal policy beside its log-probs."""
+        """Return what components ask of the proximal policy beside its log-probs."""
         asked = {need.statistic for need in self.needs if need.model == PROXIMAL}
         return tuple(sorted(asked - {"logprobs"}))
 
     @property
     def recalls_update(self) -> bool:
-        """Whether later optimizer steps of a batch compare with the policy as it was when the update began.
+        """Return whether later optimizer steps of a batch compare with the policy as it was when the update began.
 
         A correction weighs by proximal over behaviour probability. Were the ratio of a later step taken to the
         behaviour policy, that weight would be 1 and the engine's gap would enter the ratio unbounded. So the ratio is
@@ -134,11 +134,11 @@ class Objective:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a component compares with the reference."""
+        """Return whether a component compares with the reference."""
         return any(need.model == REFERENCE for need in self.needs)
 
     def denominators(self, batch: Batch) -> dict[str, Denominators]:
-        """What each component averages over in `batch` (this rank's share of it)."""
+        """Return what each component averages over in `batch` (this rank's share of it)."""
         return {c.name: self._denominator(c, batch) for c in self.components}
 
     def _denominator(self, component: ObjectiveTerm, batch: Batch) -> Denominators:
@@ -198,7 +198,7 @@ class Averages:
             self.add(name, total, weight)
 
     def pairs(self) -> dict[str, tuple[float, float]]:
-        """What was gathered, to be sent to another rank."""
+        """Return what was gathered, to be sent to another rank."""
         return dict(self._pairs)
 
     def means(self) -> dict[str, float | None]:
@@ -210,7 +210,7 @@ class Averages:
 
 
 def is_maximum(name: str) -> bool:
-    """Whether values called `name` are combined by their maximum rather than their mean."""
+    """Return whether values called `name` are combined by their maximum rather than their mean."""
     return name.endswith(("/max", "_max"))
 
 

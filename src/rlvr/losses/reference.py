@@ -9,8 +9,8 @@ from rlvr.core.specs import SpecLike
 
 
 def compares_with_reference(algorithm: AlgorithmConfig) -> bool:
-    """Whether the loss, the KL penalty or a further term asks for the reference; the stage then keeps a copy of the
-    weights."""
+    """Return whether the loss, the KL penalty or a further term asks for the reference; the stage then keeps a copy of
+    the weights."""
     if algorithm.kl is not None and algorithm.kl.coef != 0.0:
         return True
     return reads_reference("loss", algorithm.loss) or any(
@@ -19,5 +19,5 @@ def compares_with_reference(algorithm: AlgorithmConfig) -> bool:
 
 
 def reads_reference(kind: str, spec: SpecLike) -> bool:
-    """Whether a loss as written declares a need of the reference."""
+    """Return whether a loss as written declares a need of the reference."""
     return any(need.model == REFERENCE for need in registry.build(kind, spec).needs)

@@ -204,7 +204,7 @@ def _squared_correlation(group: np.ndarray, first: np.ndarray, second: np.ndarra
 
 
 def staleness_metrics(batch: Batch, version: int) -> dict[str, float | None]:
-    """How many versions older than `version`, which trains, the weights were that sampled each token."""
+    """Return how many versions older than `version`, which trains, the weights were that sampled each token."""
     origin, _ = _origins(batch)
     versions = np.concatenate([r.policy_version for r in batch.rollouts] or [np.empty(0)])
     ages = version - versions[origin == Origin.POLICY]

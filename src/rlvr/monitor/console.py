@@ -123,7 +123,7 @@ class Console:
         self._say(_aligned(cells), cut=True)
 
     def _place(self) -> Cells:
-        """What the bar says on a terminal: the stage, step k/N, the time elapsed and left."""
+        """Return what the bar says on a terminal: the stage, step k/N, the time elapsed and left."""
         elapsed = time.monotonic() - self._began
         cells = {self._stage: f"{self._done}/{self._total or '?'}", "elapsed": duration(elapsed)}
         if self._total >= self._done > self._resumed:
@@ -216,7 +216,7 @@ class _Output(RichConsole):
 
 
 def _is_terminal(file: TextIO) -> bool:
-    """Whether a live display works there; colours that FORCE_COLOR asks for in a pipe are no terminal."""
+    """Return whether a live display works there; colours that FORCE_COLOR asks for in a pipe are no terminal."""
     return file.isatty() and RichConsole(file=file).is_interactive
 
 

@@ -18,7 +18,7 @@ Cells = dict[str, str]
 
 
 def step_cells(metrics: Mapping[str, Any], rewards: Sequence[float]) -> Cells:
-    """What one line says of a step; `rewards` are the mean rewards of the last steps, oldest first."""
+    """Return what one line says of a step; `rewards` are the mean rewards of the last steps, oldest first."""
     get = metrics.get
     cells: dict[str, str | None] = {"step": number(get("step"))}
     if get("reward/mean") is None:

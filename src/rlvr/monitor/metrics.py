@@ -31,7 +31,7 @@ class Metric:
 
     @property
     def of_the_clock(self) -> bool:
-        """Whether two runs of the same seed differ in it."""
+        """Return whether two runs of the same seed differ in it."""
         return self.clocked or self.unit in ("seconds", "tokens/s", "GB/s", "GiB")
 
 
@@ -231,7 +231,7 @@ FAMILIES: dict[str, Metric] = {
 
 
 def metric_of(name: str) -> Metric | None:
-    """What a key of metrics.jsonl is, by itself or as a member of a family; None for one of another version."""
+    """Return what a key of metrics.jsonl is, by itself or as a member of a family; None for one of another version."""
     family = next((metric for prefix, metric in FAMILIES.items() if name.startswith(prefix)), None)
     return METRICS.get(name, family)
 

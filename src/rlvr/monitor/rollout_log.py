@@ -73,7 +73,7 @@ class RolloutLog:
         self._under_way: Future[Path | None] | None = None
 
     def due(self, step: int) -> bool:
-        """Whether `step` is one that is written."""
+        """Return whether `step` is one that is written."""
         return self.every > 0 and step % self.every == 0
 
     def write(
@@ -251,7 +251,7 @@ def _finite(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON lacks, which an answer or info may hold: an array is written as a list, the rest as its text."""
+    """Return what JSON lacks, which an answer or info may hold: an array is written as a list, the rest as its text."""
     if hasattr(value, "tolist"):
         return value.tolist()
     return str(value)

@@ -123,7 +123,7 @@ class Way:
 
     @property
     def casts(self) -> bool:
-        """Whether autocast copies the weights that train to the type computed in."""
+        """Return whether autocast copies the weights that train to the type computed in."""
         return self.weights != self.compute
 
 

@@ -65,7 +65,7 @@ class EngineMemory:
 
 
 def shares_weights(options: Any, config: Config) -> bool:
-    """Whether the engine samples with the trainer's own weights."""
+    """Return whether the engine samples with the trainer's own weights."""
     embedded = isinstance(options, HFEngineOptions | RecordedOptions)
     return embedded and not options.copy_weights and not config.rollout.staleness
 
@@ -144,7 +144,8 @@ def cached_bytes(shape: Shape, length: int, in_flight: int) -> float:
 
 
 def _in_vllm(options: CommonSettings, shape: Shape, config: Config, devices: Devices, longest: int) -> StageContext:
-    """What one copy of the model has to have on each of its devices: weights, and the cache of one longest sequence."""
+    """Return what one copy of the model has to have on each of its devices: weights, and the cache of one longest
+    sequence."""
     split = options.tensor_parallel_size
     width = torch.finfo(dtype_of(config.model)).bits // 8
     length = options.max_model_len or longest

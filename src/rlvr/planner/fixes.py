@@ -211,7 +211,7 @@ def _plans(planner: Planner, stages: Stages, devices: Devices) -> list[Plan] | N
 
 
 def _allowed(config: Config) -> bool:
-    """Whether the backend takes these settings together (rlvr.config.updating, rlvr.distributed.deepspeed,
+    """Return whether the backend takes these settings together (rlvr.config.updating, rlvr.distributed.deepspeed,
     rlvr.policy.loading)."""
     distributed = config.distributed
     backend = distributed.backend_spec

@@ -58,7 +58,7 @@ def micro_batch_bytes(
 
 
 def way_of(model: ModelConfig, deepspeed: bool = False) -> Way:
-    """How the decoder of `model` computes in an update."""
+    """Return how the decoder of `model` computes in an update."""
     compute = dtype_of(model)
     return Way(
         compute=compute,

@@ -144,7 +144,7 @@ def micro_batch_tokens(shape: Shape, config: Config, ranks: int, sampled: bool) 
 
 
 def keeps_reference(stage: StagePlan) -> bool:
-    """Whether the stage keeps a copy of the weights to compare with."""
+    """Return whether the stage keeps a copy of the weights to compare with."""
     if stage.kind != "sft":
         return compares_with_reference(stage.config.algorithm)
     loss = stage.options.get("loss", "likelihood")

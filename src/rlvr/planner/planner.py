@@ -110,7 +110,7 @@ class Planner:
         return _set_tokens(stages, 1)  # a micro-batch has at least one sequence
 
     def _keeps_busy(self, before: Sequence[StagePlan], found: Sequence[StagePlan], devices: Devices | None) -> bool:
-        """Whether the micro-batches chosen are large enough for the device."""
+        """Return whether the micro-batches chosen are large enough for the device."""
         if not self.devices.on_gpu:
             return True
         whole = self.plans(before, devices)

@@ -193,7 +193,7 @@ def _undescribed(config: Config, planner: Planner, error: Exception) -> RunPlan:
 
 
 def _tokens(written: list[StagePlan], resolved: list[StagePlan]) -> int | None:
-    """What was chosen for the stages that leave it open: the same for all."""
+    """Return what was chosen for the stages that leave it open: the same for all."""
     for before, after in zip(written, resolved, strict=True):
         if before.config.optim.micro_batch_tokens == "auto":
             return token_limit(after.config.optim)

@@ -71,7 +71,7 @@ class TrainerMemory:
 
     @property
     def casts(self) -> bool:
-        """Whether passes copy the weights that train to bfloat16, by autocast."""
+        """Return whether passes copy the weights that train to bfloat16, by autocast."""
         return self.bfloat16 and not self.stage
 
     def _zero(self) -> dict[str, float]:
@@ -106,7 +106,7 @@ class TrainerMemory:
         return here / self.ranks
 
     def _away(self, phase: str) -> bool:
-        """Whether what only the optimizer reads is in host memory. On a CPU that is the same memory."""
+        """Return whether what only the optimizer reads is in host memory. On a CPU that is the same memory."""
         moved = self.offload_during_rollout and phase != STEP
         return self.on_gpu and (moved or self.offload != "none")
 
@@ -214,7 +214,7 @@ class TrainerMemory:
         return {"gathered weights": self.width * min(whole + head, self.shape.parameters)}
 
     def published(self) -> StageContext:
-        """What is made of the weights to send them, in the type computed in: a bucket, or the largest."""
+        """Return what is made of the weights to send them, in the type computed in: a bucket, or the largest."""
         width = 2 if self.bfloat16 else 4
         return {"weights on their way": max(BUCKET_BYTES, width * self.shape.largest)}
 
@@ -222,7 +222,7 @@ class TrainerMemory:
 def trainer_memory(
     shape: Shape, config: Config, ranks: int, on_gpu: bool, bfloat16: bool, reference: bool, frees_gradients: bool
 ) -> TrainerMemory:
-    """How the stage of `config` trains on each of so many ranks."""
+    """Return how the stage of `config` trains on each of so many ranks."""
     backend = registry.build("backend", config.distributed.backend_spec)
     if isinstance(backend, DeepSpeedOptions):
         zero = backend

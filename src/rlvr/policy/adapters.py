@@ -60,7 +60,7 @@ def no_false_alarms() -> Iterator[None]:
 
 
 def is_adapter(model: Any) -> bool:
-    """Whether `model` is a peft model."""
+    """Return whether `model` is a peft model."""
     return hasattr(model, "peft_config") and hasattr(model, "merge_and_unload")
 
 

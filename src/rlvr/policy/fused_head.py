@@ -108,12 +108,12 @@ class Plan:
 
     @property
     def last_factor(self) -> float:
-        """What a tile is multiplied by last, before it is divided by the temperatures."""
+        """Return what a tile is multiplied by last, before it is divided by the temperatures."""
         return self.scale if self.cap is None else self.cap
 
     @property
     def top(self) -> int:
-        """How many of the largest logits are followed."""
+        """Return how many of the largest logits are followed."""
         return max(self.top_k if TOP in self.asked else 0, int(self.asked.get(MAXIMUM, False)))
 
     @property
@@ -123,7 +123,7 @@ class Plan:
 
 
 def fits(tokens: int, plan: Plan) -> bool:
-    """Whether the logits are one tile that is kept."""
+    """Return whether the logits are one tile that is kept."""
     return tokens * plan.vocabulary <= KEEP and plan.cap is None
 
 
@@ -249,7 +249,7 @@ class Running:
 
 
 def _anchor(largest: torch.Tensor) -> torch.Tensor:
-    """What logits are taken relative to: the largest, or a finite number where all are minus infinity."""
+    """Return what logits are taken relative to: the largest, or a finite number where all are minus infinity."""
     return largest.clamp(min=torch.finfo(largest.dtype).min)
 
 
@@ -420,7 +420,7 @@ def _gradients(
 
 
 def _sums(into: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Where a tile's gradients of the weights are summed: in place, or beside it where it is less precise."""
+    """Return where a tile's gradients of the weights are summed: in place, or beside it where it is less precise."""
     if into.dtype == dtype:
         return into
     return torch.zeros_like(into, dtype=dtype)

@@ -102,7 +102,7 @@ class Policy:
 
     @cached_property
     def packing(self) -> Packing:
-        """Whether the model computes packed rows and shared prefixes, tried on a few tokens."""
+        """Return whether the model computes packed rows and shared prefixes, tried on a few tokens."""
         with torch.no_grad(), self.evaluating():
             return try_packing(self.causal_lm, self.hidden_states, 1e-3 if self.dtype == torch.float32 else 5e-2)
 
@@ -164,7 +164,7 @@ class Policy:
 
     @cached_property
     def head_is_enough(self) -> bool:
-        """Whether decoder and head give the model's own logits, tried on a few tokens."""
+        """Return whether decoder and head give the model's own logits, tried on a few tokens."""
         ids = torch.arange(4, device=self.device)[None] % self.causal_lm.config.get_text_config().vocab_size
         positions = torch.arange(4, device=self.device)[None]
         with torch.no_grad(), self.evaluating():

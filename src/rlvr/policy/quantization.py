@@ -16,7 +16,7 @@ from rlvr.policy.foreign import foreign
 
 
 def quantizing(dtype: torch.dtype) -> Any:
-    """What transformers needs to load weights in 4 bits: NF4, its constants quantised again. ConfigError without
+    """Return what transformers needs to load weights in 4 bits: NF4, its constants quantised again. ConfigError without
     bitsandbytes."""
     try:
         import bitsandbytes  # noqa: F401
@@ -40,7 +40,7 @@ def exact(model: Any) -> None:
 
 
 def is_quantized(weight: Any) -> bool:
-    """Whether a parameter holds a weight in 4 bits."""
+    """Return whether a parameter holds a weight in 4 bits."""
     return _state(weight) is not None
 
 
@@ -50,7 +50,7 @@ def _state(weight: Any) -> Any:
 
 
 def has_quantized(model: Any) -> bool:
-    """Whether any of a model's weights is in 4 bits."""
+    """Return whether any of a model's weights is in 4 bits."""
     return any(map(is_quantized, model.parameters()))
 
 

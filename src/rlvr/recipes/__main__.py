@@ -74,7 +74,7 @@ def _shown(paper: Paper) -> str:
 
 
 def _diff(paper: Paper) -> str:
-    """What the resolved configuration changes of a GRPO run with the same model, data and sizes."""
+    """Return what the resolved configuration changes of a GRPO run with the same model, data and sizes."""
     own = paper.config.dump()
     kept = ("run", "model", "data", "distributed", "evaluation", "checkpoint", "logging")
     plain = {name: own[name] for name in kept} | {"optim": {"lr": own["optim"]["lr"]}}

@@ -75,7 +75,7 @@ class Change:
 
 
 def change(before: Batch, after: Batch, advantages: tuple[np.ndarray, np.ndarray]) -> Change:
-    """What differs between two scorings of the same rollouts, both with the column `reward`."""
+    """Return what differs between two scorings of the same rollouts, both with the column `reward`."""
     verdicts = [flip(one.verdict, other.verdict) for one, other in zip(before.rollouts, after.rollouts, strict=True)]
     rewards = [before.column("reward"), after.column("reward")]
     a, b = advantages

@@ -100,7 +100,7 @@ def _by_step(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _findings(run: RunData) -> list[Finding]:
-    """What the run's monitors said; for a run from before there were monitors, what they would have said."""
+    """Return what the run's monitors said; for a run from before there were monitors, what they would have said."""
     file = run.path / "health.jsonl"
     if file.is_file():
         found = []

@@ -101,7 +101,7 @@ def _length(row: Mapping[str, Any]) -> int:
 
 
 def _shown(row: Mapping[str, Any], step: int, decode: Any) -> dict[str, Any]:
-    """What the page holds of a rollout. Numbers of tokens are in thousandths, None where unknown."""
+    """Return what the page holds of a rollout. Numbers of tokens are in thousandths, None where unknown."""
     task = row["task"]
     columns = row.get("columns", {})
     tokens = row.get("tokens", {})

@@ -303,7 +303,7 @@ def _applies(term: Term, batch: Batch) -> np.ndarray:
 
 
 def _on_sources(batch: Batch, term: Term) -> np.ndarray:
-    """What the term adds: 0 on tasks of other sources, where its columns are NaN."""
+    """Return what the term adds: 0 on tasks of other sources, where its columns are NaN."""
     on = _applies(term, batch)
     part = batch.select(np.flatnonzero(on))
     before = set(part.columns)

@@ -254,7 +254,7 @@ def proven(policy: Policy) -> Steps:
 
 
 def _kind(layer: Any) -> Any:
-    """What distinguishes a layer from others, but for its weights and its number."""
+    """Return what distinguishes a layer from others, but for its weights and its number."""
     parts = (layer, layer.self_attn, layer.mlp)
     plain = [{k: v for k, v in vars(m).items() if isinstance(v, (bool, int, float, str))} for m in parts]
     shapes = tuple((name, tuple(p.shape)) for name, p in layer.named_parameters())

@@ -128,7 +128,7 @@ class Engine(Protocol):
 
     @property
     def shares_weights(self) -> bool:
-        """Whether it computes with the trainer's own tensors, so that publishing moves nothing."""
+        """Return whether it computes with the trainer's own tensors, so that publishing moves nothing."""
         ...
 
     @property

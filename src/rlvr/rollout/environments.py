@@ -97,7 +97,8 @@ class EpisodeCalls:
         self._lost: str | None = None
 
     async def reply(self, text: str) -> str | None:
-        """What the environment answers to a turn, `error: ...` for its own trouble; None when the rollout is over.
+        """Return what the environment answers to a turn, `error: ...` for its own trouble; None when the rollout is
+        over.
 
         An environment that remembers is begun with the first turn. After a call past the time limit or an error in
         `begin` it is not called again, since nobody knows what it did: every further reply is the same error.

@@ -270,7 +270,7 @@ class HFEngine:
         return rows
 
     def _at_stop_string(self, rows: Rows, i: int) -> bool:
-        """Whether row i's text ends inside or with one of its stop strings that the newest token completed."""
+        """Return whether row i's text ends inside or with one of its stop strings that the newest token completed."""
         stop = rows.rows[i].request.sampling.stop
         count = int(rows.count[i])
         longest = max(len(s.encode()) for s in stop)

@@ -159,11 +159,12 @@ class RolloutContext:
             return await self.verification.verify_group(rollouts)
 
     def by_group(self, task: Task) -> bool:
-        """Whether the verifier of a task wants a group together (`verify` then judges a rollout as a group of one)."""
+        """Return whether the verifier of a task wants a group together (`verify` then judges a rollout as a group of
+        one)."""
         return self.verification.by_group(task)
 
     def same_answer(self, task: Task, first: str, second: str) -> bool:
-        """Whether two extracted answers to a task are the same, as its verifier sees it."""
+        """Return whether two extracted answers to a task are the same, as its verifier sees it."""
         return self.verification.same_answer(task, first, second)
 
     def encode(self, task: Task) -> tuple[int, ...]:
@@ -415,7 +416,7 @@ def make_rollout(draw: Draw, member: int, request: Request, completion: Completi
 
 
 def evaluation_plan(spec: SpecLike) -> Plan:
-    """What evaluation samples with where a stage samples with the plan `spec`: that plan itself where it says that it
-    is `independent`, which means `group_size` independent rollouts of every draw; otherwise `single_turn`."""
+    """Return what evaluation samples with where a stage samples with the plan `spec`: that plan itself where it says
+    that it is `independent`, which means `group_size` independent rollouts of every draw; otherwise `single_turn`."""
     plan: RolloutPlan = registry.build("plan", spec)
     return plan if plan.independent else SingleTurn()

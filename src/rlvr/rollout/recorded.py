@@ -53,7 +53,7 @@ class RecordedOptions(EngineFactory):
 
 
 def copied_weights(run: str | Path) -> bool:
-    """Whether the engine of a run had weights of its own."""
+    """Return whether the engine of a run had weights of its own."""
     section = recorded_config(run).get("rollout")
     engine = ComponentSpec.parse((section if isinstance(section, dict) else {}).get("engine") or "hf")
     copies = engine.options.get("copy_weights")
@@ -85,7 +85,7 @@ class Recording:
             self._check_tokenizer(self._files[first])
 
     def read(self, step: int) -> StepRollouts:
-        """What was collected for a step. DataError, with file and line, for what cannot be trained on."""
+        """Return what was collected for a step. DataError, with file and line, for what cannot be trained on."""
         path = self._files[step]
         rows = [row for row in read_recorded(path) if row.use != "added"]
         for row in rows:

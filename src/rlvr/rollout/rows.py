@@ -255,8 +255,8 @@ def _inverse_cdf(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Te
 
 
 def _first_past(mass: torch.Tensor, share: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Where the running sum of `mass` [R, n] first exceeds `share` [R] of its total, that share of it, each [R, 1], and
-    the sum. An entry of mass 0 is never the first: the sum does not grow there."""
+    """Return where the running sum of `mass` [R, n] first exceeds `share` [R] of its total, that share of it, each [R,
+    1], and the sum. An entry of mass 0 is never the first: the sum does not grow there."""
     cumulative = mass.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     # Rounding may take the product to the total itself: the last entry that has mass is then meant.

@@ -55,14 +55,14 @@ class Source:
 
     @property
     def is_made(self) -> bool:
-        """Whether it takes memory beside what it is made of: a sum, the dense value of a weight in 4 bits, or a
+        """Return whether it takes memory beside what it is made of: a sum, the dense value of a weight in 4 bits, or a
         parameter of which ranks have parts."""
         first = self.parameters[0]
         return len(self.parameters) > 1 or is_quantized(first) or hasattr(first, "ds_id")
 
 
 def has_parts(policy: Policy) -> bool:
-    """Whether ranks have parts of the weights (ZeRO-3), so that all of them have to go through `named_weights`
+    """Return whether ranks have parts of the weights (ZeRO-3), so that all of them have to go through `named_weights`
     together."""
     return any(hasattr(parameter, "ds_id") for parameter in policy.model.parameters())
 
@@ -139,7 +139,7 @@ def named_weights(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def described(policy: Policy, merged: bool = True) -> list[Description]:
-    """What `in_wire_dtype` of `weight_buckets` gives, from shapes alone: nothing is gathered or merged."""
+    """Return what `in_wire_dtype` of `weight_buckets` gives, from shapes alone: nothing is gathered or merged."""
     return [
         Description(source.name, wire_dtype(source.dtype, len(source.shape), policy.dtype), source.shape)
         for source in sources(policy, merged)

@@ -107,7 +107,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints are."""
+        """Return where checkpoints are."""
         return self.path / "checkpoints"
 
     def keep_evaluation(self, row: dict[str, Any], task_results: Sequence[TaskResult]) -> None:

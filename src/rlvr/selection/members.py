@@ -53,7 +53,7 @@ class BestWorst(Selector):
 
     @property
     def after(self) -> bool:
-        """Whether it reads advantages."""
+        """Return whether it reads advantages."""
         return self.column == "advantage"
 
     def __call__(self, batch: Batch) -> np.ndarray:

@@ -51,7 +51,7 @@ class StageContext:
     """Whether this is the rank that warns."""
 
     def means(self, sampling: Sampling) -> RolloutContext:
-        """What a plan works with under this sampling, by the name of the version before."""
+        """Return what a plan works with under this sampling, by the name of the version before."""
         text = "Parts.means(sampling) is now Stage.rollout_context_at(step): the old name goes with the next version"
         warnings.warn(text, FutureWarning, stacklevel=2)
         return dataclasses.replace(self.rollout_context, sampling=sampling)
@@ -121,7 +121,7 @@ class Stage(Component):
         return learning_rate(self.config.optim, step, self.steps)
 
     def rollout_context_at(self, step: int) -> RolloutContext:
-        """What a plan works with in a step of the stage, counted from 0."""
+        """Return what a plan works with in a step of the stage, counted from 0."""
         return dataclasses.replace(self.context.rollout_context, sampling=sampling_of(self, step))
 
     @abstractmethod
@@ -146,11 +146,11 @@ class Stage(Component):
 
     @abstractmethod
     def objective(self) -> Objective:
-        """What is optimised, with schedules still in it."""
+        """Return what is optimised, with schedules still in it."""
 
     @property
     def keeps_reference(self) -> bool:
-        """Whether a component of the objective asks for the reference."""
+        """Return whether a component of the objective asks for the reference."""
         return self.objective().needs_reference
 
     def too_long(self, length: int, shown: int) -> str | None:
@@ -175,7 +175,7 @@ class Stage(Component):
 
     @property
     def reference_follows(self) -> bool:
-        """Whether the reference is a moving average of the policy."""
+        """Return whether the reference is a moving average of the policy."""
         renewal = self.objective().renewal
         return renewal is not None and renewal.mix < 1
 
@@ -238,7 +238,7 @@ class Stage(Component):
             controller.observe(metrics)
 
     def draws_state(self) -> dict[str, Any]:
-        """Where drawing stands."""
+        """Return where drawing stands."""
         return self.sampler.state_dict()
 
     def load_draws_state(self, state: dict[str, Any]) -> None:

@@ -107,7 +107,7 @@ class SFTStage(Stage):
 
 
 def _component(plan: StagePlan, loss: ComponentSpec, average: Average) -> ObjectiveTerm:
-    """What is learned from demonstrations. ConfigError for a loss that compares or chooses responses."""
+    """Return what is learned from demonstrations. ConfigError for a loss that compares or chooses responses."""
     if loss == LIKELIHOOD:
         return ObjectiveTerm("likelihood", LikelihoodLoss(average), "likelihood")
     piece = registry.build("auxiliary", loss)

@@ -163,7 +163,7 @@ def find_answer(text: str, methods: Sequence[Method] = METHODS, fallback: Fallba
 
 
 def final_text(completion: str, think_opened_by_prompt: bool = False) -> str | None:
-    """What the assistant's own turn says after its reasoning; None where it is still thinking."""
+    """Return what the assistant's own turn says after its reasoning; None where it is still thinking."""
     text = after_reasoning(own_turn(completion), think_opened_by_prompt)
     return text if text is None else text[-TAIL:]
 
@@ -181,7 +181,7 @@ def own_turn(completion: str) -> str:
 
 
 def after_reasoning(completion: str, think_opened_by_prompt: bool = False) -> str | None:
-    """What comes after the last closed reasoning block; None where the completion is still thinking."""
+    """Return what comes after the last closed reasoning block; None where the completion is still thinking."""
     opened = max(completion.rfind(mark) for mark, _ in _REASONING)
     closed, end = max((completion.rfind(mark), len(mark)) for _, mark in _REASONING)
     if opened > closed or (think_opened_by_prompt and closed < 0):
@@ -315,7 +315,7 @@ def _as_written(number: re.Match[str]) -> str:
 
 
 def _is_bare(text: str) -> bool:
-    """Whether the text is a formula or a number without delimiters: one short line without words."""
+    """Return whether the text is a formula or a number without delimiters: one short line without words."""
     delimited = "$" in text.strip("$") or "\\[" in text or "\\(" in text
     return (
         len(text) <= 200
@@ -510,7 +510,7 @@ class ExactVerifier(AnswerVerifier):
         return self._key(first) == self._key(second)
 
     def _key(self, text: str) -> str:
-        """What two equal answers share."""
+        """Return what two equal answers share."""
         if self.unicode:
             text = unicodedata.normalize("NFKC", text)
         if self.casefold:

@@ -84,7 +84,7 @@ class Verifier(Component):
         return None
 
     def cache_key(self, task: Task, completion: str) -> Hashable | None:
-        """What the verdict is a function of, such as (gold, extracted answer); None (the default): it is not
+        """Return what the verdict is a function of, such as (gold, extracted answer); None (the default): it is not
         remembered.
 
         Asked for after `quick`, in the caller's thread, so it takes linear time and evaluates nothing.
@@ -96,7 +96,8 @@ class Verifier(Component):
         return
 
     def check_task(self, task: Task) -> str | None:
-        """What is wrong with the task (a gold answer that cannot be parsed, say), or None. Called before training."""
+        """Return what is wrong with the task (a gold answer that cannot be parsed, say), or None. Called before
+        training."""
         return None
 
     def judge_of(self, task: Task) -> Verifier:
@@ -104,7 +105,7 @@ class Verifier(Component):
         return self
 
     def same_answer(self, first: str, second: str) -> bool:
-        """Whether two extracted answers are the same (votes, maj@k)."""
+        """Return whether two extracted answers are the same (votes, maj@k)."""
         return first.strip() == second.strip()
 
 
@@ -178,7 +179,7 @@ class FunctionVerifier(Verifier):
 
 
 def is_coroutine(function: Any) -> bool:
-    """Whether a function, a partial or an object that is called like one is asynchronous."""
+    """Return whether a function, a partial or an object that is called like one is asynchronous."""
     function = inspect.unwrap(function)
     function = getattr(function, "func", function)
     called = getattr(function, "__call__", None)  # noqa: B004
@@ -186,7 +187,7 @@ def is_coroutine(function: Any) -> bool:
 
 
 def _may_hold_state(value: Any, within: frozenset[int] = frozenset()) -> bool:
-    """Whether a callable carries something that a copy of it in another process would not share."""
+    """Return whether a callable carries something that a copy of it in another process would not share."""
     if value is None or isinstance(value, _CONSTANT) or id(value) in within:
         return False
     parts: Sequence[Any]
@@ -205,13 +206,13 @@ def _may_hold_state(value: Any, within: frozenset[int] = frozenset()) -> bool:
 
 
 def display_name(verifier: Verifier) -> str:
-    """How a verifier is called in messages and columns."""
+    """Return how a verifier is called in messages and columns."""
     return verifier.name
 
 
 def as_verdict(result: Any, name: str) -> Verdict:
-    """What a verifier or a plain function returned, as a Verdict; nonsense becomes an undecided verdict that says
-    so."""
+    """Return what a verifier or a plain function returned, as a Verdict; nonsense becomes an undecided verdict that
+    says so."""
     if isinstance(result, Verdict):
         return result
     result = score_of(result)
@@ -226,7 +227,8 @@ def as_verdict(result: Any, name: str) -> Verdict:
 
 
 def as_verdicts(result: Any, name: str, count: int) -> list[Verdict]:
-    """What a verifier returned for `count` completions; anything but a list of that length leaves all undecided."""
+    """Return what a verifier returned for `count` completions; anything but a list of that length leaves all
+    undecided."""
     try:
         if isinstance(result, (str, bytes, Mapping)):
             raise TypeError

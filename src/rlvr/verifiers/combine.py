@@ -119,7 +119,7 @@ class CombineVerifier(Verifier):
         return self.verifiers[label].judge_of(task)
 
     def same_answer(self, first: str, second: str) -> bool:
-        """Whether some part holds the two for the same."""
+        """Return whether some part holds the two for the same."""
         return any(part.same_answer(first, second) for part in self.verifiers.values())
 
     async def _judge(self, labels: Sequence[str], verify: Verify) -> dict[str, Verdict]:
@@ -251,7 +251,7 @@ def _part(written: Any) -> tuple[str, Verifier, float | None]:
 
 
 def _name(part: Any) -> str:
-    """What a part is called where it has no key: its written name, or that of its function or class."""
+    """Return what a part is called where it has no key: its written name, or that of its function or class."""
     if isinstance(part, str):
         return part.rpartition(":")[2]
     if isinstance(part, Verifier):

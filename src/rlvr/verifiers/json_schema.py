@@ -194,7 +194,7 @@ def _as_json(answer: Any) -> Any:
 
 
 def _misfit(schema: Any, formats: bool, document: Any) -> str | None:
-    """Where and why the document does not fit the (checked) schema, or None."""
+    """Return where and why the document does not fit the (checked) schema, or None."""
     from referencing.exceptions import Unresolvable
 
     try:
@@ -229,7 +229,7 @@ def _validator(schema: str, formats: bool) -> Any:
 
 
 def _schema_problem(schema: Any, formats: bool) -> str | None:
-    """What is wrong with a schema, or None; found before training."""
+    """Return what is wrong with a schema, or None; found before training."""
     if not isinstance(schema, (dict, bool)):
         return f"a JSON schema is a mapping, not {type(schema).__name__}"
     try:

@@ -31,13 +31,13 @@ class Monitor(ABC):
     """The verdict status that its examples have, where it shows completions."""
 
     def entry(self, row: Mapping[str, Any]) -> tuple[float, ...] | None:
-        """What a step's record says of the metrics, or None where one of them was not computed."""
+        """Return what a step's record says of the metrics, or None where one of them was not computed."""
         values = tuple(row.get(name) for name in self.reads)
         return None if None in values else values  # type: ignore[return-value]
 
     @abstractmethod
     def look(self, series: Series) -> Trouble | None:
-        """What is wrong after the newest step."""
+        """Return what is wrong after the newest step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Sustained(Monitor):
     steps: int = 5
 
     def look(self, series: Series) -> Trouble | None:
-        """Whether the newest `steps` steps are all bad; since the first of them."""
+        """Return whether the newest `steps` steps are all bad; since the first of them."""
         entries = series.last(self.steps)
         if len(entries) < self.steps or not all(self.bad(*entry.values) for entry in entries):
             return None
@@ -183,7 +183,7 @@ class Dominating(Monitor):
         return None
 
     def look(self, series: Series) -> Trouble | None:
-        """Whether it held at each of the newest steps."""
+        """Return whether it held at each of the newest steps."""
         entries = series.last(self.steps)
         if len(entries) < self.steps or any(e.values[0] < self.share or e.values[1] > 0.5 for e in entries):
             return None

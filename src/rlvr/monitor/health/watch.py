@@ -52,7 +52,7 @@ class Watch:
         self._seen = 0
 
     def look(self, rows: Sequence[Mapping[str, Any]], batch: Batch | None = None) -> list[Finding]:
-        """What is new after the newest of the run's `rows`; `batch` is that step's, for examples."""
+        """Return what is new after the newest of the run's `rows`; `batch` is that step's, for examples."""
         found: list[Finding] = []
         for row in rows[self._seen :]:
             found = self._step(row)

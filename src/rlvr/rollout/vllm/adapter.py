@@ -40,7 +40,7 @@ class Adapter:
 
     @property
     def name(self) -> str:
-        """What servers call it; no other run's is called the same."""
+        """Return what servers call it; no other run's is called the same."""
         return f"{self.path.parent.name}-{self.number}"
 
 

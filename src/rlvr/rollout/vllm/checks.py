@@ -66,7 +66,7 @@ async def check_server(client: Client, policy: Policy, options: ServerSettings, 
 def _differs(
     settings: Mapping[str, Any], model: Mapping[str, Any], policy: Policy, options: ServerSettings, transfer: str
 ) -> str | None:
-    """What does not fit in a server's settings and model, in words."""
+    """Return what does not fit in a server's settings and model, in words."""
     ours = policy.causal_lm.config.get_text_config().to_dict()
     for key, theirs in model.items():
         if key in ours and theirs != ours[key]:

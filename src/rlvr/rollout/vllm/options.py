@@ -33,7 +33,7 @@ class VLLMOptions(EngineSettings):
 
     @property
     def per_rank(self) -> bool:
-        """Whether every rank has one, beside its policy."""
+        """Return whether every rank has one, beside its policy."""
         return self.tensor_parallel_size == 1
 
     def open(self, policy: Policy, in_flight: InFlight | None = None) -> VLLMEngine:

@@ -93,7 +93,7 @@ class Server:
                 self._done = []
 
     def _may_step(self) -> bool:
-        """Whether there is something to compute; not with half of the new weights."""
+        """Return whether there is something to compute; not with half of the new weights."""
         return not self._updating and self.engine.has_unfinished_requests()
 
     def _step(self) -> None:
@@ -164,7 +164,7 @@ class Server:
 
 
 def _answer(output: Any) -> Answer:
-    """What a finished request sampled."""
+    """Return what a finished request sampled."""
     sampled = output.outputs[0]
     return Answer(
         token_ids=list(sampled.token_ids),

@@ -102,9 +102,9 @@ class WorkerExtension:
         return {key: config[key] for key in keys if key in config}
 
     def rlvr_weights(self, shapes: dict[str, list[int]]) -> dict[str, Any]:
-        """What this worker holds: `checksums` by Hugging Face name, None where it cannot be told (a weight that was
-        packed for its kernel, split over workers or quantised); `unreached`: parameters that the last update left as
-        they were."""
+        """Return what this worker holds: `checksums` by Hugging Face name, None where it cannot be told (a weight that
+        was packed for its kernel, split over workers or quantised); `unreached`: parameters that the last update left
+        as they were."""
         model = self.model_runner.get_model()
         mine = dict(model.named_parameters(remove_duplicate=False))
         packed = getattr(model, "packed_modules_mapping", {})

@@ -385,7 +385,7 @@ class VLLMServerEngine:
         return [result for result in results if not isinstance(result, Exception)]
 
     def _is_current(self, answer: Answer) -> bool:
-        """Whether an answer's tokens are all of versions that were published, up to the one being published."""
+        """Return whether an answer's tokens are all of versions that were published, up to the one being published."""
         labels = [version for version, _, _ in answer.versions]
         return bool(labels) and all(label.isdigit() and int(label) <= self._newest for label in labels)
 

@@ -129,7 +129,7 @@ def _send(weights: Weights, call: Call, write: Callable[[Bucket], dict[str, Any]
 
 
 def _layout(bucket: Bucket) -> tuple[dict[str, Any], int]:
-    """Where the tensors of a bucket are in its memory, and how much that is."""
+    """Return where the tensors of a bucket are in its memory, and how much that is."""
     offsets = []
     size = 0
     for _, tensor in bucket:

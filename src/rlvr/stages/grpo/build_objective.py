@@ -63,7 +63,7 @@ def build_objective(plan: StagePlan, shares_weights: bool) -> Objective:
 
 
 def build_penalty(algorithm: AlgorithmConfig) -> ReferencePenalty | None:
-    """What takes the divergence from the reference from rewards or advantages; None where nothing does."""
+    """Return what takes the divergence from the reference from rewards or advantages; None where nothing does."""
     kl = algorithm.kl
     if kl is None or kl.coef == 0.0 or kl.where == "loss":
         return None

@@ -119,8 +119,8 @@ class GRPOStage(Stage):
         self.supply.load_state_dict(state)
 
     def has_signal(self, rollouts: list[Rollout]) -> bool:
-        """Whether the rewards of any group among the rollouts of one draw differ. Values its baseline too, so that the
-        thread that trains has no function left to call."""
+        """Return whether the rewards of any group among the rollouts of one draw differ. Values its baseline too, so
+        that the thread that trains has no function left to call."""
         self._call_plain(rollouts)
         trained = [r.as_trained() for r in rollouts if r.role != BASELINE]
         return len(mixed_groups(self._scored(trained, peek=True))) > 0
@@ -273,7 +273,7 @@ class GRPOStage(Stage):
 
     @property
     def keeps_reference(self) -> bool:
-        """Whether the loss or the reward compares with the reference."""
+        """Return whether the loss or the reward compares with the reference."""
         return self._objective.needs_reference or self.penalty is not None
 
     def check_tasks(self) -> None:

@@ -172,7 +172,7 @@ def doubts(case: Case) -> Iterator[tuple[str, str]]:
 
 
 def _by_fallback(completion: str, answer: str) -> bool:
-    """Whether the answer stands in no box, tag or phrase, and is not the whole text either."""
+    """Return whether the answer stands in no box, tag or phrase, and is not the whole text either."""
     return extract_answer(completion) is None and extract_answer(completion, fallback="whole") != answer.strip()
 
 

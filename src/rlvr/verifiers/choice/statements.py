@@ -124,13 +124,14 @@ def read_statement(marked: str) -> Statement:
 
 
 def doubts(text: str) -> bool:
-    """Whether a text has any word that denies or doubts."""
+    """Return whether a text has any word that denies or doubts."""
     plain = _EMPHASIS.sub(" ", text)
     return _DENIAL.search(plain) is not None or _DOUBT.search(plain) is not None
 
 
 def _claims(opener: str, clause: str) -> bool:
-    """Whether a clause behind "because", "while" ... says that its options are right; `as good as B` compares."""
+    """Return whether a clause behind "because", "while" ... says that its options are right; `as good as B`
+    compares."""
     return _CLAIM.search(clause) is not None or (opener == "as" and _LAST_PLACE.search(clause) is not None)
 
 

@@ -274,7 +274,7 @@ def _bool_op(node: ast.BoolOp, functions: Collection[str]) -> Expression:
 
 
 def _number_in(*nodes: ast.expr) -> bool:
-    """Whether one of the sides is a number, so that the operation is arithmetic."""
+    """Return whether one of the sides is a number, so that the operation is arithmetic."""
     inner = [node.operand if isinstance(node, ast.UnaryOp) else node for node in nodes]
     return any(isinstance(node, ast.Constant) and type(node.value) in (int, float) for node in inner)
 

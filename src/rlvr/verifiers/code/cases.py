@@ -56,7 +56,7 @@ class Trial:
 
     @property
     def seconds_left(self) -> float:
-        """What is left of `total_time`."""
+        """Return what is left of `total_time`."""
         return self.total_time - self.seconds
 
     async def run(self, call: Call | None = None, stdin: str = "", room: int = 0) -> Outcome:
@@ -223,7 +223,7 @@ class AssertCase(Case):
             claims.append(called.claim)
 
     def _of_the_program(self, called: str) -> str:
-        """What to call: a function, or an expression that begins with the name of one."""
+        """Return what to call: a function, or an expression that begins with the name of one."""
         return re.sub(r"^\w+", lambda own: self.name or own[0], called)
 
     def _result(self, problem: str | None) -> Result:

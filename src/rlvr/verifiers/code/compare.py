@@ -133,7 +133,7 @@ def _close(found: float, expected: float, tolerance: float) -> bool:
 
 
 def same_value(found: Any, expected: Any, how: Comparison) -> bool:
-    """Whether a returned value is the expected one. Both are made of exact builtin types."""
+    """Return whether a returned value is the expected one. Both are made of exact builtin types."""
     try:
         return _same(found, expected, how)
     except RecursionError:
@@ -169,8 +169,8 @@ def _same(found: Any, expected: Any, how: Comparison) -> bool:
 
 
 def _same_members(found: Collection[Any], expected: Collection[Any], how: Comparison) -> bool:
-    """Whether two sets, or the keys of two dicts, are equal and of equal types at every depth. Numbers in them are
-    exact."""
+    """Return whether two sets, or the keys of two dicts, are equal and of equal types at every depth. Numbers in them
+    are exact."""
     if len(found) != len(expected) or set(found) != set(expected):
         return False
     return not how.strict_numbers or {_typed(one) for one in found} == {_typed(one) for one in expected}

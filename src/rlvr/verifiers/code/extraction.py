@@ -183,7 +183,7 @@ def _defined(program: str, where: re.Pattern[str]) -> set[str]:
 
 
 def _fits(program: str, language: str, wanted: str) -> bool:
-    """Whether a block has the function that is wanted, or else can be a program that prints."""
+    """Return whether a block has the function that is wanted, or else can be a program that prints."""
     if wanted:
         return has_function(program, wanted)
     return _PRINTS[language].search(program) is not None

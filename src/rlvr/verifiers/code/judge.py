@@ -97,7 +97,7 @@ def test_job(test: str, functions: Collection[str], claims: Sequence[bytes]) -> 
 
 
 def answer(outcome: Outcome) -> str | NeededCall | None:
-    """What a judge says: None where the case passes, the reason why it fails, or the call that it needs."""
+    """Return what a judge says: None where the case passes, the reason why it fails, or the call that it needs."""
     if outcome.ended is not Ended.DONE:
         return f"it cannot be judged: {outcome.reason or outcome.ended.value}"
     text = outcome.stdout.decode("utf-8", "surrogatepass").rstrip("\n")

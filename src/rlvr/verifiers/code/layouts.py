@@ -173,7 +173,7 @@ def _function(info: Mapping[str, Any], how: Comparison) -> _Read:
 
 
 def _harness(info: Mapping[str, Any]) -> str:
-    """What the harness that a task names puts before a program; nothing for a language other than Python."""
+    """Return what the harness that a task names puts before a program; nothing for a language other than Python."""
     name = info.get("harness")
     if name is None or _language(info, "python") != "python":
         return ""
@@ -466,7 +466,7 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def _strays(test: str) -> bool:
-    """Whether a HumanEval test does more than define `check` and constants."""
+    """Return whether a HumanEval test does more than define `check` and constants."""
     return any(
         not isinstance(node, (ast.FunctionDef, ast.Assign, ast.Import, ast.ImportFrom)) and not _is_text(node)
         for node in statements(test)

@@ -79,7 +79,7 @@ def called(body: Sequence[ast.stmt]) -> list[str]:
 
 
 def uses(body: Sequence[ast.stmt], names: Collection[str]) -> bool:
-    """Whether code mentions one of `names`."""
+    """Return whether code mentions one of `names`."""
     return any(isinstance(node, ast.Name) and node.id in names for node in _nodes(body))
 
 
@@ -159,7 +159,7 @@ def missing_module(body: Sequence[ast.stmt], packages: Iterable[str]) -> str | N
 
 
 def captures(body: Sequence[ast.stmt]) -> str | None:
-    """What code does to see what is printed, or to give what is read, in its own process; or None."""
+    """Return what code does to see what is printed, or to give what is read, in its own process; or None."""
     streams = ("stdin", "stdout", "stderr")
     for node in _nodes(body):
         match node:
@@ -177,7 +177,7 @@ def captures(body: Sequence[ast.stmt]) -> str | None:
 
 
 def passes_objects(statement: ast.stmt, names: Iterable[str]) -> bool:
-    """Whether a call of one of the program's `names` is given what another makes, which may be an object:
+    """Return whether a call of one of the program's `names` is given what another makes, which may be an object:
     `f([Pair(1, 2)])`."""
     inside = [
         inner.func.id
@@ -221,13 +221,13 @@ def _lacking(body: Sequence[ast.stmt], known: Iterable[str]) -> set[str]:
 
 
 def returns_value(function: ast.FunctionDef) -> bool:
-    """Whether a return of this function gives a value other than a literal None."""
+    """Return whether a return of this function gives a value other than a literal None."""
     returns = [node for node in _own_nodes(function) if isinstance(node, ast.Return) and node.value is not None]
     return any(not (isinstance(node.value, ast.Constant) and node.value.value is None) for node in returns)
 
 
 def yields(function: ast.FunctionDef) -> bool:
-    """Whether calling this function makes a generator."""
+    """Return whether calling this function makes a generator."""
     return any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in _own_nodes(function))
 
 

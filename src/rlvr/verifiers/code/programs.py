@@ -30,7 +30,7 @@ def assembled(program: str, prelude: str = "", stub: str = "", context: str = ""
 
 
 def defines(program: str, name: str) -> bool:
-    """Whether a Python program has a function or a variable of that name at its top level."""
+    """Return whether a Python program has a function or a variable of that name at its top level."""
     return (
         re.search(
             rf"^(?:(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b|{re.escape(name)}[ \t]*[=:])", program, re.MULTILINE
@@ -40,8 +40,8 @@ def defines(program: str, name: str) -> bool:
 
 
 def has_function(program: str, name: str) -> bool:
-    """Whether a Python program has that function at its top level, or as a method of `class Solution`; `A.f` is one of
-    `class A`."""
+    """Return whether a Python program has that function at its top level, or as a method of `class Solution`; `A.f` is
+    one of `class A`."""
     owner, _, method = name.rpartition(".")
     if not owner and defines(program, name):
         return True
@@ -50,7 +50,8 @@ def has_function(program: str, name: str) -> bool:
 
 
 def callable_name(program: str, name: str) -> str:
-    """How to call a function of a program: `Solution.name` where only that class can have it (the LeetCode form)."""
+    """Return how to call a function of a program: `Solution.name` where only that class can have it (the LeetCode
+    form)."""
     if (
         "." in name
         or "(" in name

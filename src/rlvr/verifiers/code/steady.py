@@ -95,7 +95,7 @@ def _builtins() -> frozenset[str]:
 
 @functools.cache
 def _imported() -> frozenset[str]:
-    """What `IMPORTS` may bind, and what its modules hold."""
+    """Return what `IMPORTS` may bind, and what its modules hold."""
     return (
         frozenset(STARRED).union(*(dir(importlib.import_module(name)) for name in STARRED))
         - set(dir(str))

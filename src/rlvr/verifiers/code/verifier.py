@@ -146,7 +146,7 @@ class CodeVerifier(Verifier):
         return problem
 
     def _missing(self, layout: Layout) -> str | None:
-        """What the task needs and this sandbox has not. A service elsewhere has modules of its own."""
+        """Return what the task needs and this sandbox has not. A service elsewhere has modules of its own."""
         here = not self.tier.startswith("http")
         return (layout.lacks if here else "") or missing_here(layout.language, layout.packages, self._wanted)
 
@@ -202,7 +202,7 @@ class CodeVerifier(Verifier):
         return replace(scored(layout.cases, results, self.credit, program), seconds=trial.seconds)
 
     async def _solution_problem(self, task: Task, layout: Layout, runner: SharedRunner) -> str | None:
-        """What is wrong with the task's own solution, or None; found once for a task."""
+        """Return what is wrong with the task's own solution, or None; found once for a task."""
         given = layout.solution or task.demonstration or (task.answer if isinstance(task.answer, str) else None)
         if given is None:
             return "it brings no solution to validate: give info['solution'], or set validate=false"

@@ -206,7 +206,8 @@ def _to_corners(box: Box, layout: Layout, scale: tuple[float, float]) -> Box:
 
 
 def _scale(task: Task, said: Scale, gold: str) -> tuple[float, float] | str:
-    """What the answer's x and y are multiplied with to measure as the gold does; else in words what is missing."""
+    """Return what the answer's x and y are multiplied with to measure as the gold does; else in words what is
+    missing."""
     if said in ("same", gold):
         return (1.0, 1.0)
     size = {"unit": (1.0, 1.0), "thousand": (1000.0, 1000.0)}

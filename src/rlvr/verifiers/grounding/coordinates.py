@@ -67,7 +67,7 @@ def _from_json(text: str, size: int) -> list[float] | None:
 
 
 def is_coordinate(value: Any) -> bool:
-    """Whether a value is a finite number that a coordinate may be."""
+    """Return whether a value is a finite number that a coordinate may be."""
     return type(value) in (int, float) and abs(value) <= 1e12
 
 

@@ -93,7 +93,8 @@ class Judge(Values):
         return Comparison(self._statements(wanted, found))
 
     def _holds_where(self, gold: Statement, answer: Statement) -> bool:
-        """Whether each value of the answer has no condition but those of a value of the gold that is the same."""
+        """Return whether each value of the answer has no condition but those of a value of the gold that is the
+        same."""
         return all(
             any(
                 all(any(self.value(one, other) for one in wanted.conditions) for other in found.conditions)
@@ -142,7 +143,7 @@ class Judge(Values):
         return self.unordered(gold.entries, answer.entries)
 
     def _together(self, gold: Statement, answer: Statement, compare: Callable[[Statement], bool | None]) -> bool | None:
-        """What `compare` finds, with one substitution of the letters for all values of the answer."""
+        """Return what `compare` finds, with one substitution of the letters for all values of the answer."""
         wanted, found = ([entry.value for entry in side.entries] for side in (gold, answer))
         return self.as_one(
             wanted,
@@ -221,7 +222,7 @@ class Judge(Values):
         return True
 
     def _apart(self, gold: Entry, answer: Entry) -> bool:
-        """Whether two plain values are clearly different numbers: a cheap first look at long lists."""
+        """Return whether two plain values are clearly different numbers: a cheap first look at long lists."""
         if gold.rounded or answer.rounded:
             return False
         match gold.value, answer.value:
@@ -339,7 +340,7 @@ def _has_ellipsis(node: Node) -> bool:
 
 
 def _is_set_like(node: Node) -> bool:
-    """Whether a node can only be a set of reals, or an inequality."""
+    """Return whether a node can only be a set of reals, or an inequality."""
     for below in walk(node):
         match below:
             case Relation(operators) if set(operators) & _INEQUALITIES:
@@ -361,14 +362,14 @@ def _is_set_like(node: Node) -> bool:
 
 
 def _is_set_of_sets(node: Node) -> bool:
-    r"""Whether a node has a set with a set for a member, which is no set of reals (`\\{\\emptyset\\}`)."""
+    r"""Return whether a node has a set with a set for a member, which is no set of reals (`\\{\\emptyset\\}`)."""
     return any(
         isinstance(below, Bracket) and below.opening == "{" and any(map(is_set, below.items)) for below in walk(node)
     )
 
 
 def _other_variable(gold: Node, answer: Node) -> bool:
-    """Whether two inequalities are about different variables (`x > 2`, `y > 2`)."""
+    """Return whether two inequalities are about different variables (`x > 2`, `y > 2`)."""
     for node in (gold, answer):
         parts = list(walk(node))
         if any(isinstance(below, Builder) for below in parts) or not any(

@@ -169,7 +169,8 @@ class Commands(Literals):
         return Apply(f"call {bare}", inner.items if isinstance(inner, Listing) else (inner,))
 
     def _opens_expectation(self) -> bool:
-        """Whether an expected value follows: `E[`, or `E(` with a random variable, a capital letter, behind it."""
+        """Return whether an expected value follows: `E[`, or `E(` with a random variable, a capital letter, behind
+        it."""
         opening = self.peek()
         inner = self.peek(1)
         if opening.kind != "open" or opening.spaced:
@@ -259,7 +260,7 @@ class Commands(Literals):
         return lower, upper
 
     def _limit_argument(self) -> Node:
-        """What `^` or `_` takes where an index may follow: a name or number stands alone."""
+        """Return what `^` or `_` takes where an index may follow: a name or number stands alone."""
         token = self.peek()
         if token.kind == "number":
             return Number(Fraction(self.next().text))

@@ -37,8 +37,8 @@ _HEDGE = re.compile(
 
 
 def compare(gold: str, answer: str, rules: Rules = Rules()) -> Comparison:  # noqa: B008 - frozen
-    """Whether the cleaned `answer` means what the cleaned `gold` means; not symmetric: the gold decides the form asked
-    for."""
+    """Return whether the cleaned `answer` means what the cleaned `gold` means; not symmetric: the gold decides the form
+    asked for."""
     if spelling(gold) == spelling(answer):
         return Comparison(True)
     if _CHEMICAL.fullmatch(gold) and _CHEMICAL.fullmatch(answer) and _INDEX.sub("", gold) == _INDEX.sub("", answer):

@@ -22,7 +22,7 @@ class OutOfTime(BaseException):
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """What `call` returns; raises OutOfTime after `seconds`."""
+    """Return what `call` returns; raises OutOfTime after `seconds`."""
     here = threading.get_ident()
     done = threading.Event()
 

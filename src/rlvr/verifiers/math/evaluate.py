@@ -298,7 +298,7 @@ class Evaluator:
             raise Unknown(str(error)) from None
 
     def _is_flat(self, name: str, size: Value, found: Value) -> bool:
-        """Whether a function hardly depends on its argument there: at its tails, or at the top of a cosine."""
+        """Return whether a function hardly depends on its argument there: at its tails, or at the top of a cosine."""
         if name in ("cos", "sec", "cosh", "sech", "acos", "asec") and size * size < self.tiny:
             return True
         if name in ("tanh", "coth") and abs(abs(found) - 1) < self.tiny:

@@ -204,7 +204,7 @@ def _unwrapped(text: str) -> str | None:
 
 
 def balanced(text: str) -> bool:
-    """Whether every brace of `text` closes (escaped braces are text)."""
+    """Return whether every brace of `text` closes (escaped braces are text)."""
     depth = 0
     for brace in _BRACE.finditer(text):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
@@ -214,7 +214,8 @@ def balanced(text: str) -> bool:
 
 
 def spelling(text: str) -> str:
-    """What two cleaned texts share when they differ in spaces only (a space between two words or numbers counts).
+    """Return what two cleaned texts share when they differ in spaces only (a space between two words or numbers
+    counts).
 
     So does one in `1, 234`, which is no `1,234`.
     """

@@ -103,7 +103,7 @@ class Number:
     """What it is said to be (`x`)."""
 
     def equals(self, answer: Number, rules: NumberRules = _DEFAULTS) -> bool:
-        """Whether `answer` is this gold number."""
+        """Return whether `answer` is this gold number."""
         if rules.units == "required" and self.unit and not answer.unit:
             return False
         factor = _ONE if rules.units == "ignored" else conversion(self.unit, answer.unit, rules.nouns)
@@ -135,7 +135,7 @@ class Number:
 
 
 def _rounds(exact: Number, rounded: Number, exact_value: Fraction, rounded_value: Fraction) -> bool:
-    """Whether `rounded` is a decimal for `exact`, which is no decimal or one of more decimals."""
+    """Return whether `rounded` is a decimal for `exact`, which is no decimal or one of more decimals."""
     if rounded.places is None or (exact.places is not None and exact.places <= rounded.places):
         return False
     places = rounded.places + 2 * (rounded_value * 100 == rounded.value)  # a percent has two decimals more
@@ -145,7 +145,8 @@ def _rounds(exact: Number, rounded: Number, exact_value: Fraction, rounded_value
 
 
 def is_rounding(exact: Any, decimal: Fraction, places: int) -> bool:
-    """Whether a decimal of `places` decimals is the real number `exact` (Fraction or mpf), written to its digits.
+    """Return whether a decimal of `places` decimals is the real number `exact` (Fraction or mpf), written to its
+    digits.
 
     It has 12 or more significant digits and is `exact` rounded or cut off there; or it is what programs print for the
     double nearest to `exact`, the last of whose 16 or 17 digits may be off.
@@ -205,7 +206,7 @@ def read_number(text: str, letters: bool = False) -> Number | None:
 
 
 def _measure(rest: str, currency: str | None, letters: bool) -> tuple[Fraction, str] | None:
-    """What the text after a number multiplies it by and its unit; None when it is something else than a unit."""
+    """Return what the text after a number multiplies it by and its unit; None when it is something else than a unit."""
     currency = currency.lstrip("\\") if currency else ""
     words = [_CURRENCIES.get(currency, currency)] if currency else []
     if degrees := _DEGREES.match(rest):

@@ -352,7 +352,7 @@ class _Parser(Commands):
         return Symbol(f"{numbers.name} {'*' if sign == 'times' else sign}")
 
     def exponent(self) -> Node:
-        r"""What `^` or `_` takes: a group, a signed power, or in LaTeX (`x^23`) one token; here a number is read
+        r"""Return what `^` or `_` takes: a group, a signed power, or in LaTeX (`x^23`) one token; here a number is read
         whole."""
         if self.accept("operator", "-"):
             return Apply("neg", (self.exponent(),))

@@ -55,7 +55,7 @@ _GRID = tuple(sign * Fraction(m) * Fraction(10) ** k for sign in (-1, 1) for k i
 
 
 def has_any(heads: frozenset[str], *nodes: Node) -> bool:
-    """Whether one of these operations is applied to a free variable."""
+    """Return whether one of these operations is applied to a free variable."""
     free = frozenset().union(*map(symbols, nodes))
     return any(
         isinstance(below, Apply) and below.head in heads and symbols(below) & free
@@ -65,7 +65,7 @@ def has_any(heads: frozenset[str], *nodes: Node) -> bool:
 
 
 def has_domain_at(point: Point, *nodes: Node) -> bool:
-    """Whether it counts at this point that one expression is real and another one is not: variables are often
+    """Return whether it counts at this point that one expression is real and another one is not: variables are often
     understood to be positive, and an exponent of what may be negative (`(-1)^n`) to be an integer."""
     if not is_positive_point(point):
         return False
@@ -77,29 +77,29 @@ def has_domain_at(point: Point, *nodes: Node) -> bool:
 
 
 def _is_positive(node: Node) -> bool:
-    """Whether a base is a variable or a number without a sign."""
+    """Return whether a base is a variable or a number without a sign."""
     return isinstance(node, Symbol) or (isinstance(node, Number) and node.value > 0)
 
 
 def needs_all_points(*nodes: Node) -> bool:
-    """Whether the expressions may differ at a few points only, so that agreement elsewhere is not enough."""
+    """Return whether the expressions may differ at a few points only, so that agreement elsewhere is not enough."""
     return has_any(INTEGER_FUNCTIONS, *nodes) or _is_piecewise(*nodes)
 
 
 def _is_piecewise(*nodes: Node) -> bool:
-    """Whether the expressions may be one formula here and another one there."""
+    """Return whether the expressions may be one formula here and another one there."""
     return has_any(PIECEWISE, *nodes) or any(
         symbols(argument) for node in nodes for below in walk(node) for argument in _branches(below)
     )
 
 
 def is_real_point(point: Point) -> bool:
-    """Whether all coordinates are real."""
+    """Return whether all coordinates are real."""
     return not any(isinstance(value, Complex) for value in point.values())
 
 
 def is_positive_point(point: Point) -> bool:
-    """Whether all coordinates are positive reals."""
+    """Return whether all coordinates are positive reals."""
     return all(isinstance(value, Fraction) and value > 0 for value in point.values())
 
 
@@ -287,7 +287,7 @@ def _branches(node: Node) -> Iterator[Node]:
 
 
 def _is_even_root(node: Apply) -> bool:
-    """Whether a root or a power has a degree, or a denominator of the exponent, that is even."""
+    """Return whether a root or a power has a degree, or a denominator of the exponent, that is even."""
     if node.head == "root":
         if len(node.args) > 1:
             degree = node.args[1]
@@ -318,7 +318,8 @@ def _rational(node: Node) -> Fraction | None:
 
 
 def _is_curved(radicand: Node) -> bool:
-    """Whether a radicand may touch zero without a change of its sign: one with a power or a product of variables."""
+    """Return whether a radicand may touch zero without a change of its sign: one with a power or a product of
+    variables."""
     return any(
         isinstance(below, Apply) and sum(map(bool, map(symbols, below.args))) >= _CURVING.get(below.head, 99)
         for below in walk(radicand)
@@ -342,7 +343,8 @@ def _factors(node: Node) -> Iterator[Node]:
 
 
 def _zeros(node: Node, name: str, point: Point, value: Valued) -> set[Fraction]:
-    """Where `node` is zero as a function of one variable: exactly for a polynomial of degree 2, nearly for others."""
+    """Return where `node` is zero as a function of one variable: exactly for a polynomial of degree 2, nearly for
+    others."""
 
     def at(x: Fraction) -> Any:
         try:

@@ -71,7 +71,7 @@ class Reader(ABC):
         return name + primes
 
     def _inside(self, read: Callable[[], Node], bars_open: int = 0) -> Node:
-        """What `read` reads in brackets of its own; with -1 bars open a bar is the `such that` of a set."""
+        """Return what `read` reads in brackets of its own; with -1 bars open a bar is the `such that` of a set."""
         bars = self.bars
         self.bars = bars_open
         node = read()
@@ -79,7 +79,7 @@ class Reader(ABC):
         return node
 
     def ends(self) -> bool:
-        """Whether nothing more can stand in this list: the end, a closing bracket, the end of an environment."""
+        """Return whether nothing more can stand in this list: the end, a closing bracket, the end of an environment."""
         kind, text, _ = self.peek()
         return kind in ("end", "close") or (kind == "environment" and text.startswith("end"))
 
@@ -103,4 +103,4 @@ class Reader(ABC):
 
     @abstractmethod
     def exponent(self) -> Node:
-        """What `^` or `_` takes."""
+        """Return what `^` or `_` takes."""

@@ -47,7 +47,7 @@ _OPERATOR = re.compile(r"[-+*/^=<>]")
 
 
 def restates(prompt: str, gold: str, answer: str) -> bool:
-    """Whether the cleaned `answer`, which is equal to the cleaned `gold`, is only what the prompt says."""
+    """Return whether the cleaned `answer`, which is equal to the cleaned `gold`, is only what the prompt says."""
     if read_number(answer):
         return False
     try:
@@ -68,7 +68,7 @@ def restates(prompt: str, gold: str, answer: str) -> bool:
 
 
 def _states_what_is_said(gold: Node, answer: Node, said: tuple[Node, ...]) -> bool:
-    """Whether a value that the answer states is a formula of the prompt, and not in the gold's form.
+    """Return whether a value that the answer states is a formula of the prompt, and not in the gold's form.
 
     Labels, declarations, units and set brackets are round a value, not part of it. A value and its rounding is one
     value.
@@ -95,8 +95,8 @@ def _stated(node: Node) -> list[tuple[Node, ...]]:
 
 
 def _is_formula(node: Node) -> bool:
-    """Whether there is anything to work out: a number, a letter or a solved relation of the prompt may well be the
-    answer."""
+    """Return whether there is anything to work out: a number, a letter or a solved relation of the prompt may well be
+    the answer."""
     return bool(children(node)) and not is_literal(node) and _solved_for(node) is None
 
 
@@ -111,7 +111,7 @@ def _bare(value: Node) -> Node:
 
 
 def _is_quoted(prompt: str, gold: str, answer: str) -> bool:
-    """Whether the prompt has the answer letter by letter, and not the gold."""
+    """Return whether the prompt has the answer letter by letter, and not the gold."""
     quoted = spelling(answer)
     asked = _spelled(prompt)
     if len(quoted) < 3 or quoted not in asked or spelling(gold) in asked:
@@ -149,8 +149,8 @@ def _said(prompt: str) -> tuple[Node, ...]:
 
 
 def _same_form(gold: Node, answer: Node) -> bool:
-    """Whether the answer is written like the gold but for the order of terms; or solved for the same symbol, where the
-    gold is."""
+    """Return whether the answer is written like the gold but for the order of terms; or solved for the same symbol,
+    where the gold is."""
     if _canonical(gold) == _canonical(answer):
         return True
     subject = _solved_for(gold)
@@ -158,7 +158,8 @@ def _same_form(gold: Node, answer: Node) -> bool:
 
 
 def _unsolved(gold: Node, answer: Node) -> bool:
-    """Whether a relation in one unknown is not solved where the gold, a value, a set or a solved relation, is."""
+    """Return whether a relation in one unknown is not solved where the gold, a value, a set or a solved relation,
+    is."""
     if any(_is_unsolved(part) for part in _parts(gold)):
         return False
     return any(_is_unsolved(part) for part in _parts(answer))
@@ -175,7 +176,8 @@ def _parts(node: Node) -> tuple[Node, ...]:
 
 
 def _is_unsolved(node: Node) -> bool:
-    """Whether a node is a relation in one unknown that does not stand alone (`2x < 6`, `-6 < 2x < 6`, `|x| < 3`)."""
+    """Return whether a node is a relation in one unknown that does not stand alone (`2x < 6`, `-6 < 2x < 6`,
+    `|x| < 3`)."""
     if not isinstance(node, Relation) or not set(node.operators) <= _COMPARED or len(symbols(node)) != 1:
         return False
     if "=" in node.operators and is_label(node.sides[0]):  # `\tan\theta = 3` names what was asked for
@@ -197,7 +199,7 @@ def _solved_for(node: Node) -> Symbol | None:
 
 
 def _rearranged(answer: Node, said: Node) -> bool:
-    """Whether the answer is a formula of the prompt, its terms in another order or on other sides."""
+    """Return whether the answer is a formula of the prompt, its terms in another order or on other sides."""
     if not (isinstance(answer, Relation) and isinstance(said, Relation)):
         return _canonical(answer) == _canonical(said)
     if len(answer.operators) > 1 or len(said.operators) > 1 or not set(answer.operators + said.operators) <= _COMPARED:

@@ -60,7 +60,7 @@ class Sampler:
         return self._at(node, None, {}, digits)
 
     def differ(self, gold: Node, answer: Node) -> bool:
-        """Whether two constants are clearly not the same; cheap for the same nodes again and again."""
+        """Return whether two constants are clearly not the same; cheap for the same nodes again and again."""
         one = self._rough(gold)
         other = self._rough(answer)
         return one is not None and other is not None and abs(one - other) > 1e-6 * abs(one)
@@ -79,7 +79,7 @@ class Sampler:
         return Evaluator(point, self.fuel, DIGITS[0], self.log_base)(node)
 
     def _points(self, gold: Node, answer: Node) -> Iterator[tuple[object, Point]]:
-        """Where to compare two expressions; corners and integers come last, with fuel of their own."""
+        """Return where to compare two expressions; corners and integers come last, with fuel of their own."""
         if needs_all_points(gold, answer) and not self._has_more_fuel:
             self._has_more_fuel = True
             self.fuel.left += MORE_FUEL
@@ -92,7 +92,7 @@ class Sampler:
             raise Unknown(str(error)) from None
 
     def equal(self, gold: Node, answer: Node, positive: bool = False) -> bool | None:
-        """Whether two expressions have the same value wherever both have one; None where that cannot be told.
+        """Return whether two expressions have the same value wherever both have one; None where that cannot be told.
 
         With `positive` only positive values of the symbols count.
         """
@@ -181,7 +181,7 @@ class Sampler:
         return same
 
     def _is_rounded(self, exact: Node, rounded: Node) -> bool:
-        """Whether `rounded` is a decimal that is right for the real number `exact`, see numeric.is_rounding."""
+        """Return whether `rounded` is a decimal that is right for the real number `exact`, see numeric.is_rounding."""
         decimal = as_decimal(rounded)
         other = as_decimal(exact)
         if decimal is None or decimal.places is None or is_integer_literal(exact):
@@ -197,7 +197,7 @@ class Sampler:
         return _is_real(value) and is_rounding(value.real, decimal.value, places)
 
     def proportional(self, gold: Node, answer: Node, factors: Sequence[str] = ()) -> bool | None:
-        """Whether one expression is a constant, not zero, times the other; None where too few points tell.
+        """Return whether one expression is a constant, not zero, times the other; None where too few points tell.
 
         Powers of the symbols in `factors` count as constants. Formulas of vectors or matrices must be equal.
         """
@@ -252,7 +252,7 @@ class Sampler:
         return pairs, hidden
 
     def same_sign(self, gold: Node, answer: Node) -> bool | None:
-        """Whether two proportional expressions have the same sign."""
+        """Return whether two proportional expressions have the same sign."""
         for number, point in self._points(gold, answer):
             try:
                 one = self._at(gold, number, point)
@@ -323,22 +323,22 @@ class Sampler:
         return None
 
     def _leaves_reals(self, node: Node, number: object) -> bool:
-        """Whether a part of an expression is not real at a point."""
+        """Return whether a part of an expression is not real at a point."""
         return self._key(node, number, DIGITS[0]) in self._left_reals
 
     def _differ_by_branch(self, one: Value, other: Value) -> bool:
-        r"""Whether a real value and one that is not differ by a branch of a logarithm (`\ln x + \ln y` for
+        r"""Return whether a real value and one that is not differ by a branch of a logarithm (`\ln x + \ln y` for
         `\ln xy`)."""
         difference = Evaluator({}, self.fuel).add(one, -other)
         return bool(abs(difference.real) <= 1e-20 * (abs(one) + abs(other)))
 
     def _is_lost(self, node: Node, number: object, digits: int) -> bool:
-        """Whether the value there does not show all parts of its expression."""
+        """Return whether the value there does not show all parts of its expression."""
         return self._key(node, number, digits) in self._lost
 
 
 def _is_telling(value: Value) -> bool:
-    """Whether two such values that agree are equal: of a huge rounded value the last digits are lost."""
+    """Return whether two such values that agree are equal: of a huge rounded value the last digits are lost."""
     return isinstance(value, Fraction) or abs(value) < 1e30
 
 

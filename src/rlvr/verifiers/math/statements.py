@@ -151,7 +151,7 @@ def _with_conditions(items: list[Node]) -> list[Node]:
 
 
 def _restricts(condition: Node, subject: Node) -> bool:
-    """Whether an inequality restricts letters of the value before it; beside another inequality it is a second
+    """Return whether an inequality restricts letters of the value before it; beside another inequality it is a second
     answer."""
     if isinstance(subject, Builder):
         return _restricts(condition, subject.subject)
@@ -273,7 +273,7 @@ def _modulo(node: Node, modulus: Node) -> Node:
 
 
 def is_set(node: Node) -> bool:
-    """Whether a node is written as a set."""
+    """Return whether a node is written as a set."""
     return node == Symbol("emptyset") or (isinstance(node, Bracket) and node.opening == "{")
 
 
@@ -359,8 +359,8 @@ def _in_units_of(one: Node, other: Node) -> Node:
 
 
 def _names(label: Node, values: Sequence[Node], sampler: Sampler) -> bool:
-    """Whether a left side names the values: it does not occur in them (`x = x + 1` states an equation), but for an
-    identity (`\\tan x = \\frac{\\sin x}{\\cos x}`)."""
+    """Return whether a left side names the values: it does not occur in them (`x = x + 1` states an equation), but for
+    an identity (`\\tan x = \\frac{\\sin x}{\\cos x}`)."""
     match label:
         case Apply("*", (*_, Bracket("(", ")", arguments))):
             names = symbols(label) - frozenset().union(*map(symbols, arguments))
@@ -373,7 +373,7 @@ def _names(label: Node, values: Sequence[Node], sampler: Sampler) -> bool:
 
 
 def is_label(node: Node) -> bool:
-    r"""Whether a left side only names what was asked: `x`, `f(x)`, `AB`, `(x, y)`, `\sin\theta`, `\angle ABC`,
+    r"""Return whether a left side only names what was asked: `x`, `f(x)`, `AB`, `(x, y)`, `\sin\theta`, `\angle ABC`,
     `\text{Area}`, `A : B`."""
     match node:
         case Symbol():

@@ -271,13 +271,13 @@ def _styled(style: str, inner: str, spaced: bool, tokens: list[Token]) -> None:
 
 
 def _follows_value_or_unit(tokens: list[Token], is_bold: bool) -> bool:
-    r"""Whether an upright letter is a unit behind these tokens: behind a number or, if it is not bold
+    r"""Return whether an upright letter is a unit behind these tokens: behind a number or, if it is not bold
     (`\mathbf{B}^{-1}\mathbf{A}`), a bracket, or joined to a unit (`\text{m} \cdot \text{s}`)."""
     return _joins_unit(tokens) or (bool(tokens) and tokens[-1].kind in ({"number"} if is_bold else {"number", "close"}))
 
 
 def _joins_unit(tokens: list[Token]) -> bool:
-    """Whether the last token joins a unit to the next one (`m /`, `m^2 /`)."""
+    """Return whether the last token joins a unit to the next one (`m /`, `m^2 /`)."""
     if not tokens or tokens[-1].text not in ("*", "/"):
         return False
     raised = len(tokens) > 3 and tokens[-3].text == "^"
@@ -287,12 +287,12 @@ def _joins_unit(tokens: list[Token]) -> bool:
 
 
 def starts_with_function(word: str) -> bool:
-    """Whether a word is the name of a function, with at most one letter behind it (`csc`, `cscx`)."""
+    """Return whether a word is the name of a function, with at most one letter behind it (`csc`, `cscx`)."""
     return word in FUNCTIONS or _SPLIT_NAME.match(word) is not None
 
 
 def _may_be_ratio(tokens: list[Token]) -> bool:
-    """Whether `to` after these tokens makes a ratio (`3 to 1`)."""
+    """Return whether `to` after these tokens makes a ratio (`3 to 1`)."""
     return bool(tokens) and tokens[-1].kind == "number"
 
 
@@ -322,12 +322,12 @@ def _letters(run: str, spaced: bool, tokens: list[Token], following: str = "", b
 
 
 def _is_product(run: str, variables: frozenset[str]) -> bool:
-    """Whether letters are a product of variables; nobody writes a square of one as `mm`."""
+    """Return whether letters are a product of variables; nobody writes a square of one as `mm`."""
     return len(set(run)) == len(run) and variables.issuperset(run)
 
 
 def _is_word(run: str, spaced: bool, tokens: list[Token], following: str, bare_units: bool) -> bool:
-    """Whether a run of letters is a word, not a product: by its length, or by the company it is in."""
+    """Return whether a run of letters is a word, not a product: by its length, or by the company it is in."""
     if (len(run) > 3 and _VOWEL.search(run) and not run.isupper()) or run.lower() in _SHORT_WORDS:
         return True
     previous = tokens[-1].kind if tokens else "end"

@@ -66,8 +66,8 @@ class Values(ABC):
         answer: Sequence[Node],
         compare: Callable[[Substitution], bool | None],
     ) -> bool | None:
-        """What `compare` finds with the letters of the answer as written, or with one substitution of its parameters
-        for all these values, see parameters.py."""
+        """Return what `compare` finds with the letters of the answer as written, or with one substitution of its
+        parameters for all these values, see parameters.py."""
         if self._is_whole:
             return compare({})
         self._is_whole = True
@@ -82,7 +82,7 @@ class Values(ABC):
             self._is_whole = False
 
     def same(self, gold: Node, answer: Node) -> bool | None:
-        """Whether two values are the same."""
+        """Return whether two values are the same."""
         if gold == answer:
             return True
         if isinstance(gold, Quantity) or isinstance(answer, Quantity):
@@ -229,11 +229,11 @@ class Values(ABC):
 
     @abstractmethod
     def entries(self, gold: Entry, answer: Entry) -> bool | None:
-        """Whether two labelled values are the same: the judge above this class knows labels and relations."""
+        """Return whether two labelled values are the same: the judge above this class knows labels and relations."""
 
     @abstractmethod
     def unordered(self, gold: Sequence[Entry], answer: Sequence[Entry]) -> bool | None:
-        """Whether two sets of entries are the same."""
+        """Return whether two sets of entries are the same."""
 
 
 def all_of(results: Iterable[bool | None]) -> bool | None:

@@ -200,7 +200,7 @@ class MathVerifier(Verifier):
         return None
 
     def same_answer(self, first: str, second: str) -> bool:
-        """Whether two answers are the same; bounded in time, microseconds for numbers and equal texts."""
+        """Return whether two answers are the same; bounded in time, microseconds for numbers and equal texts."""
         one = clean(first[: self.max_length])
         other = clean(second[: self.max_length])
         if spelling(one) == spelling(other):
@@ -242,7 +242,7 @@ class MathVerifier(Verifier):
         return found
 
     def _decide(self, task: Task, gold: Gold, answer: str, number: Number | None) -> str | None:
-        """What numbers and texts say: "" for right, else why it is wrong, or None where they cannot say."""
+        """Return what numbers and texts say: "" for right, else why it is wrong, or None where they cannot say."""
         if gold.number is not None and not gold.number.unit and gold.number.scale == 1:
             bare = without_asked_noun(answer, _last_message(task.prompt))
             number = number if bare == answer else read_number(bare)
@@ -316,7 +316,7 @@ class MathVerifier(Verifier):
 
 
 def _by_math_verify(gold: str, answer: str, seconds: float, reason: str) -> tuple[bool, VerdictStatus, str]:
-    """Whether math-verify finds the two equal, and what to say of the answer where it does not."""
+    """Return whether math-verify finds the two equal, and what to say of the answer where it does not."""
     if symbolic.fit(gold) and symbolic.fit(answer):
         try:
             return symbolic.equal(gold, answer, seconds), VerdictStatus.UNPARSABLE, reason
@@ -382,7 +382,7 @@ def read_golds(answer: Any, decimal_comma: bool = False) -> tuple[Gold, ...]:
 
 @functools.lru_cache(maxsize=8192)
 def is_readable(gold: Gold) -> bool:
-    """Whether the gold is a number, a formula or a text with a word in it; nothing is evaluated."""
+    """Return whether the gold is a number, a formula or a text with a word in it; nothing is evaluated."""
     if gold.number is not None or gold.is_words or _WORD.search(gold.text):
         return True
     try:
@@ -451,7 +451,7 @@ def _is_words(text: str) -> bool:
 
 
 def _is_call(text: str) -> bool:
-    """Whether words are named functions with letters for arguments: `csc x`, `sin x cos y`, `cscx`."""
+    """Return whether words are named functions with letters for arguments: `csc x`, `sin x cos y`, `cscx`."""
     words = text.split()
     if text in FUNCTIONS:
         return False

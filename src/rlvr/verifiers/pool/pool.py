@@ -276,7 +276,7 @@ class VerifierPool:
             warnings.warn(message, stacklevel=2)
 
     async def _composed(self, verifier: Verifier, compose: Any, job: Job) -> Verdict:
-        """What a verifier made of verifiers says. It holds no slot and no clock: its parts have theirs."""
+        """Return what a verifier made of verifiers says. It holds no slot and no clock: its parts have theirs."""
         (completion,) = job.completions
         (token_ids,) = job.token_ids
 
@@ -359,11 +359,11 @@ class Verification:
             raise DataError(f"{len(bad)} tasks cannot be verified; mend or remove them:\n{shown}")
 
     def by_group(self, task: Task) -> bool:
-        """Whether the verifier of a task wants the rollouts of a group together."""
+        """Return whether the verifier of a task wants the rollouts of a group together."""
         return self.of(task).verify_group is not None
 
     def same_answer(self, task: Task, first: str, second: str) -> bool:
-        """Whether two extracted answers to a task are the same, as its verifier sees it."""
+        """Return whether two extracted answers to a task are the same, as its verifier sees it."""
         return self.of(task).judge_of(task).same_answer(first, second)
 
     async def verify(self, rollout: Rollout) -> Rollout:

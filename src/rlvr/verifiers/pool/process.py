@@ -121,7 +121,7 @@ class Server(Forker):
 
     @property
     def alive(self) -> bool:
-        """Whether it runs and can be asked."""
+        """Return whether it runs and can be asked."""
         return self.stream.open and self.process.poll() is None
 
     async def close(self, seconds: float = 5.0) -> None:

@@ -43,7 +43,7 @@ class LatencyAverage:
 
     @property
     def quick(self) -> bool:
-        """Whether its jobs may go together. From any thread."""
+        """Return whether its jobs may go together. From any thread."""
         return self._mean is not None and self._mean <= QUICK
 
     def note(self, seconds: float) -> None:
@@ -54,7 +54,7 @@ class LatencyAverage:
             self._mean = (1 - SHARE) * self._mean + SHARE * seconds
 
     def workers(self, jobs: int) -> int:
-        """How many workers so many jobs are worth: up to the cores, or more where those would have too much."""
+        """Return how many workers so many jobs are worth: up to the cores, or more where those would have too much."""
         worth = int(jobs * (self._mean or 0.0) / WORTH)
         return max(-(-jobs // MOST), min(worth, jobs, cores()))
 

@@ -38,7 +38,7 @@ class Usage:
 
     @property
     def full(self) -> bool:
-        """Whether answers of this process are not to be trusted, and one of a fresh process may be."""
+        """Return whether answers of this process are not to be trusted, and one of a fresh process may be."""
         if self._first is None:
             return False
         return self._now > FULL or (self._now > HALF and self._now > self._first + GROWN)

@@ -52,7 +52,7 @@ class Job:
     group: bool = False
 
     async def verdicts(self, verifier: Verifier, call: Caller | None = None) -> list[Verdict]:
-        """What `verifier` says, one verdict per completion."""
+        """Return what `verifier` says, one verdict per completion."""
         if self.group:
             return await judged_group(verifier, self.task, self.completions, self.token_ids, call)
         return [await judged(verifier, self.task, self.completions[0], self.token_ids[0], call)]
@@ -135,12 +135,12 @@ class Stream:
 
     @property
     def open(self) -> bool:
-        """Whether this end is open."""
+        """Return whether this end is open."""
         return self.sock.fileno() >= 0
 
     @property
     def quiet(self) -> bool:
-        """Whether the other end is open and has said nothing unasked."""
+        """Return whether the other end is open and has said nothing unasked."""
         try:
             self.sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:

@@ -93,8 +93,8 @@ def _failed(error: BaseException, count: int) -> bytes:
 
 
 async def bounded(verify: Callable[[], Any]) -> Any:
-    """What `verify` returns. Exhausted where it fails for want of a resource: whether the answer took it, or answers
-    before it did, shows in a fresh process."""
+    """Return what `verify` returns. Exhausted where it fails for want of a resource: whether the answer took it, or
+    answers before it did, shows in a fresh process."""
     try:
         result = verify()
         if inspect.isawaitable(result):

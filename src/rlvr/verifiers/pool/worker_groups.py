@@ -85,7 +85,7 @@ class WorkerGroups:
         return self._worker_groups[load]
 
     def quick(self, verifier: Verifier) -> bool:
-        """Whether jobs of the verifier may go together. From any thread."""
+        """Return whether jobs of the verifier may go together. From any thread."""
         _, load = self._sent.get(id(_owner(verifier)), (None, None))
         if isinstance(load, Load):
             worker_group = self._worker_groups.get(load)
@@ -137,7 +137,7 @@ class WorkerGroups:
 
 
 def _owner(verifier: Verifier) -> Any:
-    """What is sent once for all that are the same: a function, however often it is wrapped, or the verifier."""
+    """Return what is sent once for all that are the same: a function, however often it is wrapped, or the verifier."""
     if isinstance(verifier, FunctionVerifier):
         return verifier.call.function
     return verifier

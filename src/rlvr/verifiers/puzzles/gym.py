@@ -126,8 +126,8 @@ class ReasoningGymVerifier(AnswerVerifier):
 
 
 def harmless(text: str) -> bool:
-    """Whether evaluating `text` can only do arithmetic: no string, no attribute, no name but letters and functions, one
-    power at a time."""
+    """Return whether evaluating `text` can only do arithmetic: no string, no attribute, no name but letters and
+    functions, one power at a time."""
     words = _WORD.findall(text)
     plain = all(len(word) == 1 or word in _FUNCTIONS for word in words)
     attribute = re.search(r"\.\s*[^\W\d]", text)

@@ -34,7 +34,7 @@ class Equality:
     text: TextMatch = "exact"
 
     def same(self, found: Any, wanted: Any) -> bool:
-        """Whether two JSON values are the same, item by item."""
+        """Return whether two JSON values are the same, item by item."""
         if isinstance(found, bool) or isinstance(wanted, bool):
             return found is wanted
         if isinstance(found, dict) and isinstance(wanted, dict):
@@ -196,6 +196,6 @@ def _jaccard(first: Iterable[str], second: Iterable[str]) -> float:
 
 
 def _in_order(wanted: Sequence[Wanted], calls: Sequence[Call]) -> int:
-    """How many names can be paired in order (longest common subsequence)."""
+    """Return how many names can be paired in order (longest common subsequence)."""
     pairs = align([[float(w.name == c.name) for c in calls] for w in wanted])
     return sum(wanted[i].name == calls[j].name for i, j in pairs)

@@ -51,7 +51,7 @@ class Program:
 
     @property
     def answers(self) -> bool:
-        """Whether it has done its work only when it reported a value."""
+        """Return whether it has done its work only when it reported a value."""
         return self.order["kind"] not in ("script", "execute")
 
 
@@ -105,7 +105,7 @@ class Execution:
         return await self._channel.receive(_REPORT)
 
     async def outcome(self, answer: Answer | None = None) -> Outcome:
-        """How it ended; `answer` answers a test's calls. SandboxError when nobody says so."""
+        """Return how it ended; `answer` answers a test's calls. SandboxError when nobody says so."""
         talk = asyncio.ensure_future(self._talk(answer))
         try:
             async with Deadline(self._program.limits.seconds + GRACE_SECONDS):

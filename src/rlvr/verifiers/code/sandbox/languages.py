@@ -34,7 +34,7 @@ class Language:
 
     @property
     def path(self) -> str | None:
-        """Where the compiler or interpreter is, within what a sandbox can read."""
+        """Return where the compiler or interpreter is, within what a sandbox can read."""
         for name in self.programs:
             found = shutil.which(name, path="/usr/bin:/bin:/usr/local/bin")
             if found and os.path.realpath(found).startswith(SYSTEM):

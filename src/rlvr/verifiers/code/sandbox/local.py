@@ -231,7 +231,7 @@ def _failed(outcome: Outcome) -> Outcome:
 
 
 def _is_program(claim: bytes) -> bool:
-    """Whether a compiler's claim is the size of a program and the program, packed."""
+    """Return whether a compiler's claim is the size of a program and the program, packed."""
     size = int.from_bytes(claim[:SIZE_BYTES], "big")
     return len(claim) > SIZE_BYTES and size <= COMPILING.file_mb * 2**20
 

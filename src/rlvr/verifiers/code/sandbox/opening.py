@@ -52,7 +52,7 @@ def _strongest(tiers: Sequence[Tier]) -> Tier:
 
 
 def in_words(tier: Tier) -> str:
-    """What a tier does not stop."""
+    """Return what a tier does not stop."""
     return ", ".join(ESCAPES[name] for name in tier.not_stopped)
 
 

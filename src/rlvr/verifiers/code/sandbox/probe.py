@@ -78,7 +78,8 @@ print({done!r})
 
 
 async def weakness(tier: Tier) -> str | None:
-    """What speaks against a tier here, in words, or None: it does not start, or something works that it should stop."""
+    """Return what speaks against a tier here, in words, or None: it does not start, or something works that it should
+    stop."""
     secret = secrets.token_hex(8)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rlvr-probe-"))

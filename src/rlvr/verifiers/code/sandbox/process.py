@@ -85,7 +85,7 @@ class Zygote:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked."""
+        """Return whether it can be asked."""
         if self._control.fileno() < 0 or self._process.poll() is not None:
             return False
         try:

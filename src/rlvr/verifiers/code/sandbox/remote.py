@@ -135,7 +135,7 @@ class RemoteRunner:
 
 
 def _code(job: Job, marker: str) -> str:
-    """What the service runs: the source, or a program around it that makes the call or seals it."""
+    """Return what the service runs: the source, or a program around it that makes the call or seals it."""
     if job.sealed:
         seal = _SEALED.format(sealing=_text_of(sealing))
     else:

@@ -49,7 +49,7 @@ class Tier:
 
     @property
     def lasting(self) -> bool:
-        """Whether one zygote serves many jobs; else each job has its own, which separates them."""
+        """Return whether one zygote serves many jobs; else each job has its own, which separates them."""
         return self.namespaces
 
 
@@ -137,7 +137,7 @@ def command(tier: Tier, control: int, trainer_pidfd: int, tmp: str) -> list[str]
 
 
 def packages(prefix: str) -> list[str]:
-    """Where packages are installed for the interpreters of this system: they may hold data sets, and with them
+    """Return where packages are installed for the interpreters of this system: they may hold data sets, and with them
     answers."""
     patterns = [f"lib*/python3*/{kind}-packages" for kind in ("site", "dist")]
     found = [path for base in (prefix, "/usr", "/usr/local") for glob in patterns for path in Path(base).glob(glob)]
@@ -167,7 +167,7 @@ def _streams(folder: str) -> list[tuple[str, str]]:
 
 
 def _socket_bytes() -> int:
-    """What the kernel buffers for one socket; it is not to be seen from within a network namespace."""
+    """Return what the kernel buffers for one socket; it is not to be seen from within a network namespace."""
     try:
         return int(Path("/proc/sys/net/core/wmem_default").read_text())
     except (OSError, ValueError):

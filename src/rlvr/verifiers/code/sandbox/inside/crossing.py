@@ -93,7 +93,7 @@ def in_method(error: Exception, frame: FrameType | None, file: str) -> Exception
 
 
 def _given(arguments: str, message: str) -> list[Any]:
-    """What the exception was made of, or its message: `KeyError('a')` has the message `'a'` in quotes."""
+    """Return what the exception was made of, or its message: `KeyError('a')` has the message `'a'` in quotes."""
     try:
         given = values.decode(arguments.encode(), _ARGUMENTS_SIZE)
     except ValueError:

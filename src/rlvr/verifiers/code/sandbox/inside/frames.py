@@ -42,5 +42,6 @@ def _exactly(fd: int, count: int) -> bytes | None:
 
 
 def decoded(body: bytes) -> Any:
-    """What a JSON text of the trainer says; `json.loads` looks for other encodings and for spaces around it first."""
+    """Return what a JSON text of the trainer says; `json.loads` looks for other encodings and for spaces around it
+    first."""
     return _DECODE(body.decode())[0]

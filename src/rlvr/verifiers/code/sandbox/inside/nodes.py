@@ -57,7 +57,7 @@ def _changing(function: Callable[..., Any], argument: int) -> Callable[..., Any]
 
 
 def _of_several(note: str) -> bool:
-    """Whether an annotation is that of a list of nodes."""
+    """Return whether an annotation is that of a list of nodes."""
     return "list[" in note.lower()
 
 

@@ -63,8 +63,8 @@ class Kept:
         self._numbers: dict[int, int] = {}
 
     def find(self, path: str) -> Callable[..., Any]:
-        """What a test asks for: `#3.push`, a method of object 3; `#3?x`, its field; `#3`, itself called; `@len`, an
-        operation."""
+        """Return what a test asks for: `#3.push`, a method of object 3; `#3?x`, its field; `#3`, itself called; `@len`,
+        an operation."""
         if path.startswith("@"):
             return _OPERATIONS.get(path[1:], lambda one: values.encode(one))
         head, dot, name = path.partition("." if "." in path else "?")
@@ -212,7 +212,7 @@ class Proxies:
         return candidate
 
     def named(self, name: str, kind: str) -> Any:
-        """What a test means by a name of the program, by the kind that `names.kinds` gives it."""
+        """Return what a test means by a name of the program, by the kind that `names.kinds` gives it."""
         if kind == "function":
             return self.function(name, name)
         if kind == "exception":
@@ -229,11 +229,11 @@ class Proxies:
         return lambda *args, **kwargs: self._asked(path, args, kwargs, True)
 
     def ask(self, path: str, args: Any, kwargs: Any) -> Any:
-        """What the program answers."""
+        """Return what the program answers."""
         return self._asked(path, args, kwargs, False)
 
     def held(self, number: int, name: str) -> Any:
-        """What stands for an object of that number and class, or for a function where there is no class."""
+        """Return what stands for an object of that number and class, or for a function where there is no class."""
         self._any_held = True
         if not name:
             return HeldFunction(self.ask, number)

@@ -74,7 +74,7 @@ def _taken(control: socket.socket) -> tuple[int, int]:
 
 
 def _prepared(setting: Setting) -> OSError | None:
-    """What can be done before there is a job; what went wrong is kept for it."""
+    """Return what can be done before there is a job; what went wrong is kept for it."""
     try:
         if setting.namespaces:
             _own_user()
@@ -182,7 +182,7 @@ class _Watch:
             self.poll.register(fd, select.POLLIN)
 
     def through(self, pid: int) -> tuple[str, str, list[bytes]]:
-        """How it ended, in a word and in words, and what it wrote."""
+        """Return how it ended, in a word and in words, and what it wrote."""
         self.pid = pid
         how, why = self._until_end()
         if how:
@@ -237,7 +237,7 @@ class _Watch:
         return len(self.outputs[fd]) <= self.order.output_bytes
 
     def _rest(self) -> tuple[str, str]:
-        """What the program had written when it ended; what its children go on to write is not waited for."""
+        """Return what the program had written when it ended; what its children go on to write is not waited for."""
         for fd in list(self.open):
             with contextlib.suppress(BlockingIOError):
                 while fd in self.open:
