@@ -87,7 +87,7 @@ class Modifier(AdvantageComponent):
 
 @dataclass(frozen=True)
 class RewardContext:
-    """What a piece may take from the run."""
+    """Parts of the run that a component may read."""
 
     config: Config
     tasks: Sequence[Task]
@@ -100,7 +100,7 @@ Encode = Callable[[str], list[int]]
 
 @dataclass(frozen=True)
 class Continuation:
-    """What is to be scored: `target` after `context`, both token ids and not empty."""
+    """A text to score: `target` after `context`, both token ids and not empty."""
 
     rollout: int
     """The position in the batch of the rollout that it is for."""

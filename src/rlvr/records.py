@@ -1,4 +1,4 @@
-"""What flows through the library: Task, Rollout, Verdict, Group and Batch.
+"""Records of the library: Task, Rollout, Verdict, Group and Batch.
 
 Invariants:
 - Token in, token out: `Rollout.token_ids` are the ids that were sampled and the ids that are trained; text is decoded
@@ -32,7 +32,7 @@ UPDATED = "logprobs/updated"
 
 
 class Origin(enum.IntEnum):
-    """Who wrote a token."""
+    """The author of a token."""
 
     PROMPT = 0
     POLICY = 1
@@ -67,7 +67,7 @@ class StopReason(enum.StrEnum):
 
 
 class VerdictStatus(enum.StrEnum):
-    """How a verification ended."""
+    """The outcome of a verification."""
 
     CORRECT = "correct"
     WRONG = "wrong"
@@ -136,7 +136,7 @@ def cut(text: str, limit: int = LONGEST_REASON) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a verifier says of one completion.
+    """The judgement of a verifier about one completion.
 
     `score` is None when undecided: what the answer causes is decided (an unparsable answer, or a limit that the answer
     itself spent, scores 0); what we cause (bad gold, a killed worker, a remote service down) is undecided, left out of

@@ -94,7 +94,7 @@ def _in_words(problem: Any, place: _Place) -> str:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a problem is, without the names of types that pydantic puts between the keys."""
+    """The path of a wrong key, without the names of types that pydantic puts between the keys."""
 
     path: tuple[str | int, ...]
     known: list[str]

@@ -191,7 +191,7 @@ class MlflowConfig(Section):
 
 
 class LoggingConfig(Section):
-    """What is said and kept beside metrics.jsonl."""
+    """Console output, trackers and files beside metrics.jsonl."""
 
     console: Literal["auto", "plain", "quiet", "off"] = "auto"
     """auto: a live view in a terminal, plain lines elsewhere. plain: always lines. quiet: what the monitors of health

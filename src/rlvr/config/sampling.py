@@ -46,7 +46,7 @@ class DynamicSamplingConfig(Section):
 
 
 class RolloutConfig(Section):
-    """How groups of responses are sampled."""
+    """Sampling of groups of responses."""
 
     engine: Annotated[ComponentSpec, OfKind("engine", words=("auto",))] = ComponentSpec("hf")
     """What samples: `hf` runs in the trainer's process and needs no server. auto: `vllm` on a GPU where vLLM is
@@ -93,7 +93,7 @@ class RolloutConfig(Section):
 
 
 class VerificationConfig(Section):
-    """How verifiers are run."""
+    """Processes, time limits and memory of verifiers."""
 
     workers: int = Field(default=64, ge=1)
     """Worker processes for plain functions, which mostly wait; each is forked when first needed. Verifiers that compute

@@ -66,7 +66,7 @@ class OptimConfig(Section):
 
 
 class DistributedConfig(Section):
-    """Where the policy's weights and optimizer live."""
+    """Placement of the policy's weights and optimizer on devices and ranks."""
 
     backend: Annotated[ComponentSpec, OfKind("backend")] = ComponentSpec("plain")
     """plain: every rank holds the whole model and optimizer; deepspeed: they are shared out among the ranks (ZeRO)."""

@@ -1,4 +1,5 @@
-"""What a piece may ask of a forward pass, and of which model. Pieces declare it; the learner computes only that."""
+"""Statistics that a component may ask of a forward pass, and of which model. The learner computes only declared
+ones."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from rlvr.records import BASELINE, Rollout
 
 @dataclass(frozen=True)
 class TaskHistory:
-    """What happened to one task so far."""
+    """Results of one task so far."""
 
     attempts: int = 0
     """Rollouts verified."""

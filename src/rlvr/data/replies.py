@@ -1,4 +1,4 @@
-"""What a tool or an environment says, as the token ids that follow a turn of the policy's.
+"""Replies of a tool or an environment, as the token ids that follow a turn of the policy's.
 
 In a text prompt the reply is text and nothing else. In a chat it is a message: what the chat template puts between an
 assistant's turn and the next one, from behind the end-of-turn token, which the policy sampled itself. Invariants: only
@@ -19,7 +19,7 @@ _REPLY = "RlvrReplyMark"
 
 @dataclass(frozen=True)
 class Frame:
-    """What a chat template puts round a message that follows an assistant's turn."""
+    """The text that a chat template puts round a message that follows an assistant's turn."""
 
     before: str
     """From the end of the turn's text (so with its end-of-turn token) to the message's text."""

@@ -21,7 +21,7 @@ TemplateSpec = str | Mapping[str, Any] | None
 
 @dataclass(frozen=True)
 class Template:
-    """What is put round a prompt, as `data.template` writes it.
+    """The text round a prompt, as `data.template` writes it.
 
     A string (inline, or the path of a file, whose last line break is dropped) is `wrap`; a mapping gives the others.
     """

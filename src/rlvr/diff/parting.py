@@ -1,4 +1,4 @@
-"""What the comparisons of two runs have in common: what they find, and what counts as a difference."""
+"""Common parts of the comparisons of two runs: their findings, and the definition of a difference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass
 class Parting:
-    """What one comparison found."""
+    """The finding of one comparison."""
 
     what: str
     """What was compared: metrics, rollouts, checkpoints."""

@@ -46,7 +46,7 @@ write."""
 
 @dataclass
 class Manifest:
-    """What `complete.json` says."""
+    """The content of `complete.json`."""
 
     step: int
     ranks: int

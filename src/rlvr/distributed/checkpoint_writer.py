@@ -44,7 +44,7 @@ PACKAGES = ("rlvr", "torch", "transformers", "safetensors", "numpy", "peft")
 
 @dataclass
 class Contents:
-    """What a checkpoint is to hold, on one rank."""
+    """One rank's contents of a checkpoint."""
 
     step: int
     tensors: Mapping[str, torch.Tensor]

@@ -151,7 +151,7 @@ class DeepSpeedBackend:
             )
 
     def _begin_pass(self, *_: Any) -> None:
-        """What the engine's forward would do for the fetching of partitioned weights: a pass begins."""
+        """Begin a pass, as the engine's forward would for the fetching of partitioned weights."""
         self.optimizer.parameter_offload.get_param_coordinator().reset_step()
 
     def renew(self, optimizer: SpecLike) -> None:

@@ -1,4 +1,4 @@
-"""What a backend saves, in one form for all backends and numbers of ranks.
+"""The saved state of a backend, in one form for all backends and numbers of ranks.
 
 A checkpoint's tensors are whole and named `weights/PARAMETER`, `optimizer/KEY/PARAMETER` and `reference/PARAMETER`;
 each is written by one rank. So a run saved under ZeRO-3 by two ranks is loaded by one process, and the other way round.

@@ -19,7 +19,7 @@ WORKING = ("update", "publish")
 
 @dataclass(frozen=True)
 class RankUse:
-    """What a rank did in a step."""
+    """Measurements of a rank's work in a step."""
 
     flops: float
     """Model FLOPs of its update."""

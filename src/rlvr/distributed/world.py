@@ -261,7 +261,7 @@ def _leave_process_group() -> None:
 
 @dataclass(frozen=True)
 class _Awaited:
-    """What a meeting waits for, in words."""
+    """The ranks that a barrier waits for, in words."""
 
     what: str
     missing: set[int]

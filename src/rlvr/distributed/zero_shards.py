@@ -213,7 +213,7 @@ class Shards:
             gradient.zero_()
 
     def no_gradients(self) -> None:
-        """What a backward pass that reaches no parameter would leave, for a step that no pass came before."""
+        """Leave the gradients of a backward pass that reaches no parameter, for a step without any pass."""
         if hasattr(self.optimizer, "setup_buckets"):  # ZeRO-1 and 2
             self.optimizer.setup_buckets()
         if hasattr(self.optimizer, "fp32_groups_has_gradients"):  # ZeRO-1 in bfloat16

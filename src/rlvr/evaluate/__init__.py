@@ -263,7 +263,7 @@ def _model_folder(path: str) -> Path | str:
 
 @dataclass(frozen=True)
 class Instruments:
-    """What an evaluation works with."""
+    """Parts of an evaluation."""
 
     collect: Collect
     """Samples and verifies."""
@@ -276,7 +276,7 @@ class Instruments:
 
 @contextmanager
 def sampler(config: Config, tasks: Sequence[Task], world: World) -> Iterator[Instruments]:
-    """What samples and verifies under `config`, on all ranks of `world`; only rank 0 may collect.
+    """Open the sampling and verification of `config`, on all ranks of `world`; only rank 0 may collect.
 
     Samples are those that the trainer's own evaluation would draw: both sample with
     `RolloutRuntime.evaluation_samples`.

@@ -1,4 +1,4 @@
-"""Whether evaluation tasks stand in the training tasks: overlap of runs of words.
+"""Evaluation tasks that stand in the training tasks: overlap of runs of words.
 
 Brown et al. 2020, "Language models are few-shot learners", appendix C: runs of 13 words, lower case, without
 punctuation. A prompt of fewer words is compared whole.

@@ -1,4 +1,4 @@
-"""How sure a mean over tasks is: bootstrap intervals, and the interquartile mean.
+"""Uncertainty of a mean over tasks: bootstrap intervals, and the interquartile mean.
 
 Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (rliable): intervals by
 resampling, the interquartile mean in place of the median, paired comparison. Resampled are tasks; several runs (seeds)

@@ -1,4 +1,4 @@
-"""What is kept of a task once its responses are judged, and what a set of such tasks amounts to.
+"""The result of a task once its responses are judged, and the summary of a set of results.
 
 Invariants:
 - A `TaskResult` is small and does not grow with the number of samples: rollouts are let go as soon as they are tallied.

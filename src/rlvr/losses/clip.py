@@ -23,7 +23,7 @@ Clip = Literal["hard", "soft", "detach", "none", "tv", "kl"]
 
 @dataclass(frozen=True)
 class Surrogate:
-    """What is maximised at each token [T], and where a bound takes something away (bool [T])."""
+    """The objective at each token [T], and the places where a bound takes something away (bool [T])."""
 
     value: torch.Tensor
     low: torch.Tensor

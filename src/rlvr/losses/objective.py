@@ -222,7 +222,7 @@ def _largest(values: list[float]) -> float:
 
 @dataclass(frozen=True)
 class Fetched:
-    """What a rank's micro-batches of an optimizer step add up to."""
+    """Sums over a rank's micro-batches of an optimizer step."""
 
     averages: Averages
     losses: dict[str, float]

@@ -1,4 +1,4 @@
-"""What the components of an objective are told of the whole optimizer step before it is cut into micro-batches.
+"""The prepass: components of an objective see the whole optimizer step before it is cut into micro-batches.
 
 Three kinds of piece ask for it: token selectors, losses with a `choose`, and losses of whole responses. They see
 columns that one pass without gradient gave, in the order of the batch; what they answer is columns again, so the
@@ -26,7 +26,7 @@ Columns = Mapping[tuple[str, str], Sequence[np.ndarray]]
 
 @dataclass(frozen=True)
 class PrepassResult:
-    """What a component answered; a column has one array [T_b] per rollout of the batch, 0 where it was not asked."""
+    """The result of a component; a column has one array [T_b] per rollout of the batch, 0 where it was not asked."""
 
     kept: list[np.ndarray] | None = None
     """Factor of each token's loss, by the component's token selectors."""

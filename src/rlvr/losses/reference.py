@@ -1,4 +1,4 @@
-"""Whether an `algorithm` section has its stage keep a reference, before anything of the stage is built."""
+"""The test for a reference in an `algorithm` section, before anything of the stage is built."""
 
 from __future__ import annotations
 

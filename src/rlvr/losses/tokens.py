@@ -1,4 +1,4 @@
-"""What a loss sees: the trained tokens of a micro-batch, flat, with the statistics that it declared.
+"""The input of a loss: the trained tokens of a micro-batch, flat, with the statistics that it declared.
 
 There is no padding and no logits here: T trained tokens of S sequences stand one after the other. A rollout is always
 whole within a micro-batch, so sums over a sequence are local; sums over the optimizer step come in as `Denominators`,
@@ -22,7 +22,7 @@ LARGEST_LOG_RATIO = 30.0
 
 @dataclass(frozen=True)
 class Denominators:
-    """What a component averages over in one optimizer step, all ranks together."""
+    """Counts that a component averages over in one optimizer step, all ranks together."""
 
     tokens: float
     """Sum of the component's token weights."""
@@ -121,7 +121,7 @@ class TokenBatch:
 
 @dataclass(frozen=True)
 class LossTerm:
-    """What a loss gives back for a micro-batch.
+    """The result of a loss for a micro-batch.
 
     `value` is its share of the step's loss (scalar, with gradient). `metrics` are per-token tensors [T] that the
     learner averages by the component's weights over the step (names ending in `max` are maximised instead).

@@ -1,4 +1,4 @@
-"""What a run says of itself: metrics, timers, trackers, the console and the recorded rollouts.
+"""Output of a run: metrics, timers, trackers, the console and the recorded rollouts.
 
 Invariants:
 - `monitor.metrics` is ground floor: it imports nothing of the library but its errors, so that every room can name a

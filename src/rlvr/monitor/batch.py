@@ -1,4 +1,4 @@
-"""What a scored batch says, as metrics, and the sample rows that trackers show.
+"""Metrics of a scored batch, and the sample rows that trackers show.
 
 Invariants:
 - Pure functions of a `Batch`; they read the columns `reward`, `reward/<name>` and `advantage` where there are any.

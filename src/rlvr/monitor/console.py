@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live view and a table on a terminal, plain lines anywhere else.
+"""The console of a run: a live view and a table on a terminal, plain lines anywhere else.
 
 Invariants:
 - Both say the same. Plain output has no control characters and no wrapping: for logs, pipes and notebooks.

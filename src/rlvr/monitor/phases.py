@@ -1,4 +1,4 @@
-"""Where the wall clock of a step goes.
+"""Wall-clock time of a step by phase.
 
 Invariants:
 - Time is counted in one phase at a time: a phase entered inside another pauses the outer one, so the phases never sum

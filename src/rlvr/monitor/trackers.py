@@ -1,4 +1,4 @@
-"""Where metrics go: the run folder's metrics.jsonl, and the protocol of everything else that wants them.
+"""Destinations of metrics: the run folder's metrics.jsonl, and the protocol of everything else that wants them.
 
 Invariants:
 - metrics.jsonl is the run's own record: one JSON object per step, in order, whole after each line, its loss an error.

@@ -1,4 +1,4 @@
-"""What a forward and backward pass of a model's decoder takes: measured, in bytes, on tensors without contents.
+"""Memory of a forward and backward pass of a model's decoder: measured, in bytes, on tensors without contents.
 
 Two and three layers of the model run on torch's fake tensors, in the types, with the adapter and the rows of a real
 update, and every storage is counted from the operation that makes it to its last reference. Bytes grow linearly with
@@ -111,7 +111,7 @@ class DecoderPasses:
 
 @dataclass(frozen=True)
 class Way:
-    """How a decoder computes, as far as its bytes depend on it."""
+    """Settings of a decoder that its memory depends on."""
 
     compute: torch.dtype
     weights: torch.dtype

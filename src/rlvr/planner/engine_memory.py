@@ -1,4 +1,4 @@
-"""What the engine that samples takes of a device that is trained on."""
+"""Memory of the engine that samples, on a device that is trained on."""
 
 from __future__ import annotations
 

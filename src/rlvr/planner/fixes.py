@@ -1,4 +1,4 @@
-"""What would make a run fit that does not: changes tried in the planner, the smallest first."""
+"""Changes that make a run fit which does not: tried in the planner, the smallest first."""
 
 from __future__ import annotations
 

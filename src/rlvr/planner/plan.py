@@ -49,7 +49,7 @@ any of it."""
 
 @dataclass(frozen=True)
 class Phase:
-    """What a phase takes of one device."""
+    """Memory of a phase on one device."""
 
     name: str
     parts: StageContext
@@ -74,7 +74,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a stage takes of each device that it trains on."""
+    """Memory of a stage on each device that it trains on."""
 
     devices: Devices
     ranks: int

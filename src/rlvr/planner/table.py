@@ -32,7 +32,7 @@ def _zero(stage: int, **more: Any) -> dict[str, Any]:
 
 
 def _ways(count: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What is tried on so many GPUs, from the smallest change of a plain run to the largest."""
+    """Yield the configurations to try on so many GPUs, from the smallest change of a plain run to the largest."""
     yield "plain", {}
     yield "plain, moved", {"distributed": MOVED}
     if count > 1:

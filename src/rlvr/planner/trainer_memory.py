@@ -1,4 +1,4 @@
-"""What the trainer keeps on each device in each phase of a step, beside what one pass takes.
+"""Memory that the trainer keeps on each device in each phase of a step, beside what one pass takes.
 
 Backends keep different things in different types (w: bytes of a weight that is computed with, 2 in bfloat16 under
 DeepSpeed and 4 else; P: weights that train; N: ranks; s: bytes of optimizer state for each):
@@ -39,7 +39,7 @@ StageContext = dict[str, float]
 
 @dataclass(frozen=True)
 class TrainerMemory:
-    """How a stage trains, as far as the memory of one rank depends on it."""
+    """Settings of a stage that the memory of one rank depends on."""
 
     shape: Shape
     ranks: int

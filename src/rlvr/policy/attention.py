@@ -197,7 +197,7 @@ class Block:
 
 @dataclass(frozen=True)
 class _RowMask:
-    """What a layer gets for a mask while spans are in place."""
+    """The mask of a layer while spans are in place."""
 
     spans: Spans
     window: int | None

@@ -71,7 +71,7 @@ def peak_flops(device_name: str) -> float | None:
 
 @dataclass(frozen=True)
 class UpdateFlops:
-    """What the passes of an update compute on a rank."""
+    """FLOPs of the passes of an update on a rank."""
 
     flops: float
     """Operations of all passes, as MFU counts them."""

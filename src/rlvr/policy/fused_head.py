@@ -95,7 +95,7 @@ def _check_top_k(head: Head, top_k: int) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """What does not change between the forward and the backward pass."""
+    """Values that do not change between the forward and the backward pass."""
 
     asked: dict[str, bool]
     top_k: int

@@ -258,7 +258,7 @@ def deal(costs: np.ndarray, world: int) -> list[np.ndarray]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a forward pass costs, in tokens: the time that the layers take for one token without attention."""
+    """The cost of a forward pass in tokens: the time that the layers take for one token without attention."""
 
     pair: float
     """A query and a key that meet, in all layers."""
@@ -321,7 +321,7 @@ def _common(ids: Sequence[np.ndarray]) -> int:
 
 @dataclass(frozen=True)
 class _Runs:
-    """How the R rollouts of a micro-batch become S runs of one row."""
+    """The division of R rollouts of a micro-batch into S runs of one row."""
 
     length: np.ndarray
     """int64 [S]"""

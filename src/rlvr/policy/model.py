@@ -278,7 +278,7 @@ contents, of which a pass is planned."""
 
 @dataclass(frozen=True)
 class Head:
-    """Where the logits [T, V] of T tokens come from: `inputs` [T, H_i] and `weights` [V, H_i], one of each per term.
+    """Factors of the logits [T, V] of T tokens: `inputs` [T, H_i] and `weights` [V, H_i], one of each per term.
 
     Without weights the one input is the logits themselves.
     """

@@ -1,4 +1,4 @@
-"""Whether a model computes packed rows: not assumed from its name but tried, once, on a few tokens."""
+"""The test that a model computes packed rows: not assumed from its name but tried, once, on a few tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlvr.policy.attention import BASES, Spans, hook, unhook
 
 @dataclass(frozen=True)
 class Packing:
-    """What packed rows a model can compute, and the reason where it cannot."""
+    """Packed rows that a model can compute, and the reason where it cannot."""
 
     packs: bool
     shares: bool

@@ -69,7 +69,7 @@ def _kept(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 
 def _release(parameters: Mapping[str, torch.nn.Parameter]) -> None:
-    """Where weights are partitioned, let go of those that are whole for the moment."""
+    """Let go, where weights are partitioned, of those that are whole for the moment."""
     partitioned: Any = next((p for p in parameters.values() if hasattr(p, "ds_tensor")), None)
     if partitioned is not None:
         partitioned._z3_optimizer.empty_partition_cache()

@@ -25,7 +25,7 @@ FOLDER = Path("configs/papers")
 
 
 class Smoke(BaseModel):
-    """What a few steps on a tiny policy are made of."""
+    """Sizes of a few steps on a tiny policy."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -41,7 +41,7 @@ class Smoke(BaseModel):
 
 
 class Recipe(BaseModel):
-    """What is to be known of a recipe."""
+    """Facts about a recipe."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 

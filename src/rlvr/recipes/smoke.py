@@ -131,7 +131,7 @@ def smoke(paper: Paper) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far two gradients of the same rollouts are apart."""
+    """The distance of two gradients of the same rollouts."""
 
     norm: float
     """The norm of the recipe's gradient."""

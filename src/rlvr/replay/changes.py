@@ -1,4 +1,4 @@
-"""What scoring anew changes, in counts and sums that add up from steps to a run.
+"""Changes by scoring anew, in counts and sums that add up from steps to a run.
 
 Invariants: pure functions of two batches of the same rollouts; nothing is kept of a rollout but numbers; undecided is
 never counted as wrong.

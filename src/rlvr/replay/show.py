@@ -1,4 +1,4 @@
-"""What a replay found, on the console: a line per step, the whole, and examples of what changed."""
+"""Output of a replay on the console: a line per step, the whole, and examples of what changed."""
 
 from __future__ import annotations
 

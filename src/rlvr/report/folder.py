@@ -18,7 +18,7 @@ PARTS = ("config.yaml", "metrics.jsonl", "evaluations.jsonl", "rollouts")
 
 @dataclass
 class RunData:
-    """What is known of a run."""
+    """The files of a run, as read."""
 
     name: str
     path: Path

@@ -29,7 +29,7 @@ BINS = 24
 
 @dataclass
 class Read:
-    """What was read of a run's rollouts."""
+    """Rollouts of a run that were read."""
 
     shown: list[dict[str, Any]] = field(default_factory=list)
     lengths: dict[int, list[float]] = field(default_factory=dict)

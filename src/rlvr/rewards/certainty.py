@@ -1,4 +1,4 @@
-"""How sure the policy is of its own response, as a reward: no label is read.
+"""The policy's certainty of its own response, as a reward: no label is read.
 
 From one forward pass of the policy as it is before the update (`needs`). Undecided where the response has no token of
 the kind that is looked at.

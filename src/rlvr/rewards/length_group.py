@@ -21,7 +21,7 @@ from rlvr.rewards.terms import TermSpec, lengths
 @register("reward", "brevity")
 @dataclass(frozen=True)
 class Brevity(RewardTerm):
-    """What a right answer is worth by how its length compares within the group; wrong answers are worth 0.
+    """The value of a right answer by its length compared within the group; wrong answers are worth 0.
 
     - sigmoid: 1 - alpha sigmoid((L - mean) / std) over the right answers (Arora & Zanette 2025, arXiv 2502.04463, eq.
       4; the penalty of GRPO-lambda, from notes, not confirmed there).

@@ -25,7 +25,7 @@ from rlvr.rewards.terms import TermSpec, lengths
 @register("reward", "length_target")
 @dataclass(frozen=True)
 class LengthTarget(RewardTerm):
-    """What the length is worth, to be added to the verdict.
+    """The value of the length, to be added to the verdict.
 
     - step: alpha for a right answer of at most `target` tokens, else 0 (LASER, Liu et al. 2025, arXiv 2505.15612; alpha
       from notes).

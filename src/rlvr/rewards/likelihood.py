@@ -1,5 +1,5 @@
-"""How likely the policy finds a given text: the reference answer after its own reasoning, or its response without the
-prompt.
+"""The likelihood of a given text under the policy: the reference answer after its own reasoning, or its response
+without the prompt.
 
 No verifier is read. What a term wants scored it asks for (`asks`): token ids after other token ids; the stage computes
 their log-probs under the policy as it is before the update, in the micro-batches of the update, and hands them to the
@@ -23,7 +23,7 @@ from rlvr.registry import register
 @register("reward", "answer_likelihood")
 @dataclass(frozen=True)
 class AnswerLikelihood(RewardTerm):
-    """How likely the policy finds the task's reference answer where its own answer begins.
+    """The likelihood under the policy of the task's reference answer where its own answer begins.
 
     The response is cut after the last token that ends within `opening`, and the answer's tokens are put there.
 

@@ -1,4 +1,4 @@
-"""How likely the policy found its own response while it wrote it."""
+"""The likelihood of a response under the policy that sampled it."""
 
 from __future__ import annotations
 

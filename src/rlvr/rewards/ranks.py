@@ -1,4 +1,4 @@
-"""How far a ranking agrees with a given one, the top counting most."""
+"""Agreement of a ranking with a given one, the top counting most."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Work(Generic[T]):
 
 
 class Watch:
-    """What a collection is doing: its groups, and how many of them are open."""
+    """The progress of a collection: its groups, and how many of them are open."""
 
     def __init__(self) -> None:
         self.groups = 0
@@ -177,7 +177,7 @@ Group = tuple[Draw, list[Rollout]]
 
 @dataclass
 class StepRollouts:
-    """What a step got."""
+    """The rollouts of a step."""
 
     rollouts: list[Rollout]
     """By draw and member."""
@@ -376,7 +376,7 @@ class RolloutBuffer:
             return taken
 
     def _set_aside(self, batch: _Batch, surplus: list[Group], unfinished: list[Draw]) -> None:
-        """What the step did not need: complete groups for the next one, and draws to be made again."""
+        """Keep surplus of the step: complete groups for the next one, and draws to be made again."""
         with self._lock:
             rest = {draw.number for draw, _ in surplus} | {draw.number for draw in unfinished}
             batch.draws = [draw for draw in batch.draws if draw.number not in rest]

@@ -27,7 +27,7 @@ Bucket = list[tuple[str, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn. temperature 0 is greedy, with log-probs at temperature 1."""
+    """Sampling parameters. temperature 0 is greedy, with log-probs at temperature 1."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -56,7 +56,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """What was sampled, end token included: N tokens."""
+    """A sampled completion, end token included: N tokens."""
 
     token_ids: np.ndarray
     """int64 [N]"""
@@ -76,7 +76,7 @@ InFlight = Literal["finish", "continue"]
 
 @dataclass(frozen=True)
 class Published:
-    """What a publish moved."""
+    """Bytes and seconds of a publish."""
 
     bytes: int
     seconds: float

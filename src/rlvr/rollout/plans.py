@@ -123,7 +123,7 @@ class Activity:
 
 @dataclass
 class RolloutContext:
-    """What a plan works with in one step. Its methods count what they are asked for in `activity`."""
+    """The interface of a plan to the run in one step. Its methods count their calls in `activity`."""
 
     engine: Engine
     verification: Verification
@@ -258,7 +258,7 @@ class RolloutTokens:
         return tuple(self._texts)
 
     def turn(self, completion: Completion) -> None:
-        """What the policy sampled after the tokens so far."""
+        """Append a completion that the policy sampled after the tokens so far."""
         self._segments.append(Segment("turn", len(self), len(self) + len(completion.token_ids)))
         self._extend(completion.token_ids, Origin.POLICY, completion.logprobs, completion.versions)
         self._texts.append(completion.text)

@@ -332,7 +332,7 @@ class Rows:
         return len(self.rows)
 
     def _changed(self) -> None:
-        """What depends on which rows there are."""
+        """Recompute the values that depend on the rows."""
         self._every = np.arange(len(self.rows))
         self.choose = Chooser(self.options, self.position.device)
         self._unused = torch.from_numpy(self.unused).to(self.position.device)[:, None] if self.unused.any() else None

@@ -1,4 +1,4 @@
-"""What a run will do, in words and numbers: the batch arithmetic that `--dry-run` and the start of a run print."""
+"""The description of a run in words and numbers: the batch arithmetic that `--dry-run` and the start of a run print."""
 
 from __future__ import annotations
 

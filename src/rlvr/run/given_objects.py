@@ -44,7 +44,7 @@ class _NotWritableError(Exception):
 
 
 class GivenObjects:
-    """What a trainer was given beside its configuration, to be recorded in the run folder `path`.
+    """Objects given to a trainer beside its configuration, to be recorded in the run folder `path`.
 
     `specs` are its `tasks` and `eval_tasks` as given, under `train` and `eval`, None where the configuration names
     them; `tasks` those that are to be kept (`kept_in_folder`), and `verifiers` the names that tasks of the run name.

@@ -35,7 +35,8 @@ from rlvr.verifiers.pool import Verification
 
 
 class RolloutRuntime:
-    """What all stages and evaluations sample and verify with. `open` starts the engine; `close` ends everything.
+    """The engine, verifiers and threads of all stages and evaluations. `open` starts the engine; `close` ends
+    everything.
 
     Collecting is interrupted once `stop` is set.
     """

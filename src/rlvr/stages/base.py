@@ -1,4 +1,4 @@
-"""What a stage of training is: where its rollouts come from, how they are scored, and what is optimised.
+"""The base of stages: where rollouts come from, how they are scored, and what is optimised.
 
 The trainer runs every kind of stage through the same loop. A stage owns its tasks and sampler; everything that lives
 longer than a stage (policy, engine, history) is handed in as `StageContext`.
@@ -31,7 +31,7 @@ from rlvr.rollout import Collector, RolloutContext, Sampling, StepRollouts
 
 @dataclass
 class StageContext:
-    """What a stage is given."""
+    """Parts of the run that a stage works with."""
 
     policy: Policy
     history: History

@@ -1,4 +1,4 @@
-"""What evaluation chooses among samples with: a reward term, evaluated without any stage of training."""
+"""The scorer of best-of-k evaluation: a reward term, evaluated without any stage of training."""
 
 from __future__ import annotations
 

@@ -168,7 +168,8 @@ def _summary(trainer: Any) -> None:
 
 
 def _against_the_start(folder: Path) -> Iterator[str]:
-    """What the last evaluation says against the baseline's, task by task; nothing where one of the two is missing."""
+    """Yield lines that compare the last evaluation with the baseline's, task by task; none where one of the two is
+    missing."""
     from rlvr.evaluation import compare, read_result
 
     files = sorted((folder / "evaluations").glob("step-*.json"))

@@ -116,7 +116,7 @@ def _train(config: Config, resume: str | None, stop: StopRequest) -> int:
 
 
 def _conclude(config: Config, seeds: Sequence[int], console: Console) -> None:
-    """What the finished runs amount to: a table, seeds.json and the report."""
+    """Write the summary of the finished runs: a table, seeds.json and the report."""
     folders = [config.folder / f"seed-{seed}" for seed in seeds]
     results = dict(_results(config, folders))
     text = json.dumps({"version": 1, "seeds": list(seeds), "results": results}, indent=1)

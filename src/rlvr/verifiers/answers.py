@@ -268,7 +268,7 @@ def after_phrase(text: str) -> str | None:
 
 
 def formulas(text: str) -> Iterator[tuple[int, int, int]]:
-    """Where each formula between math delimiters begins, where it ends, and where its closing delimiter ends; in
+    """Yield where each formula between math delimiters begins, where it ends, and where its closing delimiter ends; in
     order."""
     # An opening delimiter that nothing closes is text: it hides no formula behind it, and costs no search to the end.
     last = {mark: text.rfind(closing) for mark, closing in _CLOSES.items()}

@@ -1,4 +1,4 @@
-"""What a verifier is, and how plain functions become one.
+"""The base class of verifiers, and plain functions as verifiers.
 
 A verifier looks at one task and one completion and returns a Verdict. It may be synchronous or asynchronous, and
 declares what it needs, so that the pool that runs it can isolate it and hold it to a time limit. Works without torch.
@@ -33,7 +33,7 @@ _CONSTANT = (*(bool, int, float, str, bytes, re.Pattern, Enum, PurePath, type), 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a verifier needs to run safely."""
+    """Isolation that a verifier needs to run safely."""
 
     process: bool = False
     """It computes long enough, or may hang or crash, so it runs in a worker process that can be killed."""

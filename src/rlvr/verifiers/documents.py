@@ -65,7 +65,7 @@ def _holds_document(text: str, lists: bool) -> bool:
 
 
 def _bracketed(text: str) -> Iterator[str]:
-    """What stands in brackets that are in no other brackets."""
+    """Yield the texts in outermost brackets."""
     depth = start = 0
     for token in _JSON_TOKEN.finditer(text):
         if token[0] in "[{":

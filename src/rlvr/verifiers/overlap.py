@@ -17,7 +17,7 @@ from rlvr.verifiers.base import Needs
 
 @dataclass
 class OverlapVerifier(AnswerVerifier):
-    """What ROUGE and BLEU share."""
+    """The common part of ROUGE and BLEU."""
 
     methods: tuple[Method, ...] = ()
     """Where to look for the answer before the fallback: `boxed`, `hash` (`#### 72`), `tag` (`<answer>`), `phrase`."""

@@ -1,4 +1,4 @@
-"""Where findings go: the console, and `health.jsonl` of the run folder."""
+"""Output of findings: the console, and `health.jsonl` of the run folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a server given by URL can serve this policy: its model, tokenizer, endpoints and settings.
+"""Checks that a server given by URL can serve this policy: its model, tokenizer, endpoints and settings.
 
 Every finding is a ConfigError that names the server, what differs and how to start it.
 """

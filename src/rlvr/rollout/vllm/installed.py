@@ -1,4 +1,4 @@
-"""Whether vLLM is installed here, in a version that this library was written against."""
+"""Checks that vLLM is installed, in a version that this library was written against."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class State(enum.StrEnum):
-    """What a server is good for."""
+    """The state of a server."""
 
     STALE = "stale"
     """It has other weights than the current ones, or none."""

@@ -25,7 +25,7 @@ COLDEST = 0.01
 
 @dataclass(frozen=True)
 class Answer:
-    """What vLLM says of one request."""
+    """vLLM's result of one request."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]

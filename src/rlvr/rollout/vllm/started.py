@@ -33,7 +33,7 @@ SETTLE = 0.25
 
 
 class StartedServer:
-    """How to start, and start again, one server. `arguments` are vLLM's engine arguments."""
+    """The command that starts one server, and starts it again. `arguments` are vLLM's engine arguments."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What an audit finds in many verdicts: counts by verifier and status, agreement with what was expected, cases worth a
+"""Findings of an audit in many verdicts: counts by verifier and status, agreement with what was expected, cases worth a
 look.
 
 Invariant: memory is bounded, however many verdicts are added: counts are kept of all, cases only of the worst or the
@@ -90,7 +90,7 @@ class Agreement:
 
 @dataclass
 class Seconds:
-    """How long verdicts took."""
+    """Seconds of verdicts."""
 
     total: float = 0.0
     most: float = 0.0

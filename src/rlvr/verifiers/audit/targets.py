@@ -1,4 +1,4 @@
-"""What an adversarial completion is written for: a task's reference answer, wrong answers beside it, and a form to
+"""Targets of an adversarial completion: a task's reference answer, wrong answers beside it, and a form to
 write them in.
 
 Pure data and functions; rlvr.verifiers.audit.trial finds the form that a verifier pays.
@@ -60,7 +60,7 @@ def form_of(completion: str, answer: str) -> Form | None:
 
 @dataclass(frozen=True)
 class Target:
-    """What a trick is written for. `gold` is None where the task has no reference answer, or none that could be
+    """The target of a trick. `gold` is None where the task has no reference answer, or none that could be
     written."""
 
     gold: str | None

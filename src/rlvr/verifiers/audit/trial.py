@@ -27,7 +27,7 @@ KEPT = 2000
 
 
 class Outcome(enum.StrEnum):
-    """What a verifier did with a trick."""
+    """The verdict of a verifier on a trick."""
 
     REFUSED = "refused"
     PART = "part"
@@ -78,7 +78,7 @@ class Attempt:
 
 @dataclass
 class Trial:
-    """What became of all tricks: counts and the longest seconds by trick, and the attempts that failed."""
+    """Results of all tricks: counts and the longest seconds by trick, and the attempts that failed."""
 
     controls: list[tuple[Task, Control | None]] = field(default_factory=list)
     """Each task that was tried, with its control; None where no correct completion was paid."""

@@ -33,7 +33,7 @@ CHECKER_LIMITS = Limits(seconds=10.0, memory_mb=512)
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a case: `passed` in [0, 1], None where it is undecided."""
+    """The result of a case: `passed` in [0, 1], None where it is undecided."""
 
     passed: float | None
     reason: str = ""
@@ -119,7 +119,7 @@ class Case(ABC):
 
 @dataclass(frozen=True)
 class StdioCase(Case):
-    """What a program prints for an input."""
+    """A case by the program's output for an input."""
 
     input: str
     expected: str
@@ -145,7 +145,7 @@ class StdioCase(Case):
 
 @dataclass(frozen=True)
 class CallCase(Case):
-    """What a function returns."""
+    """A case by the return value of a function."""
 
     call: Call
     """With its arguments encoded, once for all programs."""
@@ -172,7 +172,7 @@ class _CallFailedError(Exception):
 
 
 class _TooLargeError(Exception):
-    """What the program returned is not decoded here."""
+    """A returned value that is not decoded here."""
 
 
 @dataclass(frozen=True)

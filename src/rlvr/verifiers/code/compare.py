@@ -1,5 +1,5 @@
-"""Whether what a program gave is what was expected; runs in the trainer's process, on text and exact builtin values
-only.
+"""The comparison of a program's result with the expected one; runs in the trainer's process, on text and exact builtin
+values only.
 
 Text is compared token by token: equal letter by letter, but for an expected token that is a number and no integer,
 which any number within the tolerance equals. So an expected `3` is not `3.0`, and an expected `0.5` may be `0.50` or
@@ -37,7 +37,7 @@ _LONGEST = 400
 
 @dataclass(frozen=True)
 class Comparison:
-    """How outputs and values are compared; a task's `comparison` gives these by name."""
+    """Rules of the comparison of outputs and values; a task's `comparison` gives these by name."""
 
     tolerance: float = 1e-6
     """Of a number that is expected and is no integer, relative to it (up to `GROWS_TO`); absolute where 0.0 is

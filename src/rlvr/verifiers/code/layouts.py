@@ -1,4 +1,4 @@
-"""What a task's `info` says about how programs are tried: read, checked, and turned into cases.
+"""The layout of a task's `info` for programs: read, checked, and turned into cases.
 
     {"kind": "stdio", "cases": [{"input": "...", "output": "..."}]}
     {"kind": "function", "name": "f", "cases": [{"args": [...], "kwargs": {}, "expected": ...}], "result_argument": 0}

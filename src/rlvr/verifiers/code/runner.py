@@ -1,4 +1,4 @@
-"""What runs a program that a model wrote: the jobs it takes and the outcomes it gives.
+"""The interface of runners of a model's programs: the jobs it takes and the outcomes it gives.
 
 Invariants: an outcome holds claims of the program, never a verdict; expected outputs are in no job; whatever the
 program does, the caller gets an Outcome, and only `Ended.BROKEN` (our own trouble) leaves it undecided.
@@ -18,7 +18,7 @@ there, during which its event loop stands still. What is larger is judged in a s
 
 
 class Ended(Enum):
-    """How an execution ended."""
+    """The outcome of an execution."""
 
     DONE = "done"
     """By itself: exit code 0, or a returned value."""
@@ -38,7 +38,7 @@ class Ended(Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """What one execution may spend."""
+    """Limits of one execution."""
 
     seconds: float = 2.0
     """Wall clock."""
@@ -90,7 +90,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an execution claims."""
+    """Resources that an execution reports."""
 
     ended: Ended
     stdout: bytes = b""

@@ -26,7 +26,7 @@ CLOSE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Wanted:
-    """How a sandbox is asked for; verifiers that ask alike share one."""
+    """The request for a sandbox; verifiers that ask alike share one."""
 
     tier: str = "auto"
     unsafe: bool = False

@@ -1,4 +1,4 @@
-r"""What is written with a command or a named function: fractions, roots, integrals, sums, limits, matrices,
+r"""Parsing of commands and named functions: fractions, roots, integrals, sums, limits, matrices,
 `\sin x`."""
 
 from __future__ import annotations

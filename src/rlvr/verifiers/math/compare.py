@@ -1,4 +1,4 @@
-r"""Whether two cleaned answers mean the same: trees compared part by part, expressions by their values.
+r"""The comparison of two cleaned answers: trees compared part by part, expressions by their values.
 
 `compare` is the only door. It decides what it understands, and says `None` where the next stage should decide.
 

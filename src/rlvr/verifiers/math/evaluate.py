@@ -86,7 +86,7 @@ def context(digits: int) -> Any:
 
 @dataclass
 class Fuel:
-    """What is left to spend; running out raises TooLarge."""
+    """The remaining budget of an evaluation; running out raises TooLarge."""
 
     left: int = FUEL
 

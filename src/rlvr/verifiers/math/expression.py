@@ -66,7 +66,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Bracket:
-    """What stands in brackets: a tuple, an interval, a set, or one grouped expression."""
+    """The content of brackets: a tuple, an interval, a set, or one grouped expression."""
 
     opening: str
     closing: str

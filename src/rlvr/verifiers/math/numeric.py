@@ -73,7 +73,7 @@ _NOT_UNITS = re.compile(
 
 @dataclass(frozen=True)
 class NumberRules:
-    """What else counts as equal: see the options of MathVerifier."""
+    """Further equalities: see the options of MathVerifier."""
 
     tolerance: float = 0.0
     percent: Percent = "either"

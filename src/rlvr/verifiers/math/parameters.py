@@ -78,7 +78,8 @@ class Parameters:
     """Letters that the problem uses."""
 
     def substitutions(self, gold: Sequence[Node], answer: Sequence[Node], sampler: Sampler) -> Iterator[Substitution]:
-        """What the letters of an answer may stand for, where its values and the gold's are not the same as written."""
+        """Yield values that the letters of an answer may stand for, where its values and the gold's are not the same as
+        written."""
         wanted = [part for value in gold for part in _parts(value)][:MAX_PARTS]
         found = [part for value in answer for part in _parts(value)][:MAX_PARTS]
         for names in self._renamings(wanted, found):

@@ -1,4 +1,4 @@
-"""Where two expressions are compared: points of the kinds that tell their operations apart.
+"""Points at which two expressions are compared: points of the kinds that tell their operations apart.
 
 Every expression is compared at reals of both signs, positive reals, small integers and near 1. Operations that are one
 formula here and another one there ask for more: complex numbers for Re, Im, arg, conjugates and the modulus of z or w;

@@ -1,4 +1,4 @@
-"""What a comparison is asked to tolerate, and what it answers."""
+"""Tolerances of a comparison, and its results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rules:
-    """How strict a comparison is."""
+    """The strictness of a comparison."""
 
     ordered: bool = False
     """Whether the order of a plain list of answers counts; tuples and vectors are always ordered, sets never."""

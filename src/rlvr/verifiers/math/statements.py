@@ -1,4 +1,4 @@
-r"""What an answer states: the values it gives, each with the label it gives it.
+r"""Statements of an answer: the values it gives, each with the label it gives it.
 
 `x = 2 \text{ or } x = 3`, `x \in \{2, 3\}`, `2, 3` and `\{3, 2\}` all give two values; `x = 2, y = 3` gives two labels
 one value each. Plus-minus becomes two values. A chain of equalities must be true, or the answer is refused.

@@ -36,7 +36,7 @@ Found: TypeAlias = "list[Verdict] | None"
 
 
 class LatencyAverage:
-    """How quick a verifier was lately."""
+    """The recent latency of a verifier."""
 
     def __init__(self) -> None:
         self._mean: float | None = None

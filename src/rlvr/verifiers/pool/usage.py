@@ -1,4 +1,4 @@
-"""How much of its limits a worker process has used up, since a verifier may hide that it ran out.
+"""The use of its limits by a worker process, since a verifier may hide that it ran out.
 
 A verifier that keeps memory or descriptors of each call runs out some day, and may turn that into an error of its own
 or into a score of 0. So no answer is left to a worker that is nearly full, if a fresh one could do better.
@@ -23,7 +23,7 @@ loads with its first answer would be loaded again by every fresh worker."""
 
 
 class Usage:
-    """What this process has used of its address space and descriptors."""
+    """This process's use of its address space and descriptors."""
 
     def __init__(self, memory_mb: int) -> None:
         """Limit the address space to `memory_mb` beyond what the process has now."""

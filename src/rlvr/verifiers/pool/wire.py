@@ -1,4 +1,4 @@
-"""What the pool and its processes say to each other, over socket pairs of their own.
+"""Messages between the pool and its processes, over socket pairs of their own.
 
 Frames (a length of 4 bytes, big-endian, and a body) carry verifiers and jobs as pickles to the processes, and verdicts
 as JSON, which cannot run code in the trainer, back. Processes that fork are asked with a `REQUEST` and answer with a

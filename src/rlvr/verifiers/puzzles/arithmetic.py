@@ -26,7 +26,7 @@ _RANK = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 @dataclass(frozen=True)
 class Expression:
-    """What an expression is worth and what it is made of."""
+    """The value of an expression and the numbers that it uses."""
 
     value: Fraction
     numbers: tuple[int, ...]

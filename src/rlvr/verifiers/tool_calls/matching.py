@@ -1,4 +1,4 @@
-"""How well the calls of a completion match those that a task wants.
+"""The match of a completion's calls with those that a task wants.
 
 The measure is that of ToolRL (arXiv 2504.13958, section 3.3): names as multisets, then for each wanted call the best
 call of the same name, by names and by values of parameters. It is 1 exactly when every wanted call has an equal call
@@ -71,7 +71,7 @@ def _as_number(value: Any) -> float | None:
 
 @dataclass(frozen=True)
 class Argument:
-    """What one argument may be: any of `values`, or left out where `optional`.
+    """Values that one argument may have: any of `values`, or left out where `optional`.
 
     `nested`: in mappings among the values every entry is again a list of acceptable values (BFCL).
     """

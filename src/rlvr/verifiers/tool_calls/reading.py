@@ -42,7 +42,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Tool:
-    """What a task says of one tool: its parameters in order, and their defaults."""
+    """A tool as a task describes it: its parameters in order, and their defaults."""
 
     name: str
     parameters: tuple[str, ...] = ()

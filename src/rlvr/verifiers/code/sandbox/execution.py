@@ -38,7 +38,7 @@ Answer = Callable[[bytes], Awaitable[bytes]]
 
 @dataclass(frozen=True)
 class Program:
-    """What the process of a program is told."""
+    """The message to the process of a program."""
 
     order: dict[str, Any]
     """Its kind and what that kind needs, see `inside.program`."""

@@ -21,7 +21,7 @@ PROGRAM = "program"
 
 @dataclass(frozen=True)
 class Language:
-    """How programs of a language are run."""
+    """Commands that run programs of a language."""
 
     source: str
     """The name of the file that the program is written to."""

@@ -38,7 +38,7 @@ nothing."""
 
 
 class CandidateEndedError(Exception):
-    """What the candidate raised or reported cannot be raised in a test, which ends instead."""
+    """The end of a test because an exception or report of the candidate cannot be raised in it."""
 
 
 def described(error: BaseException) -> list[str]:

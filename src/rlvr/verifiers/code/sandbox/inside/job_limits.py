@@ -14,7 +14,7 @@ it."""
 
 @dataclass(frozen=True)
 class Setting:
-    """What the parts of a tier are, for a zygote and its jobs."""
+    """Parts of a tier, for a zygote and its jobs."""
 
     user: int | None = None
     """Whom to become, by number; None: stay."""

@@ -83,7 +83,7 @@ def be_subreaper() -> None:
 
 
 def set_dumpable(on: bool) -> None:
-    """Whether the files of this process in /proc belong to its user, and others of that user may look into it."""
+    """Set whether the files of this process in /proc belong to its user, and others of that user may look into it."""
     _prctl(_SET_DUMPABLE, int(on), 0, 0, 0)
 
 

@@ -55,7 +55,7 @@ _BUILTIN_METHODS = frozenset(
 
 
 class Kept:
-    """What a program's process keeps for its test."""
+    """Objects that a program's process keeps for its test."""
 
     def __init__(self, names: Mapping[str, Any]) -> None:
         self._names = names
@@ -192,7 +192,7 @@ class _Class(type):
 
 
 class Proxies:
-    """What stands in a test's process for the functions, classes and objects of its program."""
+    """Stand-ins in a test's process for the functions, classes and objects of its program."""
 
     def __init__(self, ask: Callable[[str, Any, Any, bool], Any]) -> None:
         self._asked = ask

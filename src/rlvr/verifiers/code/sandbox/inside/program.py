@@ -144,7 +144,7 @@ def _limit(order: Order, setting: Setting, mapped: int, native: bool) -> None:
 
 
 def _make_killable(proc: int) -> None:
-    """Where the host runs out of memory, let it be this process that ends."""
+    """Let it be this process that ends where the host runs out of memory."""
     try:
         fd = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=proc)
     except OSError:
