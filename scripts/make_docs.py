@@ -30,9 +30,9 @@ from rlvr import registry
 from rlvr.config import ComponentSpec, Config, OfKind
 from rlvr.config.stage_plan import STAGE_SECTIONS
 from rlvr.core.schedules import Controller, Schedule, StepSchedule
-from rlvr.monitor.reference import metrics_page
+from rlvr.monitor.metric_reference import metrics_page
 from rlvr.planner.table import memory_table
-from rlvr.recipes.page import papers_page
+from rlvr.recipes.recipes_page import papers_page
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 

@@ -340,7 +340,7 @@ def test_an_engine_takes_from_the_run_what_its_options_leave_open(written, expec
 
 
 @pytest.mark.parametrize(
-    ("kind", "base"), [("sampler", "rlvr.data.samplers.Sampler"), ("stage", "rlvr.stages.base.Stage")]
+    ("kind", "base"), [("sampler", "rlvr.data.samplers.Sampler"), ("stage", "rlvr.stages.stage_base.Stage")]
 )
 def test_a_kind_whose_base_class_holds_what_it_works_with_needs_it(kind, base, tmp_path, monkeypatch):
     (tmp_path / "plain.py").write_text("class Plain:\n    def order(self, epoch, size): ...\n\n\ndef function(): ...\n")

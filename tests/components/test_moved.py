@@ -25,7 +25,7 @@ def test_a_module_that_moved_is_found(old):
 
 def test_a_name_that_moved_to_another_package_is_found():
     with pytest.warns(FutureWarning, match=r"rlvr\.policy\.learning_rate is now rlvr\.stages\.base\.learning_rate"):
-        assert rlvr.policy.learning_rate is importlib.import_module("rlvr.stages.base").learning_rate
+        assert rlvr.policy.learning_rate is importlib.import_module("rlvr.stages.stage_base").learning_rate
 
 
 def test_attributes_of_the_trainer_that_moved_are_found(tmp_path):

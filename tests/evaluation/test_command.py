@@ -321,7 +321,9 @@ def test_one_bad_task_ends_no_evaluation_and_a_broken_verifier_ends_it_before_th
     """The bad task is alone in its block; the result is written, and a warning has the user's lines."""
     from rlvr.trainer import GRPOTrainer
 
-    monkeypatch.setattr(sys.modules["rlvr.evaluation.evaluate"], "BLOCK", 4)  # the package's `evaluate` is the function
+    monkeypatch.setattr(
+        sys.modules["rlvr.evaluation.evaluation_loop"], "BLOCK", 4
+    )  # the package's `evaluate` is the function
     (tmp_path / "some.py").write_text(SOME)
     verifier = f"{tmp_path / 'some.py'}:last"
     output = tmp_path / "result.json"

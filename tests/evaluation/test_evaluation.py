@@ -116,7 +116,7 @@ def test_the_entropy_of_answers():
 def test_results_do_not_depend_on_the_blocks(monkeypatch, block):
     asked = config_of(samples=5, k=[1, 2, 5])
     expected = evaluate(tasks_of(30), asked, Stub())
-    monkeypatch.setattr(sys.modules["rlvr.evaluation.evaluate"], "BLOCK", block)
+    monkeypatch.setattr(sys.modules["rlvr.evaluation.evaluation_loop"], "BLOCK", block)
     got = evaluate(tasks_of(30), asked, Stub())
     assert got.results == expected.results and got.task_results == expected.task_results
 

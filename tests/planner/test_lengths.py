@@ -9,7 +9,7 @@ import pytest
 
 from rlvr import GRPOTrainer
 from rlvr.config import Config, ModelConfig
-from rlvr.evaluation.evaluate import BLOCK
+from rlvr.evaluation.evaluation_loop import BLOCK
 from rlvr.planner import Devices, Plan, Planner, Shape, shape_of
 from rlvr.planner.engine_memory import WORKSPACE, cached_bytes
 from rlvr.planner.micro_batch import layer_bytes

@@ -12,8 +12,8 @@ import pytest
 from rlvr.config.stage_plan import stage_plans
 from rlvr.errors import ConfigError, TrainingError
 from rlvr.recipes.__main__ import main
-from rlvr.recipes.page import papers_page
 from rlvr.recipes.papers import find_paper, read_paper, read_papers, without_file
+from rlvr.recipes.recipes_page import papers_page
 from rlvr.recipes.smoke import against_grpo, smoke
 from rlvr.run.dry_run import plan_lines
 from rlvr.train import main as train

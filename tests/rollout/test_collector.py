@@ -30,7 +30,7 @@ from rlvr.rollout import (
     make_rollout,
     single_turn,
 )
-from rlvr.stages.base import StageContext
+from rlvr.stages.stage_base import StageContext
 
 DEADLINE = 60.0
 

@@ -15,7 +15,8 @@ from rlvr.distributed.plain import PlainOptions
 from rlvr.errors import ConfigError, TrainingError
 from rlvr.policy import loading
 from rlvr.rollout.engine import Published
-from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions, devices, engine, installed, launch, server_engine
+from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions, devices, installed, launch, server_engine
+from rlvr.rollout.vllm import embedded_engine as engine
 from rlvr.rollout.vllm.members import Member
 from rlvr.rollout.weights import weight_buckets
 

@@ -14,7 +14,8 @@ from vllm_helpers import needs_vllm, tiny
 from rlvr.config.config_loading import load_config
 from rlvr.config.stage_plan import stage_plans
 from rlvr.errors import ConfigError
-from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions, checks, engine, launch, server_engine
+from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions, checks, launch, server_engine
+from rlvr.rollout.vllm import embedded_engine as engine
 from rlvr.rollout.vllm.model_folder import cache_folder, content_digest, model_folder, stable_copy
 from rlvr.rollout.vllm.started import flags
 from rlvr.rollout.vllm.transfer import checksum
@@ -82,7 +83,7 @@ def on(monkeypatch, device):
 
 def colocated(policy, folder, options):
     """The configuration that the engine's process makes of its arguments."""
-    from rlvr.rollout.vllm.process import Server
+    from rlvr.rollout.vllm.engine_process import Server
 
     with pytest.raises(Made) as made:
         Server(launch.engine_arguments(policy, folder, options, "shared_memory"), None)

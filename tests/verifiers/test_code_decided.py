@@ -16,7 +16,7 @@ from rlvr.verifiers.code.runner import Call, Ended, Job, Limits
 from rlvr.verifiers.code.sandbox import execution, tiers
 from rlvr.verifiers.code.sandbox.link import Link
 from rlvr.verifiers.code.sandbox.local import LocalRunner
-from rlvr.verifiers.code.sandbox.process import SandboxError, Zygote
+from rlvr.verifiers.code.sandbox.zygote_process import SandboxError, Zygote
 
 LIMITS = Limits(seconds=0.6, memory_mb=128, processes=16)
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from rlvr import registry
 from rlvr.records import Task, VerdictStatus
 from rlvr.verifiers import InstructionsVerifier
+from rlvr.verifiers.instructions.instruction_registry import CONSTRAINTS
+from rlvr.verifiers.instructions.instructions_verifier import loose_variants
 from rlvr.verifiers.instructions.language import detect
-from rlvr.verifiers.instructions.registry import CONSTRAINTS
 from rlvr.verifiers.instructions.sentences import count_sentences
-from rlvr.verifiers.instructions.verifier import loose_variants
 
 ENGLISH = "the weather is nice today and we are going to the park with the children."
 FRENCH = "Il fait beau aujourd'hui et nous allons au parc avec les enfants."

@@ -14,7 +14,7 @@ import sympy
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from rlvr.verifiers.math.compare import Comparison, Rules, compare
+from rlvr.verifiers.math.answer_comparison import Comparison, Rules, compare
 from rlvr.verifiers.math.latex import clean
 
 EQUAL = r"""

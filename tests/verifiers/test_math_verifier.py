@@ -17,7 +17,7 @@ from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.verifiers import MathVerifier
 from rlvr.verifiers.answers import extract_answer
 from rlvr.verifiers.math import latex, letters, numeric
-from rlvr.verifiers.math.deadline import OutOfTime, within
+from rlvr.verifiers.math.computation_deadline import OutOfTime, within
 from rlvr.verifiers.math.latex import clean
 from rlvr.verifiers.math.numeric import read_number
 
@@ -235,7 +235,7 @@ def test_options_that_cannot_be_meant_are_refused(options):
 
 
 def test_math_verify_is_asked_only_where_the_option_says_so(monkeypatch):
-    monkeypatch.setattr("rlvr.verifiers.math.verifier.SYMBOLIC_SECONDS", 10.0)
+    monkeypatch.setattr("rlvr.verifiers.math.math_verifier.SYMBOLIC_SECONDS", 10.0)
     # No precision here tells them apart, and SymPy's neither.
     gold, answer = r"\sqrt{2} + e^{-99 \cdot 99}", r"\sqrt{2}"
     assert score(gold, answer) == 0
@@ -274,7 +274,7 @@ def test_numbers_compare_like_fractions(a, b):
 def test_a_time_limit_leaves_nothing_pending():
     """A thread that is traced afterwards (a debugger, coverage, hypothesis's explanations) goes on."""
     program = (
-        "import sys\nfrom rlvr.verifiers.math.deadline import OutOfTime, within\n"
+        "import sys\nfrom rlvr.verifiers.math.computation_deadline import OutOfTime, within\n"
         "assert within(5, lambda: 7) == 7\n"
         "try:\n    within(0.05, lambda: [0 for _ in iter(int, 1)])\nexcept OutOfTime:\n    print('stopped')\n"
         "sys.settrace(lambda *_: None)\n(lambda: print('traced'))()\n"

@@ -16,7 +16,7 @@ from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.verifiers import FunctionVerifier, Verifier, VerifierPool, as_verifier, json_schema, judged
 from rlvr.verifiers.math import symbolic
 from rlvr.verifiers.math import verifier as math_verifier
-from rlvr.verifiers.pool import process
+from rlvr.verifiers.pool import worker_process as process
 from rlvr.verifiers.puzzles import gym
 
 TASK = Task("t1", "2+2?", "4", info={"tests": ["a"]})
@@ -261,7 +261,7 @@ def test_what_a_verifier_detaches_dies_with_its_worker(pool, tmp_path):
     ],
 )
 def test_a_verifier_that_cannot_be_loaded_costs_its_verdicts_only(pool, tmp_path, monkeypatch, line, reason):
-    monkeypatch.setattr("rlvr.verifiers.pool.process.START_SECONDS", 1.5)
+    monkeypatch.setattr("rlvr.verifiers.pool.worker_process.START_SECONDS", 1.5)
     file = tmp_path / "bad.py"
     file.write_text(
         f"import os, time\nfrom rlvr.verifiers import Needs, Verifier\nif os.getpid() != {os.getpid()}:\n    {line}\n"

@@ -30,7 +30,7 @@ from typing import IO, Any
 
 from rlvr.core.own_files import check_output, first_keys
 from rlvr.core.tree import as_tree, merge
-from rlvr.data.adapters import to_task
+from rlvr.data.row_adapters import to_task
 from rlvr.errors import ConfigError, DataError, command
 from rlvr.monitor.console import Console
 from rlvr.monitor.whole_file import naming

@@ -15,9 +15,9 @@ from pydantic import AfterValidator, model_validator
 
 from rlvr import registry
 from rlvr.config.algorithm import AlgorithmConfig, KLConfig, KLScaleConfig, over_preset
-from rlvr.config.model import LoraConfig, ModelConfig, ScratchConfig
-from rlvr.config.pieces import AuxiliarySpec, OfKind, RewardSpec, Section
+from rlvr.config.model_config import LoraConfig, ModelConfig, ScratchConfig
 from rlvr.config.renamed_keys import with_new_names
+from rlvr.config.rollout_config import DataConfig, DynamicSamplingConfig, RolloutConfig, VerificationConfig
 from rlvr.config.running import (
     BestConfig,
     CheckpointConfig,
@@ -28,7 +28,7 @@ from rlvr.config.running import (
     TensorBoardConfig,
     WandbConfig,
 )
-from rlvr.config.sampling import DataConfig, DynamicSamplingConfig, RolloutConfig, VerificationConfig
+from rlvr.config.sections import AuxiliarySpec, OfKind, RewardSpec, Section
 from rlvr.config.updating import DistributedConfig, OptimConfig
 from rlvr.core.specs import ComponentSpec
 from rlvr.monitor.health.watch import Mode, checked_modes

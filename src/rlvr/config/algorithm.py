@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from rlvr import registry
-from rlvr.config.pieces import AuxiliarySpec, OfKind, Section
+from rlvr.config.sections import AuxiliarySpec, OfKind, Section
 from rlvr.core.schedules import Scalar
 from rlvr.core.specs import ComponentSpec
 from rlvr.core.tree import merge

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rlvr.config.pieces import OfKind, RewardSpec, Section
+from rlvr.config.sections import OfKind, RewardSpec, Section
 from rlvr.errors import nearest
 from rlvr.monitor.metrics import FAMILIES, METRICS
 

@@ -29,10 +29,10 @@ from typing import Any
 
 from rlvr import registry
 from rlvr.core.specs import ComponentSpec, SpecLike
-from rlvr.data.adapters import check_json, task_id, to_task
 from rlvr.data.code import NoTestsError
 from rlvr.data.files import SPLITS, SUFFIXES, read_rows, split_files
 from rlvr.data.images import refuse_images
+from rlvr.data.row_adapters import check_json, task_id, to_task
 from rlvr.errors import DataError, nearest
 from rlvr.records import Task
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlvr.config import Config
 from rlvr.errors import DataError
-from rlvr.evaluation.evaluate import Evaluation
+from rlvr.evaluation.evaluation_loop import Evaluation
 from rlvr.evaluation.intervals import interquartile_mean, interval
 from rlvr.evaluation.levels import by_difficulty
 from rlvr.evaluation.task_result import TaskResult, summary, values_of

@@ -25,10 +25,10 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rlvr.monitor.console_text import clean, encodable
 from rlvr.monitor.lines import Cells, duration, number, step_cells
 from rlvr.monitor.live import Counts, LiveView
 from rlvr.monitor.samples import sample_blocks
-from rlvr.monitor.text import clean, encodable
 from rlvr.records import Batch
 
 logger = logging.getLogger(__name__)

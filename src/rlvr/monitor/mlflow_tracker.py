@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlvr.monitor.text import clean
+from rlvr.monitor.console_text import clean
 from rlvr.monitor.trackers import require
 
 logger = logging.getLogger(__name__)

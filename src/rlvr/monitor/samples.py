@@ -10,8 +10,8 @@ import textwrap
 from collections import Counter
 
 from rlvr.monitor.batch import prompt_text
+from rlvr.monitor.console_text import clean, shorten
 from rlvr.monitor.lines import number
-from rlvr.monitor.text import clean, shorten
 from rlvr.records import Batch, Group, Rollout
 
 Block = tuple[str, str]

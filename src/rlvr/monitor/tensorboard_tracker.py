@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from rlvr.monitor.text import clean, shorten
+from rlvr.monitor.console_text import clean, shorten
 from rlvr.monitor.trackers import require
 
 CELL = 2000

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rlvr.monitor.text import clean
+from rlvr.monitor.console_text import clean
 from rlvr.monitor.trackers import require
 
 logger = logging.getLogger(__name__)

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from rlvr.config import Config
-from rlvr.planner.devices import Devices
 from rlvr.planner.micro_batch import LOGITS_COPIES, layer_bytes
+from rlvr.planner.planned_devices import Devices
 from rlvr.planner.sampled import Sampled, in_training
 from rlvr.planner.shape import Shape
 from rlvr.planner.trainer_memory import StageContext
 from rlvr.policy.loading import dtype_of
 from rlvr.rollout.hf import HFEngineOptions
-from rlvr.rollout.recorded import RecordedOptions
+from rlvr.rollout.recorded_rollouts import RecordedOptions
 from rlvr.rollout.rows import GROWTH
 from rlvr.rollout.vllm.options import VLLMOptions, VLLMServerOptions
 from rlvr.rollout.vllm.settings import CommonSettings

@@ -14,9 +14,9 @@ import torch
 from rlvr import registry
 from rlvr.config import ComponentSpec, Config, LoraConfig
 from rlvr.config.stage_plan import StagePlan
-from rlvr.planner.devices import UNITS, Devices
 from rlvr.planner.engine_memory import utilization
 from rlvr.planner.plan import Plan
+from rlvr.planner.planned_devices import UNITS, Devices
 from rlvr.planner.planner import UNDESCRIBED, Planner, changed
 from rlvr.policy.loading import dtype_of
 from rlvr.rollout.hf import HFEngineOptions

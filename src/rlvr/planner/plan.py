@@ -16,10 +16,10 @@ from rlvr import registry
 from rlvr.config import Config
 from rlvr.config.stage_plan import StagePlan
 from rlvr.errors import ConfigError
-from rlvr.losses.reference import compares_with_reference, reads_reference
-from rlvr.planner.devices import Devices
+from rlvr.losses.reference_test import compares_with_reference, reads_reference
 from rlvr.planner.engine_memory import ENGINE, PROGRAM, EngineMemory, engine_memory, shares_weights
 from rlvr.planner.micro_batch import layer_bytes, micro_batch_bytes
+from rlvr.planner.planned_devices import Devices
 from rlvr.planner.sampled import Sampled, in_evaluation, lengths
 from rlvr.planner.shape import Shape
 from rlvr.planner.trainer_memory import (

@@ -12,9 +12,9 @@ from typing import Any
 from rlvr.config import Config, ModelConfig
 from rlvr.config.stage_plan import StagePlan, stage_plans
 from rlvr.errors import RlvrError
-from rlvr.planner.devices import Devices
 from rlvr.planner.meta_model import shape_of
 from rlvr.planner.plan import Plan, plan_stage, training_ranks
+from rlvr.planner.planned_devices import Devices
 from rlvr.planner.shape import Shape
 
 MARGIN = {True: 0.1, False: 0.15}

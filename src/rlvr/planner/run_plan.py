@@ -11,8 +11,8 @@ from rlvr.config import Config
 from rlvr.config.stage_plan import StagePlan, stage_plans
 from rlvr.distributed import World
 from rlvr.errors import ConfigError
-from rlvr.planner.devices import Devices, own_devices
 from rlvr.planner.plan import Phase
+from rlvr.planner.planned_devices import Devices, own_devices
 from rlvr.planner.planner import UNDESCRIBED, Planner, substituted
 from rlvr.planner.report import gib, plan_lines, refusal
 from rlvr.planner.saved_values import automatic_keys, setting, with_saved

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvr.config import Config
-from rlvr.evaluation.evaluate import BLOCK
+from rlvr.evaluation.evaluation_loop import BLOCK
 from rlvr.planner.shape import Shape
 
 PROMPT = 512
@@ -60,7 +60,7 @@ def in_evaluation(shape: Shape, config: Config, given: Any = None) -> Sampled | 
     if spec is None or not (asked.every or asked.at_start or asked.at_end):
         return None
     tasks = min(_count(spec), asked.limit or BLOCK)
-    # blocks of tasks, as rlvr.evaluation.evaluate makes them: first with greedy responses, then with samples
+    # blocks of tasks, as rlvr.evaluation.evaluation_loop makes them: first with greedy responses, then with samples
     blocks = [(tasks, tasks)] if asked.greedy else []
     if asked.samples:
         prompts = min(tasks, max(1, BLOCK // asked.samples))

@@ -10,8 +10,8 @@ from typing import Any
 
 from rlvr.config import ComponentSpec, Config
 from rlvr.config.stage_plan import StagePlan
-from rlvr.planner.devices import Devices
 from rlvr.planner.engine_memory import ENGINE
+from rlvr.planner.planned_devices import Devices
 from rlvr.planner.planner import Planner
 
 MODELS = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-14B", "Qwen/Qwen2.5-32B")

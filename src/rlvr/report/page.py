@@ -16,9 +16,9 @@ from rlvr.core.own_files import check_output
 from rlvr.errors import ConfigError
 from rlvr.monitor.metrics import FAMILIES, METRICS
 from rlvr.monitor.whole_file import write_whole
-from rlvr.report.compare import differences, experiment_of, flat
 from rlvr.report.folder import RunData, read_run, reads
-from rlvr.report.sampling import BYTES, histogram, read_rollouts
+from rlvr.report.run_comparison import differences, experiment_of, flat
+from rlvr.report.sampled_rollouts import BYTES, histogram, read_rollouts
 
 SHOWN = 2500
 """Rollouts that a page shows, over all runs."""

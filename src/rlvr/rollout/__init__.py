@@ -16,7 +16,7 @@ from rlvr.rollout.plans import (
     single_turn,
 )
 from rlvr.rollout.probe import probe
-from rlvr.rollout.recorded import RecordedOptions
+from rlvr.rollout.recorded_rollouts import RecordedOptions
 from rlvr.rollout.turns import Turns
 from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions
 

@@ -23,7 +23,7 @@ from rlvr.records import Task
 from rlvr.registry import register
 from rlvr.verifiers.base import is_coroutine
 from rlvr.verifiers.pool.threads import Threads
-from rlvr.verifiers.puzzles.arithmetic import read_expression
+from rlvr.verifiers.puzzles.expressions import read_expression
 
 _log = logging.getLogger(__name__)
 MOST_OF_AN_ERROR = 200

@@ -9,7 +9,7 @@ import numpy as np
 from rlvr.components import Selector
 from rlvr.records import Batch
 from rlvr.registry import register
-from rlvr.selection.members import positions, ranked
+from rlvr.selection.member_selectors import positions, ranked
 
 
 @register("selector", "balance_sources")

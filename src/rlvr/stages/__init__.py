@@ -1,9 +1,9 @@
 """The kinds of stage that a run is made of."""
 
 from rlvr.core.moved import renamed
-from rlvr.stages.base import Stage, StageContext
 from rlvr.stages.grpo import GRPOStage
 from rlvr.stages.sft import SFTStage
+from rlvr.stages.stage_base import Stage, StageContext
 
 __all__ = ["GRPOStage", "SFTStage", "Stage", "StageContext"]
 

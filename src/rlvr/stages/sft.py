@@ -17,8 +17,8 @@ from rlvr.monitor.batch import batch_metrics
 from rlvr.records import Batch, Origin, Task
 from rlvr.registry import register
 from rlvr.rollout import StepRollouts
-from rlvr.stages.base import Stage, StageContext, token_weights
 from rlvr.stages.grpo.demonstrations import demonstration
+from rlvr.stages.stage_base import Stage, StageContext, token_weights
 
 LIKELIHOOD = ComponentSpec("likelihood")
 """The cross-entropy of a demonstration's tokens."""

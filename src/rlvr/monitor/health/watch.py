@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from rlvr.errors import nearest
+from rlvr.monitor.console_text import clean, shorten
 from rlvr.monitor.health.catalogue import MONITORS
 from rlvr.monitor.health.monitors import Monitor
 from rlvr.monitor.health.series import Entry, Finding, Series
-from rlvr.monitor.text import clean, shorten
 from rlvr.records import Batch
 
 Mode = Literal["warn", "stop", "off"]

@@ -26,7 +26,7 @@ from rlvr.core.waits import finished
 from rlvr.errors import ConfigError, TrainingError
 from rlvr.rollout.vllm.requests import Answer
 
-MODULE = "rlvr.rollout.vllm.process"
+MODULE = "rlvr.rollout.vllm.engine_process"
 
 
 class EngineHost:

@@ -21,7 +21,7 @@ from rlvr.rollout.vllm.settings import CommonSettings, EngineSettings, ServerSet
 
 if TYPE_CHECKING:
     from rlvr.config import RolloutConfig
-    from rlvr.rollout.vllm.engine import VLLMEngine
+    from rlvr.rollout.vllm.embedded_engine import VLLMEngine
     from rlvr.rollout.vllm.server_engine import VLLMServerEngine
 
 
@@ -38,7 +38,7 @@ class VLLMOptions(EngineSettings):
 
     def open(self, policy: Policy, in_flight: InFlight | None = None) -> VLLMEngine:
         """The engine for `policy`, started. ConfigError when vLLM is missing or refuses the options."""
-        from rlvr.rollout.vllm.engine import VLLMEngine
+        from rlvr.rollout.vllm.embedded_engine import VLLMEngine
 
         self.check(policy.home)
         return VLLMEngine(policy, self, in_flight)

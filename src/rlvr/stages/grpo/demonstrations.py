@@ -8,7 +8,7 @@ import numpy as np
 
 from rlvr.data import render_demonstration
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
-from rlvr.stages.base import StageContext
+from rlvr.stages.stage_base import StageContext
 
 
 def demonstration(task: Task, context: StageContext, group: str, member: int = 0) -> Rollout:

@@ -31,7 +31,7 @@ from rlvr.policy.continuations import continuation_logprobs, encoded
 from rlvr.records import Batch, Rollout, Task
 from rlvr.rewards import RewardContext, Term, at_step, bind, build_terms, call_plain, components_of, score, walk
 from rlvr.rollout.characters import char_ends
-from rlvr.selection.members import check_order
+from rlvr.selection.member_selectors import check_order
 from rlvr.stages.grpo.build_objective import build_penalty
 from rlvr.stages.grpo.reference_penalty import less_penalty
 

@@ -23,13 +23,13 @@ from rlvr.rewards import RewardContext, paid, plain_functions, walk
 from rlvr.rollout import RolloutBuffer, StepRollouts
 from rlvr.rollout.plans import RolloutPlan
 from rlvr.selection import mixed_groups
-from rlvr.stages.base import Stage, StageContext, token_weights
 from rlvr.stages.grpo.appended import token_after, with_token
 from rlvr.stages.grpo.build_objective import build_objective, build_penalty, warn_uncorrected
 from rlvr.stages.grpo.demonstrations import with_demonstrations
 from rlvr.stages.grpo.kl_scale import check_scale, kl_factors
-from rlvr.stages.grpo.recorded import RecordedBuffer, recording_of
+from rlvr.stages.grpo.recorded_buffer import RecordedBuffer, recording_of
 from rlvr.stages.grpo.scoring import Advantages, Scoring
+from rlvr.stages.stage_base import Stage, StageContext, token_weights
 from rlvr.verifiers.pool.threads import Threads
 from rlvr.verifiers.raised_verdicts import Raised
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from rlvr.monitor.text import shorten
+from rlvr.monitor.console_text import shorten
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.verifiers.answers import extract_answer
 from rlvr.verifiers.audit.targets import gold_texts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlvr.monitor.console import Console
-from rlvr.monitor.text import shorten
+from rlvr.monitor.console_text import shorten
 from rlvr.records import VerdictStatus
 from rlvr.verifiers.audit.findings import Case, Findings
 from rlvr.verifiers.audit.trial import Outcome, Trial

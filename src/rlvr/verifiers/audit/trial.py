@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from rlvr.monitor.text import shorten
+from rlvr.monitor.console_text import shorten
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.verifiers.audit.in_order import in_order
 from rlvr.verifiers.audit.targets import FORMS, Form, Target, form_of, gold_texts, wrong_answers

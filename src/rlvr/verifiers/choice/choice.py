@@ -10,7 +10,7 @@ from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict
 from rlvr.registry import register_verifier
 from rlvr.verifiers.answers import LEAST, AnswerVerifier, last_boxed, unparsable, wrong
-from rlvr.verifiers.choice.options import Options, read_options, squash
+from rlvr.verifiers.choice.choice_options import Options, read_options, squash
 
 _LEAST = re.compile(rf"\b(?:{LEAST})\b", re.IGNORECASE)
 """Words that name an option which is no answer, unless the prompt asks for it."""

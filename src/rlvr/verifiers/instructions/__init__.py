@@ -5,7 +5,7 @@ the public data uses. The further kinds of IFBench and IF-RLVR are not here.
 """
 
 from rlvr.verifiers.instructions import case, combination, content, edges, keywords, language, layout, length
-from rlvr.verifiers.instructions.verifier import InstructionsVerifier
+from rlvr.verifiers.instructions.instructions_verifier import InstructionsVerifier
 
 __all__ = [
     "InstructionsVerifier",

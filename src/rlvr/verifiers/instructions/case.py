@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from rlvr.verifiers.instructions.instruction_registry import Count, Relation, compared, constraint
 from rlvr.verifiers.instructions.language import detect, detector_problem
-from rlvr.verifiers.instructions.registry import Count, Relation, compared, constraint
 
 _WORD = re.compile(r"\w+(?:['\u2019.\-]\w+)*+")
 _COMMA = re.compile("[,\u060c\u3001\uff0c\uff64\ufe50]")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rlvr.verifiers.instructions.registry import Phrase, constraint
+from rlvr.verifiers.instructions.instruction_registry import Phrase, constraint
 
 _WORD = re.compile(r"\w+")
 

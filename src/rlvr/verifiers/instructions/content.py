@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rlvr.verifiers.instructions.registry import Count, Phrase, constraint
+from rlvr.verifiers.instructions.instruction_registry import Count, Phrase, constraint
 
 _PLACEHOLDER = re.compile(r"\[[^\[\]\n]*\]")
 

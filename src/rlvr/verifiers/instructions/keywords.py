@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import re
 
-from rlvr.verifiers.instructions.registry import Count, Letter, Phrase, Phrases, Relation, compared, constraint
+from rlvr.verifiers.instructions.instruction_registry import (
+    Count,
+    Letter,
+    Phrase,
+    Phrases,
+    Relation,
+    compared,
+    constraint,
+)
 from rlvr.verifiers.invisible import folded
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlvr.errors import ConfigError, nearest
-from rlvr.verifiers.instructions.registry import Phrase, constraint
+from rlvr.verifiers.instructions.instruction_registry import Phrase, constraint
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from rlvr.verifiers.documents import DocumentError, read_json
-from rlvr.verifiers.instructions.registry import Count, Phrase, constraint
+from rlvr.verifiers.instructions.instruction_registry import Count, Phrase, constraint
 
 _BULLET = re.compile(r"^[ \t]*[*-][ \t]+(?=[^\s])(?![*\-_ \t]*$)", re.MULTILINE)
 _HIGHLIGHT = re.compile(r"(?<!\*)(\*{1,3})(?![\s*])[^*\n]*(?<![\s*])\1(?!\*)")

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from rlvr.verifiers.math.evaluate import Unknown
+from rlvr.verifiers.math.evaluation import Unknown
 from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number, Quantity, is_literal
-from rlvr.verifiers.math.sampling import Sampler
+from rlvr.verifiers.math.point_sampling import Sampler
 
 
 def is_rounding_pair(one: Node, other: Node, sampler: Sampler) -> bool:

@@ -18,7 +18,7 @@ from rlvr.verifiers.math.expression import (
     Symbol,
 )
 from rlvr.verifiers.math.literals import Literals
-from rlvr.verifiers.math.tokens import Unreadable, tokenize
+from rlvr.verifiers.math.math_tokens import Unreadable, tokenize
 from rlvr.verifiers.math.vocabulary import FUNCTIONS
 
 SUM = 30

@@ -4,7 +4,7 @@ r"""Parts that are one answer together: a measure in two units (`5 h 30 min`), a
 from __future__ import annotations
 
 from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number, Quantity, Relation
-from rlvr.verifiers.math.tokens import Token
+from rlvr.verifiers.math.math_tokens import Token
 from rlvr.verifiers.math.units import conversion, dimension
 
 CONNECTIVES = {"vee": "or", "wedge": "and"}

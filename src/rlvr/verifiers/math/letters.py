@@ -14,9 +14,9 @@ import re
 from rlvr.verifiers import answers
 from rlvr.verifiers.math.expression import Apply, Bracket, Listing, Node, Quantity, Relation, symbols, walk
 from rlvr.verifiers.math.latex import balanced, clean
+from rlvr.verifiers.math.math_tokens import LONGEST_SYMBOL, Unreadable
 from rlvr.verifiers.math.parser import parse
 from rlvr.verifiers.math.statements import is_label
-from rlvr.verifiers.math.tokens import LONGEST_SYMBOL, Unreadable
 from rlvr.verifiers.math.units import dimension, singular
 
 _MAY_BE_UNIT = re.compile(r"\d\s*[A-Za-z]")

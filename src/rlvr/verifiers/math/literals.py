@@ -6,9 +6,9 @@ import re
 from fractions import Fraction
 
 from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number
+from rlvr.verifiers.math.math_tokens import Token, Unreadable
 from rlvr.verifiers.math.numeric import decimal_places
 from rlvr.verifiers.math.reader import Reader
-from rlvr.verifiers.math.tokens import Token, Unreadable
 
 _THOUSAND = re.compile(r"\d{3}(?:\.\d*)?")
 

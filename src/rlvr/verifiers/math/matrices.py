@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from rlvr.verifiers.math.evaluate import Evaluator, Fuel, Unknown
+from rlvr.verifiers.math.evaluation import Evaluator, Fuel, Unknown
 from rlvr.verifiers.math.expression import Apply, Binder, Bracket, Node, Number, Symbol, rebuild, rename, symbols, walk
 from rlvr.verifiers.math.operators import is_constant
 

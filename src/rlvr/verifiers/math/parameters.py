@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from rlvr.verifiers.math.declarations import Declared
-from rlvr.verifiers.math.evaluate import Unknown
+from rlvr.verifiers.math.evaluation import Unknown
 from rlvr.verifiers.math.expression import (
     Apply,
     Bracket,
@@ -39,8 +39,8 @@ from rlvr.verifiers.math.expression import (
     symbols,
     walk,
 )
+from rlvr.verifiers.math.point_sampling import Sampler
 from rlvr.verifiers.math.points import coordinates
-from rlvr.verifiers.math.sampling import Sampler
 
 MAX_LETTERS = 3
 """Letters of an answer that may be renamed."""

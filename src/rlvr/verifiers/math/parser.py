@@ -28,8 +28,8 @@ from rlvr.verifiers.math.expression import (
     depth,
 )
 from rlvr.verifiers.math.joined import CONNECTIVES, alternatives, compound, ratio
+from rlvr.verifiers.math.math_tokens import END, Token, Unreadable, tokenize
 from rlvr.verifiers.math.matrices import is_vector, settled
-from rlvr.verifiers.math.tokens import END, Token, Unreadable, tokenize
 from rlvr.verifiers.math.vocabulary import CONDITIONS, CURRENCIES
 
 MAX_DEPTH = 40

@@ -18,7 +18,7 @@ from fractions import Fraction
 from math import isqrt, lcm
 from typing import Any
 
-from rlvr.verifiers.math.evaluate import MAX_BITS, Complex, Coordinate, TooLarge, Unknown, exact_root
+from rlvr.verifiers.math.evaluation import MAX_BITS, Complex, Coordinate, TooLarge, Unknown, exact_root
 from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number, Symbol, symbols, walk
 
 Point = dict[str, Coordinate]

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from rlvr.verifiers.math.expression import Node
-from rlvr.verifiers.math.tokens import END, Token, Unreadable
+from rlvr.verifiers.math.math_tokens import END, Token, Unreadable
 
 
 class Reader(ABC):

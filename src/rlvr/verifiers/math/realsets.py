@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from rlvr.verifiers.math.evaluate import Unknown
+from rlvr.verifiers.math.evaluation import Unknown
 from rlvr.verifiers.math.expression import (
     Apply,
     Bracket,
@@ -24,7 +24,7 @@ from rlvr.verifiers.math.expression import (
     symbols,
     walk,
 )
-from rlvr.verifiers.math.sampling import Sampler
+from rlvr.verifiers.math.point_sampling import Sampler
 from rlvr.verifiers.math.statements import plain
 
 _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}

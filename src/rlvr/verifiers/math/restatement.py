@@ -14,7 +14,7 @@ import functools
 import re
 from fractions import Fraction
 
-from rlvr.verifiers.math.evaluate import Unknown
+from rlvr.verifiers.math.evaluation import Unknown
 from rlvr.verifiers.math.expression import (
     Apply,
     Bracket,
@@ -31,10 +31,10 @@ from rlvr.verifiers.math.expression import (
 )
 from rlvr.verifiers.math.latex import balanced, clean, spelling
 from rlvr.verifiers.math.letters import MAX_FORMULA, MAX_FORMULAS, PROMPT_LENGTH, formulas, read
+from rlvr.verifiers.math.math_tokens import Unreadable
 from rlvr.verifiers.math.numeric import read_number
-from rlvr.verifiers.math.sampling import Sampler
+from rlvr.verifiers.math.point_sampling import Sampler
 from rlvr.verifiers.math.statements import Refused, is_label, read_statement
-from rlvr.verifiers.math.tokens import Unreadable
 
 _FLIPPED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
 _ZERO = Number(Fraction(0))

@@ -33,7 +33,7 @@ from rlvr.verifiers.math.expression import (
     symbols,
     walk,
 )
-from rlvr.verifiers.math.sampling import Sampler
+from rlvr.verifiers.math.point_sampling import Sampler
 from rlvr.verifiers.math.units import SCALES, changes_meaning, conversion
 
 MAX_SIDE = 6

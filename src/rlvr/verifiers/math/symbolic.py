@@ -15,7 +15,7 @@ import logging
 import re
 from typing import Any
 
-from rlvr.verifiers.math.deadline import within
+from rlvr.verifiers.math.computation_deadline import within
 
 MAX_LENGTH = 400
 """Characters of a text that is given to math-verify."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rlvr.verifiers.base import FunctionVerifier, Verifier
-from rlvr.verifiers.pool.process import ONE_THREAD
+from rlvr.verifiers.pool.worker_process import ONE_THREAD
 
 TMP_BYTES = 64 * 2**20
 """What fits into the sandbox's only writable folder, /tmp."""

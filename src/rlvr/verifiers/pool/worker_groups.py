@@ -20,13 +20,13 @@ from typing import Any
 
 from rlvr.records import Verdict, VerdictStatus
 from rlvr.verifiers.base import FunctionVerifier, Verifier, display_name
-from rlvr.verifiers.pool import process
+from rlvr.verifiers.pool import worker_process as process
 from rlvr.verifiers.pool.deadline import Deadline
-from rlvr.verifiers.pool.process import Background, DeadlineExceededError, Forker, Server, Worker, WorkerError
 from rlvr.verifiers.pool.sandbox import readable, sandboxed
 from rlvr.verifiers.pool.sending import packed
 from rlvr.verifiers.pool.together import Found, LatencyAverage
 from rlvr.verifiers.pool.wire import ExhaustedError, Job, Load, Several
+from rlvr.verifiers.pool.worker_process import Background, DeadlineExceededError, Forker, Server, Worker, WorkerError
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from rlvr.errors import ConfigError
 from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.registry import register_verifier
 from rlvr.verifiers.answers import AnswerVerifier, bare, unparsable, wrong
-from rlvr.verifiers.puzzles.arithmetic import Expression, read_expression
+from rlvr.verifiers.puzzles.expressions import Expression, read_expression
 
 
 @register_verifier("countdown")

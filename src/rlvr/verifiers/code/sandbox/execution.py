@@ -15,7 +15,7 @@ from rlvr.verifiers.code import values
 from rlvr.verifiers.code.runner import DECODED_SIZE, Ended, Limits, Outcome
 from rlvr.verifiers.code.sandbox.inside.program import CALL, LOADED, RAISED, VALUE
 from rlvr.verifiers.code.sandbox.inside.supervisor import STARTED
-from rlvr.verifiers.code.sandbox.process import SandboxError, Zygote
+from rlvr.verifiers.code.sandbox.zygote_process import SandboxError, Zygote
 from rlvr.verifiers.pool.deadline import Deadline
 
 GRACE_SECONDS = 20.0

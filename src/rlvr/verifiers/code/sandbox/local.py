@@ -22,8 +22,8 @@ from rlvr.verifiers.code.sandbox.execution import Execution, Program
 from rlvr.verifiers.code.sandbox.inside.objects import AWAITED, HELD
 from rlvr.verifiers.code.sandbox.inside.program import CHANGED, RAISED, SIZE_BYTES, VALUE
 from rlvr.verifiers.code.sandbox.languages import COMPILING, NATIVE, PROGRAM, check_language, languages
-from rlvr.verifiers.code.sandbox.process import SandboxError, Zygote
 from rlvr.verifiers.code.sandbox.tiers import Tier
+from rlvr.verifiers.code.sandbox.zygote_process import SandboxError, Zygote
 
 _COMPILED = 64
 """Compiled programs that are kept."""

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from rlvr.errors import ConfigError, nearest
 from rlvr.verifiers.code.runner import Runner
+from rlvr.verifiers.code.sandbox.escape_probe import weakness
 from rlvr.verifiers.code.sandbox.local import LocalRunner
-from rlvr.verifiers.code.sandbox.probe import weakness
 from rlvr.verifiers.code.sandbox.remote import RemoteRunner
 from rlvr.verifiers.code.sandbox.tiers import ESCAPES, TIERS, Tier, missing
 

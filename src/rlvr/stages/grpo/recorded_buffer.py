@@ -22,8 +22,8 @@ from rlvr.losses import Objective
 from rlvr.monitor.recording import recorded_config
 from rlvr.records import Rollout
 from rlvr.rollout import RolloutContext, StepRollouts
-from rlvr.rollout.recorded import RecordedOptions, Recording
-from rlvr.stages.base import StageContext
+from rlvr.rollout.recorded_rollouts import RecordedOptions, Recording
+from rlvr.stages.stage_base import StageContext
 from rlvr.verifiers.pool import verify_again
 
 

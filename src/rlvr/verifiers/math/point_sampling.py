@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from rlvr.verifiers.math import matrices
-from rlvr.verifiers.math.evaluate import DIGITS, MARGIN, Evaluator, Fuel, TooLarge, Unknown, Value
+from rlvr.verifiers.math.evaluation import DIGITS, MARGIN, Evaluator, Fuel, TooLarge, Unknown, Value
 from rlvr.verifiers.math.expression import Apply, Node, Number, Symbol, as_decimal, is_integer_literal, symbols, walk
 from rlvr.verifiers.math.numeric import is_rounding
 from rlvr.verifiers.math.points import (

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from rlvr.config.pieces import Section
+from rlvr.config.sections import Section
 
 
 class LoraConfig(Section):

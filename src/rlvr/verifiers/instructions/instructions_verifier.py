@@ -14,7 +14,7 @@ from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.registry import register_verifier
 from rlvr.verifiers.answers import after_reasoning
 from rlvr.verifiers.base import Verifier
-from rlvr.verifiers.instructions.registry import Instruction, read_instructions
+from rlvr.verifiers.instructions.instruction_registry import Instruction, read_instructions
 from rlvr.verifiers.invisible import visible
 
 

@@ -27,9 +27,10 @@ from rlvr.verifiers.math.expression import (
     symbols,
     walk,
 )
+from rlvr.verifiers.math.math_values import Values, all_of, head_of
 from rlvr.verifiers.math.parameters import Parameters, Substitution, replaced
+from rlvr.verifiers.math.point_sampling import Sampler
 from rlvr.verifiers.math.rules import Comparison
-from rlvr.verifiers.math.sampling import Sampler
 from rlvr.verifiers.math.statements import (
     Entry,
     Refused,
@@ -42,7 +43,6 @@ from rlvr.verifiers.math.statements import (
     read_statement,
     with_residues,
 )
-from rlvr.verifiers.math.values import Values, all_of, head_of
 
 MAX_ITEMS = 64
 """Answers of a list; longer ones are not compared here."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, field_validator
 
-from rlvr.config.pieces import OfKind, Section
+from rlvr.config.sections import OfKind, Section
 from rlvr.core.schedules import Scalar, refuse_below
 from rlvr.core.specs import ComponentSpec
 

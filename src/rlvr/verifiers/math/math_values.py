@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 
 from rlvr.verifiers.math.declarations import is_number_set
-from rlvr.verifiers.math.evaluate import Unknown
+from rlvr.verifiers.math.evaluation import Unknown
 from rlvr.verifiers.math.expression import (
     Apply,
     Binder,
@@ -31,9 +31,9 @@ from rlvr.verifiers.math.expression import (
     walk,
 )
 from rlvr.verifiers.math.parameters import Parameters, Substitution
+from rlvr.verifiers.math.point_sampling import Sampler
 from rlvr.verifiers.math.realsets import RealSets
 from rlvr.verifiers.math.rules import Rules
-from rlvr.verifiers.math.sampling import Sampler
 from rlvr.verifiers.math.statements import Entry, plain, read_entry
 from rlvr.verifiers.math.units import conversion
 

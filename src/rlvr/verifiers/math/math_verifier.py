@@ -29,8 +29,8 @@ from rlvr.verifiers import answers
 from rlvr.verifiers.answers import METHODS, Fallback, Method
 from rlvr.verifiers.base import Needs, Verifier
 from rlvr.verifiers.math import symbolic
-from rlvr.verifiers.math.compare import Rules, compare
-from rlvr.verifiers.math.deadline import OutOfTime
+from rlvr.verifiers.math.answer_comparison import Rules, compare
+from rlvr.verifiers.math.computation_deadline import OutOfTime
 from rlvr.verifiers.math.latex import balanced, clean, spelling
 from rlvr.verifiers.math.letters import (
     is_product,
@@ -40,9 +40,9 @@ from rlvr.verifiers.math.letters import (
     without_asked_noun,
     words_of,
 )
+from rlvr.verifiers.math.math_tokens import Unreadable, starts_with_function
 from rlvr.verifiers.math.numeric import Number, NumberRules, Percent, Units, read_number
 from rlvr.verifiers.math.restatement import restates
-from rlvr.verifiers.math.tokens import Unreadable, starts_with_function
 from rlvr.verifiers.math.vocabulary import FUNCTIONS
 
 SYMBOLIC_SECONDS = 0.6

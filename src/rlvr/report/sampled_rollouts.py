@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rlvr.report.folder import RunData
-from rlvr.report.pieces import decoder_of, ends_of
+from rlvr.report.page_elements import decoder_of, ends_of
 
 BYTES = 100_000_000
 """Of rollout files, over all runs of a page: what is read in a few seconds."""

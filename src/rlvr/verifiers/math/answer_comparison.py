@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import re
 
-from rlvr.verifiers.math.answers import Judge
-from rlvr.verifiers.math.evaluate import Unknown
+from rlvr.verifiers.math.evaluation import Unknown
 from rlvr.verifiers.math.expression import Number, is_literal, symbols
 from rlvr.verifiers.math.latex import spelling
 from rlvr.verifiers.math.letters import is_product_of_letters, read, units_of
+from rlvr.verifiers.math.math_answers import Judge
+from rlvr.verifiers.math.math_tokens import Unreadable
 from rlvr.verifiers.math.matrices import alike
+from rlvr.verifiers.math.point_sampling import Sampler
 from rlvr.verifiers.math.rules import Comparison, Rules
-from rlvr.verifiers.math.sampling import Sampler
-from rlvr.verifiers.math.tokens import Unreadable
 
 __all__ = ["Comparison", "Rules", "compare"]
 

@@ -1,4 +1,4 @@
-"""A process that owns one vLLM engine and serves it over a private pipe: `python -m rlvr.rollout.vllm.process FD`.
+"""A process that serves one vLLM engine over a private pipe: `python -m rlvr.rollout.vllm.engine_process FD`.
 
 In: ("start", engine arguments) first, then ("generate", id, token ids, sampling parameters, adapter), ("abort", [ids])
 and ("call", id, method, arguments). Out: ("ready", facts), ("done", [(id, Answer or error text)]), ("result", id,

@@ -1,7 +1,7 @@
 """The options of a multiple-choice task as its prompt showed them, and which of them a text names.
 
 Invariants: a text names a set of options or none, never a guess: a letter and a text that disagree, or a hedge, name
-nothing. rlvr.verifiers.choice.statements decides which options a sentence affirms. Options are numbered as
+nothing. rlvr.verifiers.choice.choice_statements decides which options a sentence affirms. Options are numbered as
 `info["options"]` stores them, whatever order the prompt showed.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvr.verifiers.answers import RETRACTION, bare
-from rlvr.verifiers.choice.statements import MARK, PLACE, doubts, read_statement
+from rlvr.verifiers.choice.choice_statements import MARK, PLACE, doubts, read_statement
 from rlvr.verifiers.text import read_one_number
 
 _LEAD = re.compile(
