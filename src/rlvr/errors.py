@@ -74,7 +74,7 @@ USER_CODE_ERRORS = (Exception, SystemExit)
 exit()."""
 
 
-class WaitTimeout(RlvrError):
+class WaitTimeoutError(RlvrError):
     """A named wait whose deadline passed."""
 
 
@@ -92,7 +92,7 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
             text = f"{error}{_advice(error)}"
             print(f"error: {text}", file=sys.stderr)
             tell_launcher(text)
-            if isinstance(error, TrainingError | WaitTimeout | OSError):
+            if isinstance(error, TrainingError | WaitTimeoutError | OSError):
                 return 1
             return 2
         except KeyboardInterrupt:

@@ -25,7 +25,7 @@ from rlvr.errors import UserCodeError
 from rlvr.monitor.trackers import Tracker
 from rlvr.policy import Policy
 from rlvr.records import Batch
-from rlvr.rollout import Interrupted, StepRollouts
+from rlvr.rollout import CollectionInterruptedError, StepRollouts
 from rlvr.run.checkpointing import Checkpointer, Stateful
 from rlvr.run.due_evaluations import DueEvaluations
 from rlvr.run.evaluator import Evaluator
@@ -179,7 +179,7 @@ class GRPOTrainer(MovedTrainerAttributes):
         except BaseException as error:
             if self.state.version == version:
                 stage.roll_back()
-            if isinstance(error, Interrupted):
+            if isinstance(error, CollectionInterruptedError):
                 return
             if self.state.version == version and not isinstance(error, KeyboardInterrupt):
                 self._leave(failed=True)
@@ -194,8 +194,8 @@ class GRPOTrainer(MovedTrainerAttributes):
         return self.stages[self.state.stage_number]
 
     def _collect(self, stage: Stage) -> StepRollouts:
-        """The step's rollouts, which rank 0 draws and values by the user's functions. Raises Interrupted when the run
-        is to stop."""
+        """The step's rollouts, which rank 0 draws and values by the user's functions. Raises CollectionInterruptedError
+        when the run is to stop."""
         collected = None
         what = f"the rollouts of step {self.state.step + 1}"
         with self.meters.phases("rollout"):
@@ -204,12 +204,12 @@ class GRPOTrainer(MovedTrainerAttributes):
                     collected = stage.collect(self.state.stage_step)
                     with self.meters.phases("score"):
                         stage.call_functions(collected)
-            except Interrupted:
+            except CollectionInterruptedError:
                 self.world.broadcast(None, what)
                 raise
             collected = self.world.broadcast(collected, what)
         if collected is None:
-            raise Interrupted
+            raise CollectionInterruptedError
         return collected
 
     def _score(self, stage: Stage, collected: StepRollouts) -> tuple[Batch, dict[str, Any]]:

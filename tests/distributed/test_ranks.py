@@ -543,7 +543,7 @@ world.close()
 def test_whoever_keeps_the_others_waiting_is_named():
     (_, said), _ = ended(start(2, "-c", MEETING), 120)
     assert "[0, 'first'] [0, 1]" in said
-    assert "WaitTimeout waited 2 s for the late, where rank 1 did not come" in said
+    assert "WaitTimeoutError waited 2 s for the late, where rank 1 did not come" in said
     assert "the ranks differ in the seed: rank 0 has 0, rank 1 has 1" in said
     assert "rank 0 waits for place 0, rank 1 for place 1" in said
     assert "rank 1 failed while rank 0 waited for the broken: ZeroDivisionError" in said

@@ -190,16 +190,16 @@ def test_a_run_is_cut_off_by_the_time_of_its_last_chunk(learning, seconds, chunk
 
 
 def test_a_run_that_was_cut_off_proves_nothing_and_fails_nothing(learning):
-    from stages.context import Skip
+    from stages.context import SkipError
 
     stage, _ = learning
     rising, flat = [0.1] * 10 + [0.4] * 10, [0.1] * 20
     for complete in (True, False):
         assert stage.gain(rising, complete) == {"first": 0.1, "last": 0.4, "gain": 0.3}
         for few in ([], [0.1], rising[:-1]):
-            with pytest.raises(Skip, match=f"^{len(few)} steps of reinforcement"):
+            with pytest.raises(SkipError, match=f"^{len(few)} steps of reinforcement"):
                 stage.gain(few, complete)
-    with pytest.raises(Skip, match="the time was over"):
+    with pytest.raises(SkipError, match="the time was over"):
         stage.gain(flat, False)
     with pytest.raises(AssertionError, match=r"from 0\.100 to 0\.100 in 20 steps"):
         stage.gain(flat, True)

@@ -21,7 +21,7 @@ from resume_helpers import Run, assert_same, make_tree, merged, rows, timeless
 from rlvr import GRPOTrainer
 from rlvr.core.waits import Wait, finished
 from rlvr.distributed.checkpoint import best
-from rlvr.errors import CheckpointError, ConfigError, TrainingError, WaitTimeout
+from rlvr.errors import CheckpointError, ConfigError, TrainingError, WaitTimeoutError
 from rlvr.monitor.trackers import MetricsFile
 from rlvr.run import checkpointing as saved_state
 from rlvr.run import resuming
@@ -124,7 +124,7 @@ def test_a_wait_warns_at_half_and_leaves_all_stacks_at_its_end(caplog):
     held = threading.Event()
     thread = threading.Thread(target=held.wait, args=(30,), name="a-thread-that-hangs")
     thread.start()
-    with caplog.at_level(logging.WARNING), pytest.raises(WaitTimeout, match=r"waited \d s for a letter"):
+    with caplog.at_level(logging.WARNING), pytest.raises(WaitTimeoutError, match=r"waited \d s for a letter"):
         finished(Future(), "a letter", time.monotonic() + 0.6)
     held.set()
     thread.join()
@@ -137,7 +137,7 @@ def test_a_wait_warns_at_half_and_leaves_all_stacks_at_its_end(caplog):
 
 def test_the_stacks_of_a_wait_that_failed_are_in_the_run_folder(tmp_path):
     tree = short(tmp_path, "run", pause=30.0, rollout={"deadline": 1.0}, verification={"time_limit": 60})
-    with pytest.raises(WaitTimeout, match="rollouts"):
+    with pytest.raises(WaitTimeoutError, match="rollouts"):
         trained(tree)
     said = (tmp_path / "runs" / "run" / "log.txt").read_text()
     assert "still waiting for rollouts (2 of 2 groups open)" in said
@@ -155,7 +155,7 @@ def test_a_clock_that_jumps_harms_nothing(tmp_path, whole, monkeypatch):
     future: Future[None] = Future()
     threading.Timer(0.4, future.set_result, [None]).start()
     assert finished(future, "something", time.monotonic() + 20)
-    with pytest.raises(WaitTimeout):
+    with pytest.raises(WaitTimeoutError):
         finished(Future(), "nothing", time.monotonic() + 0.2)
 
 

@@ -18,7 +18,7 @@ from rlvr import registry
 from rlvr.config import DynamicSamplingConfig, RolloutConfig
 from rlvr.core.seeding import seed_of
 from rlvr.data import Draw, TaskPool
-from rlvr.errors import WaitTimeout
+from rlvr.errors import WaitTimeoutError
 from rlvr.records import StopReason, Task, Verdict
 from rlvr.rollout import Completion, HFEngine, HFEngineOptions, RolloutBuffer, Sampling, single_turn
 
@@ -135,7 +135,7 @@ def test_a_failed_or_late_step_can_be_tried_again(collector):
         return await engine.generate(request)
 
     supply = make_supply(collector, generate, staleness=1, deadline=0.4)
-    with pytest.raises(WaitTimeout, match=r"rollouts \(3 of 3 groups open\)"):
+    with pytest.raises(WaitTimeoutError, match=r"rollouts \(3 of 3 groups open\)"):
         supply.next(0)
     supply.roll_back()
     patient.set()

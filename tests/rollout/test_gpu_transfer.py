@@ -21,7 +21,7 @@ from without_cuda import without_cuda
 from rlvr.core.waits import Wait
 from rlvr.distributed import PlainBackend
 from rlvr.distributed.engine_router import NullEngine
-from rlvr.errors import LostRankError, TrainingError, WaitTimeout
+from rlvr.errors import LostRankError, TrainingError, WaitTimeoutError
 from rlvr.rollout.weights import Description, described, in_wire_dtype, weight_buckets
 
 pytestmark = needs_vllm
@@ -314,7 +314,7 @@ def test_a_send_that_waits_for_a_server_which_is_gone_is_named_and_given_up(monk
     transfer = gpu_transfer.nccl_transfer(WEIGHTS, "127.0.0.1", 2, 0.5)
     weights = lambda: [[("a", torch.zeros(3))]]  # noqa: E731
     try:
-        with pytest.raises(WaitTimeout, match="for the weights to reach all vLLM servers"):
+        with pytest.raises(WaitTimeoutError, match="for the weights to reach all vLLM servers"):
             transfer.send(weights, lambda *_, **__: None)
         assert made[0].closed  # which vLLM does by an abort, and waits for nobody
         assert transfer.send(weights, lambda *_, **__: None).bytes == 12
@@ -378,7 +378,7 @@ def test_a_group_whose_send_failed_is_aborted_and_its_thread_does_nothing_more(m
     described = [Description(str(number), torch.float32, torch.Size([100])) for number in range(3)]
     transfer = gpu_transfer.nccl_transfer(described, "127.0.0.1", 2, 60.0, 0.5 if ends_by == "a stall" else math.inf)
     transfer.info.packed_buffer_size_bytes = 100  # a broadcast for each weight
-    with pytest.raises((WaitTimeout, TrainingError), match=r"no weight was taken|servers were lost"):
+    with pytest.raises((WaitTimeoutError, TrainingError), match=r"no weight was taken|servers were lost"):
         transfer.send(weights, call)
     until(lambda: not publish_threads(), PATIENCE, "the thread of the first send to end")
     assert (groups[0].aborts, groups[0].broadcasts, taken) == (1, 1, [0])
@@ -438,7 +438,7 @@ def test_a_broadcast_ends_with_the_silence_and_with_the_first_refusal(monkeypatc
             raise TrainingError("1 of 2 vLLM servers were lost in update_weights")
 
     try:
-        with pytest.raises(WaitTimeout, match=r"no weight was taken for (0|1) s"):
+        with pytest.raises(WaitTimeoutError, match=r"no weight was taken for (0|1) s"):
             transfer.send(lambda: [[("a", torch.zeros(3))]], call)
         with pytest.raises(TrainingError, match="1 of 2 vLLM servers were lost"):
             transfer.send(lambda: [[("a", torch.zeros(3))]], call)

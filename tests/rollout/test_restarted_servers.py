@@ -20,7 +20,7 @@ from rlvr.distributed import PlainBackend
 from rlvr.errors import ConfigError, TrainingError
 from rlvr.rollout import Request, Sampling
 from rlvr.rollout.vllm import VLLMServerOptions, devices, server_engine
-from rlvr.rollout.vllm.client import ServerTrouble
+from rlvr.rollout.vllm.client import ServerError
 from rlvr.rollout.vllm.members import State
 from rlvr.rollout.vllm.requests import Answer
 
@@ -47,7 +47,7 @@ class Process:
         if method == "shutdown_weight_transfer_engine":
             self.group = None
         if method == "update_weights" and "path" not in arguments["update_info"] and self.group is None:
-            raise ServerTrouble("NCCL weight transfer not initialized")  # as vLLM's workers say
+            raise ServerError("NCCL weight transfer not initialized")  # as vLLM's workers say
         return None
 
     async def generate(self, token_ids, fields, adapter, timeout, cache_salt=None):
@@ -439,7 +439,7 @@ def test_a_server_that_does_not_take_the_weights_of_its_return_is_started_anew(o
 
     async def unless_hung(process, method, timeout, **arguments):
         if process is hung:
-            raise ServerTrouble("connection refused")
+            raise ServerError("connection refused")
         return await call(process, method, timeout, **arguments)
 
     monkeypatch.setattr(Process, "call", unless_hung)
@@ -450,7 +450,7 @@ def test_a_server_that_does_not_take_the_weights_of_its_return_is_started_anew(o
     may_start.set()
     until(lambda: not deaf.returning, PATIENCE, "the server to be back")
     assert deaf.client is not hung
-    assert "vLLM server 0 did not come back: ServerTrouble: " in caplog.text
+    assert "vLLM server 0 did not come back: ServerError: " in caplog.text
     assert "vLLM server 0 is back with the current weights" not in caplog.text
 
 

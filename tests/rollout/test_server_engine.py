@@ -10,7 +10,7 @@ from engine_helpers import small
 
 from rlvr.rollout import Request, Sampling
 from rlvr.rollout.vllm import VLLMServerOptions, server_engine
-from rlvr.rollout.vllm.client import Client, ServerTrouble
+from rlvr.rollout.vllm.client import Client, ServerError
 from rlvr.rollout.vllm.engine_process import Server as EngineServer
 from rlvr.rollout.vllm.members import State
 from rlvr.rollout.vllm.requests import Answer
@@ -140,7 +140,7 @@ def test_a_server_is_told_what_to_clear_by_vllms_own_parameters(monkeypatch, cle
             await client.call("pause", 1.0, mode="keep", clear_cache=clear_cache)
             await client.call("commit", 1.0, version="3", clear_cache=clear_cache)
             for salt in (None, "3"):
-                with contextlib.suppress(ServerTrouble):  # it answers nothing
+                with contextlib.suppress(ServerError):  # it answers nothing
                     await client.generate([5], {}, None, 1.0, salt)
         finally:
             await client.close()

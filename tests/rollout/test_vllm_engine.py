@@ -24,7 +24,7 @@ from vllm_helpers import (
 )
 
 from rlvr.distributed import PlainBackend
-from rlvr.errors import ConfigError, DataError, TrainingError, WaitTimeout
+from rlvr.errors import ConfigError, DataError, TrainingError, WaitTimeoutError
 from rlvr.records import StopReason
 from rlvr.rollout import HFEngine, Request, Sampling, probe
 from rlvr.rollout.vllm import VLLMOptions
@@ -372,7 +372,7 @@ def test_a_model_split_over_two_workers():
 def test_an_engine_that_hangs_is_named(policy):
     """Stopped: at the start, and at a publish. Nothing of it is left."""
     before = set(children())
-    with pytest.raises(WaitTimeout, match="the vLLM engine to start"):
+    with pytest.raises(WaitTimeoutError, match="the vLLM engine to start"):
         VLLMOptions(**FAST, start_timeout=0.5).open(policy)
     until(lambda: set(children()) == before, 20, "the process to end")
 
@@ -396,7 +396,7 @@ def test_nothing_is_sampled_before_the_first_publish_and_hanging_and_death_are_t
 
         os.kill(engine._host.process.pid, signal.SIGSTOP)
         monkeypatch.setattr(engine, "options", dataclasses.replace(engine.options, publish_timeout=1.0))
-        with pytest.raises(WaitTimeout, match="the vLLM engine to do"):
+        with pytest.raises(WaitTimeoutError, match="the vLLM engine to do"):
             publish(engine, 2, PlainBackend(policy).named_weights)
         os.kill(engine._host.process.pid, signal.SIGCONT)
 

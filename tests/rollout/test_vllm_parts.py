@@ -13,7 +13,7 @@ import torch
 from engine_helpers import small
 
 from rlvr.distributed import PlainBackend
-from rlvr.errors import ConfigError, DataError, WaitTimeout
+from rlvr.errors import ConfigError, DataError, WaitTimeoutError
 from rlvr.rollout import Request, Sampling
 from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions, installed, launch, requests
 from rlvr.rollout.vllm.client import Client
@@ -91,7 +91,7 @@ def test_a_gate_that_does_not_empty_in_time_says_so_and_opens_again():
 
     async def main():
         async with gate.inside():
-            with pytest.raises(WaitTimeout, match="1 responses to finish"):
+            with pytest.raises(WaitTimeoutError, match="1 responses to finish"):
                 await asyncio.to_thread(lambda: gate.emptied(0.05).__enter__())
         async with gate.inside():
             return True

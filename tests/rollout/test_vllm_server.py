@@ -27,7 +27,7 @@ from vllm_helpers import (
 )
 
 from rlvr.distributed import PlainBackend
-from rlvr.errors import ConfigError, DataError, TrainingError, WaitTimeout
+from rlvr.errors import ConfigError, DataError, TrainingError, WaitTimeoutError
 from rlvr.records import StopReason
 from rlvr.rollout import HFEngine, Request, Sampling, probe
 from rlvr.rollout.vllm import VLLMServerOptions, checks, installed
@@ -248,7 +248,7 @@ def test_a_taken_port_is_named(policy):
 
 def test_a_server_that_takes_too_long_to_start_is_named_and_gone(policy, published):
     before = set(children())  # none is being started beside it: `published` waits for that
-    with pytest.raises(WaitTimeout, match="vLLM server 0 did not start in time"):
+    with pytest.raises(WaitTimeoutError, match="vLLM server 0 did not start in time"):
         VLLMServerOptions(**FAST, start_timeout=0.5).open(policy)
     until(lambda: set(children()) <= before, 20, "the process to end")
 

@@ -24,11 +24,11 @@ from rlvr.stages.grpo.build_objective import build_objective, warn_uncorrected
 GIB = 1 << 30
 
 
-class Made(Exception):
+class MadeError(Exception):
     """Carries the configuration that an engine would be built from."""
 
 
-class Started(Exception):
+class StartedError(Exception):
     """Carries what a process would be started with: its engine arguments and its environment."""
 
 
@@ -59,7 +59,7 @@ def vllm(monkeypatch):
     from vllm.v1.engine.llm_engine import LLMEngine
 
     def stop(self, vllm_config, **options):
-        raise Made(vllm_config)
+        raise MadeError(vllm_config)
 
     monkeypatch.setattr(LLMEngine, "__init__", stop)
     yield monkeypatch
@@ -85,7 +85,7 @@ def colocated(policy, folder, options):
     """The configuration that the engine's process makes of its arguments."""
     from rlvr.rollout.vllm.engine_process import Server
 
-    with pytest.raises(Made) as made:
+    with pytest.raises(MadeError) as made:
         Server(launch.engine_arguments(policy, folder, options, "shared_memory"), None)
     return made.value.args[0]
 
@@ -134,13 +134,13 @@ def starts(monkeypatch):
 
     def stop(*given):
         arguments, environment = (part for part in given if isinstance(part, dict))
-        raise Started(arguments, environment)
+        raise StartedError(arguments, environment)
 
     monkeypatch.setattr(engine, "EngineHost", stop)
     monkeypatch.setattr(server_engine, "StartedServer", stop)
 
     def start(policy, options):
-        with pytest.raises(Started) as started:
+        with pytest.raises(StartedError) as started:
             options.open(policy)
         return started.value.args
 

@@ -60,7 +60,7 @@ class Kept:
 
 @pytest.mark.parametrize(
     ("failing", "reason"),
-    [("timeout", "WaitTimeout: waited .* for rollouts"), ("engine", "TrainingError: the engine has")],
+    [("timeout", "WaitTimeoutError: waited .* for rollouts"), ("engine", "TrainingError: the engine has")],
 )
 def test_a_failed_evaluation_does_not_end_the_run(make_tree, caplog, failing, reason):
     over = overlaid(OVER, {"rollout": {"deadline": 3.0}} if failing == "timeout" else {})

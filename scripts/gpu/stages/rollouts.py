@@ -12,7 +12,7 @@ from typing import Any
 
 from rlvr import GRPOTrainer
 from rlvr.rollout import Request, Sampling, probe
-from stages.context import Context, Skip
+from stages.context import Context, SkipError
 from stages.measuring import free_gib
 from stages.runs import summary, trainer_of
 
@@ -65,7 +65,7 @@ def run(context: Context) -> None:
 def measured(context: Context, case: Case) -> dict[str, Any]:
     """The run, and then its engine by itself."""
     if case.needs_vllm and importlib.util.find_spec("vllm") is None:
-        raise Skip("vLLM is not installed here: its pieces of pack.sh bring it")
+        raise SkipError("vLLM is not installed here: its pieces of pack.sh bring it")
     before = free_gib() if context.device == "cuda" else None
     rollout = {
         "engine": case.engine,

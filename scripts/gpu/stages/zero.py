@@ -17,7 +17,7 @@ from rlvr.distributed import World
 from rlvr.learner import Learner
 from rlvr.losses import ClippedPolicyLoss, Objective, ObjectiveTerm
 from rlvr.policy import load_policy
-from stages.context import Context, Skip
+from stages.context import Context, SkipError
 from stages.models import made_up, model_section
 from stages.runs import run_and_summarize
 
@@ -32,7 +32,7 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
 def run(context: Context) -> None:
     """The plain backend first, then the stages of ZeRO, in both types; then the run."""
     if importlib.util.find_spec("deepspeed") is None:
-        raise Skip("DeepSpeed is not installed here: its piece of pack.sh brings it")
+        raise SkipError("DeepSpeed is not installed here: its piece of pack.sh brings it")
     for dtype in ("float32", "bfloat16"):
         expected = context.measure(f"plain {dtype}", steps, context, dtype, {"name": "plain"}, expected=5.0)
         for stage in (1, 2, 3):

@@ -25,7 +25,7 @@ from concurrent.futures import Future, wait
 from types import FrameType, TracebackType
 from typing import Any, ClassVar
 
-from rlvr.errors import WaitTimeout
+from rlvr.errors import WaitTimeoutError
 
 log = logging.getLogger(__name__)
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -64,14 +64,16 @@ class Wait:
         return f"{self.what} for {now - self.began:.0f} s ({left})"
 
     def check(self) -> None:
-        """Warn when half of the time has passed; WaitTimeout, after the stacks of all threads, when all of it has.
+        """Warn when half of the time has passed; WaitTimeoutError, after the stacks of all threads, when all of it has.
         Raises what an alarm raises."""
         for alarm in list(self.alarms):
             alarm()
         now = time.monotonic()
         if now > self.deadline:
             log.error("gave up waiting for %s; the stacks of all threads:\n%s", self, stacks())
-            raise WaitTimeout(f"waited {now - self.began:.0f} s for {self.what}, and nothing came before the deadline")
+            raise WaitTimeoutError(
+                f"waited {now - self.began:.0f} s for {self.what}, and nothing came before the deadline"
+            )
         if not self._warned and now - self.began > (self.deadline - self.began) / 2:
             log.warning("still waiting for %s", self)
             self._warned = True
@@ -82,8 +84,8 @@ def finished(
 ) -> bool:
     """Wait until `future` is done; False when `interrupted()` is true by then, or becomes true.
 
-    Waits at most until `deadline` (time.monotonic seconds) and then raises WaitTimeout that names `what`, as it reads
-    by then.
+    Waits at most until `deadline` (time.monotonic seconds) and then raises WaitTimeoutError that names `what`, as it
+    reads by then.
     """
     with Wait(what, deadline) as waiting:
         while True:

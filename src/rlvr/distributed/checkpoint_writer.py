@@ -146,7 +146,7 @@ class Writer:
             work()
 
     def wait(self) -> Exception | None:
-        """Wait until nothing is being written; why the last write failed, where it did. WaitTimeout."""
+        """Wait until nothing is being written; why the last write failed, where it did. WaitTimeoutError."""
         if self._under_way is None:
             return None
         what = f"the checkpoint of step {self._step} to be on disk"

@@ -31,7 +31,7 @@ import torch.distributed as dist
 
 from rlvr.core.waits import Wait
 from rlvr.distributed.heartbeat_monitor import HEARTBEAT_SECONDS, HeartbeatMonitor, failure_key, heartbeat_key
-from rlvr.errors import LostRankError, TrainingError, WaitTimeout
+from rlvr.errors import LostRankError, TrainingError, WaitTimeoutError
 
 T = TypeVar("T")
 
@@ -141,10 +141,10 @@ class World:
     def barrier(self, what: str, deadline: float | None = None) -> None:
         """Wait until every rank is here.
 
-        WaitTimeout names the ranks that are not here by the deadline (seconds); LostRankError one that failed or shows
-        no sign of life, TrainingError one that waits for something else. Without a deadline of its own a meeting waits
-        for rank 0 as long as that lives: what rank 0 does alone (sampling, verifying, evaluating, reading and writing
-        checkpoints) may take hours and has deadlines there, and it says when it fails.
+        WaitTimeoutError names the ranks that are not here by the deadline (seconds); LostRankError one that failed or
+        shows no sign of life, TrainingError one that waits for something else. Without a deadline of its own a meeting
+        waits for rank 0 as long as that lives: what rank 0 does alone (sampling, verifying, evaluating, reading and
+        writing checkpoints) may take hours and has deadlines there, and it says when it fails.
         """
         if self.size == 1:
             return
@@ -209,7 +209,7 @@ class World:
             return
         together = False
         if not self._failed:
-            with contextlib.suppress(TrainingError, WaitTimeout):  # whoever failed has said so
+            with contextlib.suppress(TrainingError, WaitTimeoutError):  # whoever failed has said so
                 self.barrier("the end of the run", self.heartbeat_timeout if self.is_main else None)
                 together = True
         self._closed = True
@@ -317,7 +317,7 @@ class _Named:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is not None:
             self.world.notice()
-        if isinstance(error, RuntimeError) and not isinstance(error, (TrainingError, WaitTimeout)):
+        if isinstance(error, RuntimeError) and not isinstance(error, (TrainingError, WaitTimeoutError)):
             raise LostRankError(
                 f"{self._who()} was lost while rank {self.world.rank} was at {self.what}: {error}"
             ) from error

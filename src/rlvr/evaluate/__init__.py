@@ -122,7 +122,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse.Namespace, before: Any) -> int:
     """Sample and write; the exit code. Ranks other than the first lend their engines until it is done."""
-    from rlvr.rollout import Interrupted
+    from rlvr.rollout import CollectionInterruptedError
 
     began = time.perf_counter()
     with sampler(config, tasks, world) as means:
@@ -131,7 +131,7 @@ def _evaluate(config: Config, tasks: list[Task], world: World, options: argparse
             def say(done: int, kind: str) -> None:
                 print(f"{done}/{len(tasks)} tasks, {kind}, {time.perf_counter() - began:.0f} s", file=sys.stderr)
 
-            with suppress(Interrupted):  # told by its exit code
+            with suppress(CollectionInterruptedError):  # told by its exit code
                 done = evaluate(tasks, config, means.collect, means.same, say, means.scorer, _refuse_all)
         code = world.broadcast(128 + int(means.stop.signal) if means.stop.signal else 0, "the evaluation")
     if code or not world.is_main:

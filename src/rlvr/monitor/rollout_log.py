@@ -118,7 +118,7 @@ class RolloutLog:
             self._under_way = self._thread.submit(self.write, step, batch, sampled, dropped, columns)
 
     def flush(self) -> None:
-        """Wait for what is being written. WaitTimeout where the disk hangs."""
+        """Wait for what is being written. WaitTimeoutError where the disk hangs."""
         if self._under_way is not None:
             finished(self._under_way, "the file of rollouts", time.monotonic() + WRITE_SECONDS)
             self._under_way.result()

@@ -1,7 +1,7 @@
 """Rollouts: engines that sample, plans that say what a group is made of, and the collector that runs them."""
 
 from rlvr.core.moved import renamed
-from rlvr.rollout.buffer import Collector, Interrupted, RolloutBuffer, StepRollouts
+from rlvr.rollout.buffer import CollectionInterruptedError, Collector, RolloutBuffer, StepRollouts
 from rlvr.rollout.engine import Bucket, Completion, Engine, Published, Request, Sampling
 from rlvr.rollout.hf import HFEngine, HFEngineOptions
 from rlvr.rollout.plans import (
@@ -23,13 +23,13 @@ from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions
 __all__ = [
     "Activity",
     "Bucket",
+    "CollectionInterruptedError",
     "Collector",
     "Completion",
     "Draw",
     "Engine",
     "HFEngine",
     "HFEngineOptions",
-    "Interrupted",
     "Plan",
     "Published",
     "RecordedOptions",
@@ -50,4 +50,12 @@ __all__ = [
 ]
 
 
-__getattr__ = renamed(__name__, {"Collected": "StepRollouts", "Means": "RolloutContext", "Supply": "RolloutBuffer"})
+__getattr__ = renamed(
+    __name__,
+    {
+        "Collected": "StepRollouts",
+        "Interrupted": "CollectionInterruptedError",
+        "Means": "RolloutContext",
+        "Supply": "RolloutBuffer",
+    },
+)

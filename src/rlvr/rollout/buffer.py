@@ -37,14 +37,14 @@ import numpy as np
 from rlvr.config import RolloutConfig
 from rlvr.core.waits import finished
 from rlvr.data import Draw, Sampler
-from rlvr.errors import WaitTimeout
+from rlvr.errors import WaitTimeoutError
 from rlvr.records import Rollout
 from rlvr.rollout.plans import Plan, RolloutContext
 
 T = TypeVar("T")
 
 
-class Interrupted(Exception):
+class CollectionInterruptedError(Exception):
     """The collection was given up because the run is to stop."""
 
 
@@ -57,17 +57,17 @@ class Work(Generic[T]):
         loop.call_soon_threadsafe(self._start, coroutine)
 
     def cancel(self, seconds: float = 60.0) -> None:
-        """End the coroutine and wait until it has; WaitTimeout when it does not."""
+        """End the coroutine and wait until it has; WaitTimeoutError when it does not."""
         self._loop.call_soon_threadsafe(lambda: self._task.cancel())
         if wait_for([self.future], seconds).not_done:
-            raise WaitTimeout(f"work on the collector's loop did not end within {seconds:g} s of being cancelled")
+            raise WaitTimeoutError(f"work on the collector's loop did not end within {seconds:g} s of being cancelled")
 
     def _start(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self._task = self._loop.create_task(coroutine)
         self._task.add_done_callback(self._settle)
 
     def _settle(self, task: asyncio.Task[T]) -> None:
-        error = Interrupted() if task.cancelled() else task.exception()
+        error = CollectionInterruptedError() if task.cancelled() else task.exception()
         if error is None:
             self.future.set_result(task.result())
         else:
@@ -124,7 +124,8 @@ class Collector:
     def wait(self, work: Work[T], what: object, deadline: float) -> T:
         """The result of `work`, within `deadline` seconds from now; otherwise it is cancelled.
 
-        WaitTimeout says `what` was awaited. Raises Interrupted when the run is to stop, and what the work raised.
+        WaitTimeoutError says `what` was awaited. Raises CollectionInterruptedError when the run is to stop, and what
+        the work raised.
         """
         done = False
         try:
@@ -133,7 +134,7 @@ class Collector:
             if not done:
                 work.cancel()
         if not done:
-            raise Interrupted
+            raise CollectionInterruptedError
         return work.future.result()
 
     def collect(self, draws: Sequence[Draw], plan: Plan, context: RolloutContext, deadline: float) -> list[Rollout]:
@@ -150,13 +151,13 @@ class Collector:
         return self.wait(self.begin(everything()), watch, deadline)
 
     def close(self) -> None:
-        """Stop the loop and its thread; WaitTimeout when it does not end within 10 seconds."""
+        """Stop the loop and its thread; WaitTimeoutError when it does not end within 10 seconds."""
         if not self._thread.is_alive():
             return
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout=10)
         if self._thread.is_alive():
-            raise WaitTimeout("the collector's thread did not end within 10 s")
+            raise WaitTimeoutError("the collector's thread did not end within 10 s")
         self.loop.close()
 
 
@@ -241,7 +242,8 @@ class RolloutBuffer:
     def next(self, step: int) -> StepRollouts:
         """The groups of `step`, after those of the steps behind it were started.
 
-        Raises WaitTimeout, Interrupted, and what a plan raised; `roll_back` then makes the draws available again.
+        Raises WaitTimeoutError, CollectionInterruptedError, and what a plan raised; `roll_back` then makes the draws
+        available again.
         """
         self._taken = []  # those of the step before were trained
         if self._prefetched:

@@ -43,7 +43,7 @@ _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "qkv_p
 _MLP = {"gate_proj", "up_proj", "gate_up_proj", "down_proj", "act_fn", "activation_fn"}
 
 
-class Unfit(Exception):
+class UnfitError(Exception):
     """Why a model is decoded by its own modules."""
 
 
@@ -71,7 +71,7 @@ class Decoder:
             self._tried = True
             try:
                 self.steps = proven(self.policy)
-            except Unfit as reason:
+            except UnfitError as reason:
                 kind = type(self.policy.causal_lm).__name__
                 log.info("rollout.engine hf: %s is decoded by its own modules: %s", kind, reason)
         self.stale |= cache.length == 0  # a prompt is read: nothing says that the weights are those of the last one
@@ -89,22 +89,22 @@ class Decoder:
 
 
 class Steps:
-    """Decoding steps over the modules of a model. Unfit where a module is not of the form that is known."""
+    """Decoding steps over the modules of a model. UnfitError where a module is not of the form that is known."""
 
     def __init__(self, policy: Policy) -> None:
         model = policy.causal_lm.base_model
         config = policy.causal_lm.config.get_text_config()
         if policy.dtype != torch.float32 or policy.causal_lm.get_input_embeddings().weight.dtype != torch.float32:
-            raise Unfit("it does not compute in float32")
+            raise UnfitError("it does not compute in float32")
         if not policy.head_is_enough:
-            raise Unfit("its logits are more than its LM head's")
+            raise UnfitError("its logits are more than its LM head's")
         if (kind := (config._attn_implementation or "sdpa").removeprefix(PREFIX)) not in ("sdpa", "eager"):
-            raise Unfit(f"its attention is {kind}")
+            raise UnfitError(f"its attention is {kind}")
         self._rotary: Any = getattr(model, "rotary_emb", None)
         if getattr(self._rotary, "rope_type", None) not in _FIXED_ROTARY:
-            raise Unfit("it has no rotary embedding, or one that changes with the length")
+            raise UnfitError("it has no rotary embedding, or one that changes with the length")
         if not all(hasattr(model, name) for name in ("layers", "norm")):
-            raise Unfit("it has no list of layers with a norm after them")
+            raise UnfitError("it has no list of layers with a norm after them")
         self._embed = policy.causal_lm.get_input_embeddings()
         self._norm = Norm(model.norm)
         self.blocks = [Block(layer) for layer in model.layers[: config.num_hidden_layers]]
@@ -160,7 +160,9 @@ class Block:
         for module, known in ((layer, _LAYER), (attention, _ATTENTION), (mlp, _MLP)):
             names = {name for name, child in module.named_children() if not isinstance(child, nn.Dropout)}
             if not names <= known:
-                raise Unfit(f"{type(module).__name__} has parts that are not known here: {', '.join(names - known)}")
+                raise UnfitError(
+                    f"{type(module).__name__} has parts that are not known here: {', '.join(names - known)}"
+                )
         queries = [m for name in ("q_proj", "k_proj", "v_proj", "qkv_proj") if (m := getattr(attention, name, None))]
         gates = [m for name in ("gate_proj", "up_proj", "gate_up_proj") if (m := getattr(mlp, name, None))]
         self.size = int(attention.head_dim)
@@ -177,7 +179,7 @@ class Block:
         self.second_norm = Norm(layer.post_attention_layernorm)
         self.head_norms = [Norm(m) for name in ("q_norm", "k_norm") if (m := getattr(attention, name, None))]
         if len(self.head_norms) == 1:
-            raise Unfit("it has a norm for the queries only, or for the keys only")
+            raise UnfitError("it has a norm for the queries only, or for the keys only")
         self.activation = getattr(mlp, "act_fn", None) or mlp.activation_fn
         if type(self.activation) in (nn.SiLU, SiLUActivation):
             self.activation = nn.functional.silu
@@ -236,7 +238,7 @@ class Block:
 
 
 def proven(policy: Policy) -> Steps:
-    """The short way for `policy`, tried and found equal. Unfit otherwise."""
+    """The short way for `policy`, tried and found equal. UnfitError otherwise."""
     try:
         with torch.inference_mode():
             steps = Steps(policy)
@@ -246,10 +248,10 @@ def proven(policy: Policy) -> Steps:
                     tried.add(kind)
                     _try_block(layer, steps)
             _try_whole(policy, steps)
-    except Unfit:
+    except UnfitError:
         raise
     except Exception as error:  # a module that only looks like those that are known
-        raise Unfit(f"its modules could not be used: {type(error).__name__}: {error}") from error
+        raise UnfitError(f"its modules could not be used: {type(error).__name__}: {error}") from error
     return steps
 
 
@@ -262,7 +264,7 @@ def _kind(layer: Any) -> Any:
 
 
 def _try_block(layer: Any, steps: Steps) -> None:
-    """Unfit where a copy of `layer` with random weights gives something else than our block does."""
+    """UnfitError where a copy of `layer` with random weights gives something else than our block does."""
     rows = 3
     slots = 7
     width = steps._embed.weight.shape[1]
@@ -308,11 +310,11 @@ def _try_block(layer: Any, steps: Steps) -> None:
 
 
 def _try_whole(policy: Policy, steps: Steps) -> None:
-    """Unfit where the model's own logits differ from ours over a few steps, with prompts of different lengths."""
+    """UnfitError where the model's own logits differ from ours over a few steps, with prompts of different lengths."""
     vocabulary = policy.causal_lm.get_input_embeddings().weight.shape[0]
     length = min(6, policy.context - 3)
     if length < 2:
-        raise Unfit(f"its context of {policy.context} tokens is too short for a trial")
+        raise UnfitError(f"its context of {policy.context} tokens is too short for a trial")
     ids = (torch.arange(1, 1 + 2 * (length + 3), device=policy.device) * 7919 % vocabulary).view(2, -1)
     seen = torch.ones_like(ids, dtype=torch.bool)
     seen[1, 0] = False
@@ -330,7 +332,7 @@ def _compare(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
     gap = float((found - expected).abs().max())
     size = float(expected.abs().max())
     if not gap <= TOLERANCE * max(1.0, min(size, 1e6)):  # an infinity proves nothing
-        raise Unfit(f"{what} would be {gap:.1e} off, of {size:.1e}")
+        raise UnfitError(f"{what} would be {gap:.1e} off, of {size:.1e}")
 
 
 class Product:

@@ -119,7 +119,7 @@ class HFEngine:
     def publish(self, version: int, weights: Callable[[], Iterable[Bucket]]) -> None:
         """Take version `version` of the weights; with shared weights they are there already.
 
-        WaitTimeout when the responses that are to finish on the old weights do not within `PUBLISH_SECONDS`.
+        WaitTimeoutError when the responses that are to finish on the old weights do not within `PUBLISH_SECONDS`.
         """
         if self.shares_weights:
             self.version = version

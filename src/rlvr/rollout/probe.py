@@ -74,7 +74,7 @@ def probe(
 
 
 def _sampled(engine: Engine, collector: Collector, request: Request) -> Completion:
-    """The engine's completion. WaitTimeout when it does not come within SECONDS, or STOP_SECONDS of being told to
+    """The engine's completion. WaitTimeoutError when it does not come within SECONDS, or STOP_SECONDS of being told to
     stop."""
     what = f"the probe of version {engine.version} of the weights to be sampled"
     work = collector.submit(engine.generate(request))

@@ -13,7 +13,7 @@ from rlvr.data.prompts import refuse_long
 from rlvr.errors import DataError, EvaluationError, LostRankError, UserCodeError
 from rlvr.evaluation import TaskResult, evaluate
 from rlvr.records import Task
-from rlvr.rollout import Interrupted
+from rlvr.rollout import CollectionInterruptedError
 from rlvr.run.policy_training import PolicyTraining
 from rlvr.run.reporting import Reporting
 from rlvr.run.rollout_runtime import RolloutRuntime
@@ -77,7 +77,7 @@ class Evaluator:
             try:
                 results, task_results = self._sampled(chosen, prompts, plan)
                 results |= {"time/evaluate": time.perf_counter() - start}
-            except Interrupted:
+            except CollectionInterruptedError:
                 pass
             except (UserCodeError, LostRankError):
                 raise
@@ -115,8 +115,8 @@ class Evaluator:
     def _sampled(
         self, tasks: Sequence[Task], prompts: Prompts, plan: StagePlan
     ) -> tuple[dict[str, Any], list[TaskResult]]:
-        """Sample and verify, on rank 0; the results, and those of each task. Raises Interrupted when the run is to
-        stop."""
+        """Sample and verify, on rank 0; the results, and those of each task. Raises CollectionInterruptedError when the
+        run is to stop."""
         verification = self.rollouts.verifications[self.state.stage_number]
         collect = self.rollouts.evaluation_samples(plan.config, verification, prompts)
         scorer = chooser(plan.config, self.training.policy, tasks, self.training.partitions)

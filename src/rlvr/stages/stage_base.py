@@ -126,7 +126,7 @@ class Stage(Component):
 
     @abstractmethod
     def collect(self, step: int) -> StepRollouts:
-        """The rollouts of `step` of the stage. Raises Interrupted when the run is to stop."""
+        """The rollouts of `step` of the stage. Raises CollectionInterruptedError when the run is to stop."""
 
     @abstractmethod
     def roll_back(self) -> None:

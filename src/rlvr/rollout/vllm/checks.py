@@ -11,7 +11,7 @@ from typing import Any
 from rlvr.errors import ConfigError, DataError
 from rlvr.policy import Policy
 from rlvr.rollout.vllm import installed, launch
-from rlvr.rollout.vllm.client import Client, ServerTrouble
+from rlvr.rollout.vllm.client import Client, ServerError
 from rlvr.rollout.vllm.settings import ServerSettings
 
 TEXT = "What is 12 + 30? Answer: 42, \\boxed{42}.\n"
@@ -46,7 +46,7 @@ async def check_server(client: Client, policy: Policy, options: ServerSettings, 
         tokens = (await client.ask("POST", "/tokenize", SECONDS, asked))["tokens"]
         settings = (await client.ask("GET", "/server_info?config_format=json", SECONDS))["vllm_config"]
         model = (await client.call("rlvr_model", SECONDS, keys=list(SHAPE)))[0]
-    except ServerTrouble as trouble:
+    except ServerError as trouble:
         raise ConfigError(f"rollout.engine: the server {client.url} cannot be used: {trouble}; {how}") from trouble
     except DataError as refusal:
         raise ConfigError(

@@ -46,7 +46,7 @@ class Gate:
 
     @contextlib.contextmanager
     def emptied(self, seconds: float) -> Iterator[None]:
-        """Nobody is inside. WaitTimeout when they do not leave within `seconds`."""
+        """Nobody is inside. WaitTimeoutError when they do not leave within `seconds`."""
         with self._changed:
             self._shut = True
         try:

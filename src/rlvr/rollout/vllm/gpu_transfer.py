@@ -25,7 +25,7 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
 from rlvr.core.device_memory import record_event
 from rlvr.core.waits import Wait
-from rlvr.errors import TrainingError, WaitTimeout
+from rlvr.errors import TrainingError, WaitTimeoutError
 from rlvr.rollout.engine import Bucket, Published
 from rlvr.rollout.vllm.transfer import Call, Weights
 from rlvr.rollout.weights import Description
@@ -190,8 +190,8 @@ class GPUTransfer:
         """Held while `_engine` is set: a handshake that was given up may end at any time."""
 
     def send(self, weights: Weights, call: Call) -> Published:
-        """See the protocol. WaitTimeout where no weight follows another for `stall_timeout` seconds, or not all are
-        taken by the deadline; what an engine answers instead of doing its part is raised at once."""
+        """See the protocol. WaitTimeoutError where no weight follows another for `stall_timeout` seconds, or not all
+        are taken by the deadline; what an engine answers instead of doing its part is raised at once."""
         start = time.perf_counter()
         client = Control(call, Future())
         self.source.weights = weights
@@ -211,14 +211,16 @@ class GPUTransfer:
         return Published(self.bytes, time.perf_counter() - start)
 
     def _wait(self, done: Future[None], failed: Future[None]) -> None:
-        """Until the weights are sent. Raises what the sender or an engine raises; WaitTimeout by the deadline and the
-        stall timeout."""
+        """Until the weights are sent. Raises what the sender or an engine raises; WaitTimeoutError by the deadline and
+        the stall timeout."""
         what = "the weights to reach all vLLM servers"
         with Wait(what, time.monotonic() + self.deadline) as waiting:
             while not wait([done, failed], timeout=0.1, return_when=FIRST_COMPLETED).done:
                 waiting.check()
                 if time.monotonic() > self.source.progress + self.stall_timeout:
-                    raise WaitTimeout(f"no weight was taken for {self.stall_timeout:.0f} s while {what} was waited for")
+                    raise WaitTimeoutError(
+                        f"no weight was taken for {self.stall_timeout:.0f} s while {what} was waited for"
+                    )
         (done if done.done() else failed).result()
 
     def _send(self, client: Control) -> None:

@@ -76,8 +76,8 @@ class EngineHost:
             self._requests.pop(number, None)
 
     def call(self, method: str, what: str, timeout: float, **arguments: Any) -> Any:
-        """The result of a method of the engine. WaitTimeout, naming `what`, when it does not answer within `timeout`
-        seconds."""
+        """The result of a method of the engine. WaitTimeoutError, naming `what`, when it does not answer within
+        `timeout` seconds."""
         number = next(self._numbers)
         future = Future[Any]()
         self._calls[number] = future

@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from rlvr.errors import TrainingError
-from rlvr.rollout.vllm.client import Client, ServerTrouble
+from rlvr.rollout.vllm.client import Client, ServerError
 from rlvr.rollout.vllm.requests import Answer
 from rlvr.rollout.vllm.started import StartedServer
 
@@ -128,7 +128,7 @@ class Members:
                 return None
             task.cancel()
             raise
-        except ServerTrouble as error:
+        except ServerError as error:
             await self.lose(member, str(error))
             return None
         finally:
@@ -249,7 +249,7 @@ class Members:
                 await self._revive(member)
             if await asyncio.to_thread(self._catch_up, member):
                 if member.state != State.READY:  # others of its group took the weights, and it did not
-                    raise ServerTrouble(member.trouble)
+                    raise ServerError(member.trouble)
                 log.warning("%s is back with the current weights", member.name)
             # else the next publish brings it the weights
         except Exception as error:  # whatever it is, it is this server's trouble, and it is tried again

@@ -30,7 +30,7 @@ from rlvr.rollout.engine import Bucket, Completion, InFlight, Published, Request
 from rlvr.rollout.vllm import checks, devices, launch, requests
 from rlvr.rollout.vllm.adapter import AdapterFiles
 from rlvr.rollout.vllm.checks import check_server
-from rlvr.rollout.vllm.client import Client, ServerTrouble
+from rlvr.rollout.vllm.client import Client, ServerError
 from rlvr.rollout.vllm.gate import Gate, check_released
 from rlvr.rollout.vllm.members import Member, Members, ServerProcess, State
 from rlvr.rollout.vllm.model_folder import model_folder, scratch_folder
@@ -363,12 +363,12 @@ class VLLMServerEngine:
             member = process[0]
             given = arguments
             if member.process != process:
-                return ServerTrouble("it was started anew meanwhile")
+                return ServerError("it was started anew meanwhile")
             if method == "init_weight_transfer_engine":  # each server's workers have ranks of their own
                 given = {"init_info": {**arguments["init_info"], "rank_offset": self._offsets[process]}}
             try:
                 return await member.client.call(method, self.options.publish_timeout, **given)
-            except (ServerTrouble, DataError) as error:
+            except (ServerError, DataError) as error:
                 return error
 
         async def every() -> list[Any]:

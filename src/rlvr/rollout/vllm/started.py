@@ -21,8 +21,8 @@ from typing import Any
 
 from rlvr.core import parent_death
 from rlvr.core.waits import Wait
-from rlvr.errors import ConfigError, DataError, WaitTimeout
-from rlvr.rollout.vllm.client import Client, ServerTrouble
+from rlvr.errors import ConfigError, DataError, WaitTimeoutError
+from rlvr.rollout.vllm.client import Client, ServerError
 from rlvr.rollout.vllm.guard import KEY
 
 HOST = "127.0.0.1"
@@ -55,7 +55,7 @@ class StartedServer:
         self._finalizer: Callable[[], Any] = lambda: None
 
     async def start(self, timeout: float) -> Client:
-        """Start the process and wait until it is well. ConfigError when it refuses, WaitTimeout when it takes too
+        """Start the process and wait until it is well. ConfigError when it refuses, WaitTimeoutError when it takes too
         long."""
         deadline = time.monotonic() + timeout
         for _ in range(TRIES):
@@ -101,9 +101,9 @@ class StartedServer:
                     return True
                 try:
                     waiting.check()
-                except WaitTimeout as error:
+                except WaitTimeoutError as error:
                     tail = parent_death.tail(self.log)
-                    raise WaitTimeout(f"{self.name} did not start in time; its log ends with:\n{tail}") from error
+                    raise WaitTimeoutError(f"{self.name} did not start in time; its log ends with:\n{tail}") from error
                 await asyncio.sleep(SETTLE)
         text = parent_death.tail(self.log, 40)
         if re.search("address already in use", text, re.IGNORECASE):
@@ -116,7 +116,7 @@ class StartedServer:
         fields = {"max_tokens": 2, "seed": 0, "logprobs": 0, "detokenize": False}
         try:
             await client.generate([0], fields, None, max(1.0, deadline - time.monotonic()))
-        except (ServerTrouble, DataError) as error:
+        except (ServerError, DataError) as error:
             text = f"rollout.engine vllm-server: {self.name} cannot sample: {error}; its log ends with:"
             raise ConfigError(f"{text}\n{parent_death.tail(self.log)}") from error
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 
-from rlvr.verifiers.math.evaluation import Unknown
+from rlvr.verifiers.math.evaluation import UnknownValueError
 from rlvr.verifiers.math.expression import Number, is_literal, symbols
 from rlvr.verifiers.math.latex import spelling
 from rlvr.verifiers.math.letters import is_product_of_letters, read, units_of
 from rlvr.verifiers.math.math_answers import Judge
-from rlvr.verifiers.math.math_tokens import Unreadable
+from rlvr.verifiers.math.math_tokens import UnreadableError
 from rlvr.verifiers.math.matrices import alike
 from rlvr.verifiers.math.point_sampling import Sampler
 from rlvr.verifiers.math.rules import Comparison, Rules
@@ -53,11 +53,11 @@ def compare(gold: str, answer: str, rules: Rules = Rules()) -> Comparison:  # no
         return Comparison(False, "the answer hedges")
     try:
         expected = read(gold, rules.variables)
-    except (Unreadable, RecursionError) as error:
+    except (UnreadableError, RecursionError) as error:
         return Comparison(None, f"the gold answer cannot be read here: {error}")
     try:
         found = read(answer, (rules.variables | symbols(expected)) - units_of(expected))
-    except (Unreadable, RecursionError) as error:
+    except (UnreadableError, RecursionError) as error:
         if rules.require_simplified and (is_literal(expected) or isinstance(expected, Number)):
             return Comparison(False, f"not a plain number, and the gold is one: {error}")
         return Comparison(None, f"the answer cannot be read here: {error}")
@@ -67,5 +67,5 @@ def compare(gold: str, answer: str, rules: Rules = Rules()) -> Comparison:  # no
         log_base = 0
     try:
         return Judge(rules, Sampler(log_base)).compare(*alike(expected, found))
-    except (Unknown, RecursionError) as error:
+    except (UnknownValueError, RecursionError) as error:
         return Comparison(None, f"no decision: {error}")

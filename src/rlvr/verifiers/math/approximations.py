@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from rlvr.verifiers.math.evaluation import Unknown
+from rlvr.verifiers.math.evaluation import UnknownValueError
 from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number, Quantity, is_literal
 from rlvr.verifiers.math.point_sampling import Sampler
 
@@ -38,7 +38,7 @@ def _rounds(exact: Node, rounded: Node, sampler: Sampler) -> bool:
             return near != 0 and abs(near - value) <= unit / 2 and away != -unit / 2
         # The margin is for values that are not exact themselves.
         return near != 0 and abs(complex(value) - complex(near)) <= 0.5 * float(unit) * (1 + 1e-9)
-    except (Unknown, OverflowError):
+    except (UnknownValueError, OverflowError):
         return False
 
 

@@ -18,7 +18,7 @@ from rlvr.verifiers.math.expression import (
     Symbol,
 )
 from rlvr.verifiers.math.literals import Literals
-from rlvr.verifiers.math.math_tokens import Unreadable, tokenize
+from rlvr.verifiers.math.math_tokens import UnreadableError, tokenize
 from rlvr.verifiers.math.vocabulary import FUNCTIONS
 
 SUM = 30
@@ -59,7 +59,7 @@ class Commands(Literals):
             else:
                 exponent = self.exponent()
         if name in ("max", "min") and index is not None:
-            raise Unreadable("an optimum over a set")
+            raise UnreadableError("an optimum over a set")
         if name == "sqrt":
             return self._root()
         listed = name in ("max", "min", "gcd", "lcm") and self.accept("open", "{")
@@ -120,7 +120,7 @@ class Commands(Literals):
                 break
             factors.append(self.expression(PRODUCT + 1))
         if not factors:
-            raise Unreadable("a function without an argument")
+            raise UnreadableError("a function without an argument")
         return (factors[0] if len(factors) == 1 else Apply("*", tuple(factors)),)
 
     def _command(self, name: str) -> Node:
@@ -136,7 +136,7 @@ class Commands(Literals):
             return self._limit()
         if name in _DECORATIONS:
             return self._decorated(name)
-        raise Unreadable(f"\\{name} is not understood here")
+        raise UnreadableError(f"\\{name} is not understood here")
 
     def _argument(self) -> Node:
         r"""The argument of a command: a group, or one token: `\frac12` is 1/2, `\frac1e9` is 1/e times 9."""
@@ -274,7 +274,7 @@ class Commands(Literals):
         body = self.expression(SUM)
         variable = str(self.integrals.pop()["variable"])
         if not variable and lower is not None:
-            raise Unreadable("an integral without its variable")
+            raise UnreadableError("an integral without its variable")
         return Binder(name, variable or "x", lower, upper, body)
 
     def _sum(self, name: str) -> Node:
@@ -285,7 +285,7 @@ class Commands(Literals):
             and isinstance(lower.sides[0], Symbol)
             and upper is not None
         ):
-            raise Unreadable("a sum without its limits")
+            raise UnreadableError("a sum without its limits")
         return Binder(name, lower.sides[0].name, lower.sides[1], upper, self.expression(PRODUCT))
 
     def _limit(self) -> Node:
@@ -302,7 +302,7 @@ class Commands(Literals):
                 self.expect("close", "group")
         self.expect("close", "group")
         if not isinstance(variable, Symbol) or side not in ("", "+", "-"):
-            raise Unreadable("a limit over something that is no variable")
+            raise UnreadableError("a limit over something that is no variable")
         return Binder(f"lim{side}", variable.name, target, None, self.expression(PRODUCT))
 
     def _decorated(self, name: str) -> Node:
@@ -315,13 +315,13 @@ class Commands(Literals):
             while self.peek().kind == "symbol" and (not letters or name in ("angle", "triangle")):
                 letters.append(self._name(self.next().text))
         if not letters:
-            raise Unreadable(f"\\{name} without letters")
+            raise UnreadableError(f"\\{name} without letters")
         return Symbol(f"{name} {''.join(letters)}")
 
     def _environment(self, text: str) -> Node:
         command, _, name = text.partition(" ")
         if command != "begin" or name not in _ROWS:
-            raise Unreadable(f"{text} is not understood")
+            raise UnreadableError(f"{text} is not understood")
         rows: list[tuple[Node, ...]] = []
         row: list[Node] = []
         while not self.ends():
@@ -334,12 +334,12 @@ class Commands(Literals):
             if not self.accept("operator", "&") and self.peek().text == ",":
                 self.next()
         if self.next().text != f"end {name}":
-            raise Unreadable("an environment that does not end")
+            raise UnreadableError("an environment that does not end")
         if row:
             rows.append(tuple(row))
         rows = [entries for entries in rows if entries]
         if not rows or (len({len(entries) for entries in rows}) > 1 and name != "cases"):
-            raise Unreadable("rows of different lengths")
+            raise UnreadableError("rows of different lengths")
         matrix = Matrix(tuple(rows))
         if name == "cases":
             return Apply("cases", tuple(Bracket("(", ")", entries) for entries in rows))

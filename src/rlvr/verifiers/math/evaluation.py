@@ -62,11 +62,11 @@ class Complex(NamedTuple):
 Coordinate = Fraction | Complex
 
 
-class Unknown(Exception):
+class UnknownValueError(Exception):
     """The expression has no value at this point: undefined, too large, or no number at all."""
 
 
-class TooLarge(Unknown):
+class TooLargeError(UnknownValueError):
     """The value, or the work for it, is over the bounds."""
 
 
@@ -86,14 +86,14 @@ def context(digits: int) -> Any:
 
 @dataclass
 class Fuel:
-    """The remaining budget of an evaluation; running out raises TooLarge."""
+    """The remaining budget of an evaluation; running out raises TooLargeError."""
 
     left: int = FUEL
 
     def spend(self, cost: int) -> None:
         self.left -= cost
         if self.left < 0:
-            raise TooLarge("too much to compute")
+            raise TooLargeError("too much to compute")
 
 
 class Evaluator:
@@ -131,7 +131,7 @@ class Evaluator:
             case Binder():
                 return self._bound(node)
             case _:
-                raise Unknown(f"{type(node).__name__} is no number")
+                raise UnknownValueError(f"{type(node).__name__} is no number")
 
     def _symbol(self, name: str) -> Value:
         if name in self.point:
@@ -147,7 +147,7 @@ class Evaluator:
             case "i":
                 return self.mp.mpc(0, 1)
             case _:
-                raise Unknown(f"{name} has no value")
+                raise UnknownValueError(f"{name} has no value")
 
     def _apply(self, node: Apply) -> Value:
         head = node.head
@@ -165,7 +165,7 @@ class Evaluator:
         """The value of an operation on values."""
         operation = _OPERATIONS.get((head, len(args))) or _OPERATIONS.get((head, -1))
         if operation is None:
-            raise Unknown(f"{head} of {len(args)} is no number")
+            raise UnknownValueError(f"{head} of {len(args)} is no number")
         return self._bounded(operation(self, *args))
 
     def _bounded(self, value: Value) -> Value:
@@ -176,11 +176,11 @@ class Evaluator:
             self.fuel.spend(bits >> 9)
             if bits > (MAX_BITS if self.point else MAX_CONSTANT_BITS):
                 if not self.point:
-                    raise TooLarge("an exact number of too many digits")
+                    raise TooLargeError("an exact number of too many digits")
                 return self.inexact(value)
             return value
         if not self.mp.isfinite(value):
-            raise Unknown("not finite")
+            raise UnknownValueError("not finite")
         if self._is_complex(value):
             if value.imag == 0:
                 return value.real
@@ -204,7 +204,7 @@ class Evaluator:
         sizes = [abs(term) for term in inexact]
         largest = max(sizes)
         if largest > 1e20 and abs(total) < largest * 1e-20:
-            raise TooLarge("what is left after huge terms cancel is rounding")
+            raise TooLargeError("what is left after huge terms cancel is rounding")
         self.lost = self.lost or any(0 < size < largest * self.tiny for size in sizes)
         return total
 
@@ -221,7 +221,7 @@ class Evaluator:
 
     def divide(self, top: Value, bottom: Value) -> Value:
         if bottom == 0:
-            raise Unknown("division by zero")
+            raise UnknownValueError("division by zero")
         if type(top) is type(bottom):
             return top / bottom
         return self.inexact(top) / self.inexact(bottom)
@@ -230,7 +230,7 @@ class Evaluator:
         self.fuel.spend(4)
         if base == 0:
             if self.real(exponent) <= 0:
-                raise Unknown("a power of zero")
+                raise UnknownValueError("a power of zero")
             return Fraction(0)
         if base == 1:
             return Fraction(1)
@@ -245,7 +245,7 @@ class Evaluator:
                 if bits * abs(exponent) <= (MAX_BITS if self.point else MAX_CONSTANT_BITS):
                     return base ** int(exponent)
                 if not self.point:
-                    raise TooLarge("an exact power of too many digits")
+                    raise TooLargeError("an exact power of too many digits")
             if base == -1:
                 return Fraction(-1 if exponent % 2 else 1)
         elif not self._is_complex(base) and base < 0 and exponent.denominator % 2:
@@ -256,7 +256,7 @@ class Evaluator:
         log = self.mp.log(self.inexact(base))
         size = abs(log) * abs(self.inexact(exponent))
         if size > MAX_LOG:
-            raise TooLarge("a power too large")
+            raise TooLargeError("a power too large")
         self.lost = self.lost or 0 < size < self.tiny
         return self.mp.power(self.inexact(base), self.inexact(exponent))
 
@@ -274,12 +274,12 @@ class Evaluator:
 
     def _moderate(self, value: Value) -> None:
         if abs(value) > MAX_LOG:
-            raise TooLarge("an argument too large")
+            raise TooLargeError("an argument too large")
 
     def log(self, value: Value, base: Value | None = None) -> Value:
         self.fuel.spend(4)
         if value == 0 or base in (0, 1):
-            raise Unknown("a logarithm of zero, or to the base one")
+            raise UnknownValueError("a logarithm of zero, or to the base one")
         return self.mp.log(self.inexact(value)) / (1 if base is None else self.mp.log(self.inexact(base)))
 
     def common_log(self, value: Value) -> Value:
@@ -295,7 +295,7 @@ class Evaluator:
             self.lost = self.lost or (value != 0 and self._is_flat(name, abs(argument), found))
             return found
         except (ZeroDivisionError, ValueError, OverflowError, self.mp.NoConvergence) as error:
-            raise Unknown(str(error)) from None
+            raise UnknownValueError(str(error)) from None
 
     def _is_flat(self, name: str, size: Value, found: Value) -> bool:
         """Return whether a function hardly depends on its argument there: at its tails, or at the top of a cosine."""
@@ -308,16 +308,16 @@ class Evaluator:
     def factorial(self, value: Value) -> Value:
         self.fuel.spend(8)
         if self._is_complex(value) or abs(value) > MAX_FACTORIAL:
-            raise TooLarge("a factorial too large")
+            raise TooLargeError("a factorial too large")
         if isinstance(value, Fraction) and value.denominator == 1 and 0 <= value <= 200:
             return _factorial(int(value))
         if value < 0 and value == int(value):
-            raise Unknown("the factorial of a negative integer")
+            raise UnknownValueError("the factorial of a negative integer")
         return self.mp.gamma(self.inexact(value) + 1)
 
     def factorial2(self, value: Value) -> Value:
         if not isinstance(value, Fraction) or value.denominator != 1 or not 0 <= value <= 300:
-            raise Unknown("a double factorial of no small integer")
+            raise UnknownValueError("a double factorial of no small integer")
         return functools.reduce(lambda a, b: a * b, range(int(value), 0, -2), 1)
 
     def binomial(self, n: Value, k: Value) -> Value:
@@ -339,7 +339,7 @@ class Evaluator:
 
     def real(self, value: Value) -> Value:
         if self._is_complex(value):
-            raise Unknown("a complex number where a real one is needed")
+            raise UnknownValueError("a complex number where a real one is needed")
         return value
 
     def _is_complex(self, value: Value) -> bool:
@@ -353,12 +353,12 @@ class Evaluator:
 
     def modulo(self, value: Value, modulus: Value) -> Value:
         if not isinstance(value, Fraction) or not isinstance(modulus, Fraction) or modulus == 0:
-            raise Unknown("a remainder of no fractions")
+            raise UnknownValueError("a remainder of no fractions")
         return value % modulus
 
     def _determinant(self, matrix: Matrix) -> Value:
         if len(matrix.rows) != len(matrix.rows[0]) or len(matrix.rows) > 6:
-            raise Unknown("a determinant of no small square matrix")
+            raise UnknownValueError("a determinant of no small square matrix")
         rows = [[self(entry) for entry in row] for row in matrix.rows]
         result: Value = Fraction(1)
         for column in range(len(rows)):
@@ -473,7 +473,7 @@ def _extremum(choose: Callable[..., Value]) -> Callable[..., Value]:
 def _integers(fold: Callable[[int, int], int]) -> Callable[..., Value]:
     def operation(e: Evaluator, *args: Value) -> Value:
         if not all(isinstance(arg, Fraction) and arg.denominator == 1 for arg in args):
-            raise Unknown("no integers")
+            raise UnknownValueError("no integers")
         return functools.reduce(fold, map(int, args))
 
     return operation

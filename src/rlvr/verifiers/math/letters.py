@@ -14,7 +14,7 @@ import re
 from rlvr.verifiers import answers
 from rlvr.verifiers.math.expression import Apply, Bracket, Listing, Node, Quantity, Relation, symbols, walk
 from rlvr.verifiers.math.latex import balanced, clean
-from rlvr.verifiers.math.math_tokens import LONGEST_SYMBOL, Unreadable
+from rlvr.verifiers.math.math_tokens import LONGEST_SYMBOL, UnreadableError
 from rlvr.verifiers.math.parser import parse
 from rlvr.verifiers.math.statements import is_label
 from rlvr.verifiers.math.units import dimension, singular
@@ -62,13 +62,13 @@ def read(text: str, variables: frozenset[str] = frozenset()) -> Node:
     variables = variables.union(*(re.findall("[A-Za-z]", names) for names in _DEFINED.findall(text)))
     try:
         with_units = parse(text, variables=variables)
-    except Unreadable:
+    except UnreadableError:
         return parse(text, bare_units=False)
     if not any(map(_is_algebra, _values(with_units))):
         return with_units
     try:
         return parse(text, bare_units=False)
-    except Unreadable:
+    except UnreadableError:
         return with_units
 
 
@@ -197,7 +197,7 @@ def _letters_of(formula: str, is_read: bool) -> set[str]:
         try:
             # a subscript or a prime makes no other letter of it
             return {name[0] for name in symbols(read(text)) if len(name.partition("_")[0].rstrip("'")) == 1}
-        except (Unreadable, RecursionError):
+        except (UnreadableError, RecursionError):
             pass
     return set(_LETTER.findall(_STYLED.sub(_without_words, text)))
 

@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 
 from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number
-from rlvr.verifiers.math.math_tokens import Token, Unreadable
+from rlvr.verifiers.math.math_tokens import Token, UnreadableError
 from rlvr.verifiers.math.numeric import decimal_places
 from rlvr.verifiers.math.reader import Reader
 
@@ -28,7 +28,7 @@ class Literals(Reader):
             base = self._subscript()
             if base.isdecimal() and 2 <= int(base) <= 36 and all(int(digit) < int(base) for digit in token.text):
                 return Number(Fraction(int(token.text, int(base))), int(base))
-            raise Unreadable("a number with an index")
+            raise UnreadableError("a number with an index")
         decimals = decimal_places(token.text)
         if decimals is None and value.denominator == 1:
             return self._joined(value)
@@ -56,7 +56,7 @@ class Literals(Reader):
                 self.at += 3
                 return _mixed(value, int(token.text), int(below.text))
             if value <= 0 or value.denominator != 1 or not _THOUSAND.fullmatch(token.text):
-                raise Unreadable("two numbers side by side")
+                raise UnreadableError("two numbers side by side")
             self.next()
             value = value * 1000 + Fraction(token.text)
         parts = self._fraction_ahead()

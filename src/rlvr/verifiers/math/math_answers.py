@@ -33,7 +33,7 @@ from rlvr.verifiers.math.point_sampling import Sampler
 from rlvr.verifiers.math.rules import Comparison
 from rlvr.verifiers.math.statements import (
     Entry,
-    Refused,
+    RefusedError,
     Statement,
     alphabetical,
     is_set,
@@ -72,11 +72,11 @@ class Judge(Values):
                 return Comparison(same)
         try:
             wanted = read_statement(gold, self.sampler)
-        except Refused as refused:
+        except RefusedError as refused:
             return Comparison(None, f"the gold answer: {refused}")
         try:
             found = read_statement(answer, self.sampler)
-        except Refused as refused:
+        except RefusedError as refused:
             return Comparison(False, str(refused))
         about = {
             name
@@ -108,7 +108,7 @@ class Judge(Values):
     def _same_set(self, gold: Node, answer: Node) -> bool | None:
         try:
             sides = [_set_side(side, self.sampler) for side in (gold, answer)]
-        except Refused:
+        except RefusedError:
             return None
         if _other_variable(gold, answer):
             return False

@@ -3,7 +3,7 @@ r"""The tokens of a mathematical text: LaTeX, plain ASCII (`sqrt(2)`, `x^2`, `pi
 What only differs in writing becomes one token here: `\leqslant`, `<=` and `≤`; `\operatorname{arcsin}`, `\sin^{-1}` is
 left to the parser. A run of letters is a known name, a word, or a product of one-letter symbols.
 
-Invariant: linear in the text; `tokenize` raises `Unreadable` for a character or a command it does not know.
+Invariant: linear in the text; `tokenize` raises `UnreadableError` for a character or a command it does not know.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_DIGITS = 1000
 """Digits of one literal."""
 
 
-class Unreadable(ValueError):
+class UnreadableError(ValueError):
     """The text is not mathematics that is understood here."""
 
 
@@ -175,7 +175,7 @@ _NUMERIC_TEXT = re.compile(r"[\s\d.,+\-*/()=<>^]*\d[\s\d.,+\-*/()=<>^]*")
 
 
 def tokenize(text: str, bare_units: bool = True, variables: frozenset[str] = frozenset()) -> list[Token]:
-    """The tokens of `text`, without an end mark; raises Unreadable.
+    """The tokens of `text`, without an end mark; raises UnreadableError.
 
     With `bare_units` letters behind a number may be a unit (`5 cm`, `5 m`), unless all of them are `variables`;
     without, they are variables.
@@ -190,7 +190,7 @@ def tokenize(text: str, bare_units: bool = True, variables: frozenset[str] = fro
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None or len(tokens) > MAX_TOKENS:
-            raise Unreadable(f"{text[at : at + 20]!r} is not understood" if match is None else "too many tokens")
+            raise UnreadableError(f"{text[at : at + 20]!r} is not understood" if match is None else "too many tokens")
         at = match.end()
         kind = match.lastgroup
         if kind == "space":
@@ -220,7 +220,7 @@ def _ratio_of_units(fraction: re.Match[str]) -> str:
 
 def _number(text: str, spaced: bool, tokens: list[Token]) -> None:
     if len(text) > MAX_DIGITS or len(text.lower().partition("e")[2]) > 4:  # 1e99999 has as many digits
-        raise Unreadable("a literal of too many digits")
+        raise UnreadableError("a literal of too many digits")
     tokens.append(Token("number", text, spaced))
 
 
@@ -385,7 +385,7 @@ def _command(text: str, spaced: bool, tokens: list[Token]) -> None:
     elif name in ("$", "pounds", "euro"):
         tokens.append(Token("currency", name, spaced))
     elif name not in IGNORED and name not in (" ", ",", ";", ":", "!"):
-        raise Unreadable(f"{text} is not understood")
+        raise UnreadableError(f"{text} is not understood")
 
 
 def _sign(text: str, spaced: bool, tokens: list[Token]) -> None:
@@ -396,7 +396,7 @@ def _sign(text: str, spaced: bool, tokens: list[Token]) -> None:
     elif text in "€£¥₹$":
         tokens.append(Token("currency", text, spaced))
     elif text != "~":
-        raise Unreadable(f"{text!r} is not understood")
+        raise UnreadableError(f"{text!r} is not understood")
 
 
 _READERS = {

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 
 from rlvr.verifiers.math.declarations import is_number_set
-from rlvr.verifiers.math.evaluation import Unknown
+from rlvr.verifiers.math.evaluation import UnknownValueError
 from rlvr.verifiers.math.expression import (
     Apply,
     Binder,
@@ -201,7 +201,7 @@ class Values(ABC):
             return False
         try:
             values = [self.sampler.value(node) for node in (one, other, modulus)]
-        except Unknown:
+        except UnknownValueError:
             return self.same(one, other)
         if not all(isinstance(value, Fraction) for value in values) or values[2] == 0:
             return self.same(one, other)

@@ -40,7 +40,7 @@ from rlvr.verifiers.math.letters import (
     without_asked_noun,
     words_of,
 )
-from rlvr.verifiers.math.math_tokens import Unreadable, starts_with_function
+from rlvr.verifiers.math.math_tokens import UnreadableError, starts_with_function
 from rlvr.verifiers.math.numeric import Number, NumberRules, Percent, Units, read_number
 from rlvr.verifiers.math.restatement import restates
 from rlvr.verifiers.math.vocabulary import FUNCTIONS
@@ -387,7 +387,7 @@ def is_readable(gold: Gold) -> bool:
         return True
     try:
         read(gold.text)
-    except (Unreadable, RecursionError):
+    except (UnreadableError, RecursionError):
         return False
     return True
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from rlvr.verifiers.math.evaluation import Evaluator, Fuel, Unknown
+from rlvr.verifiers.math.evaluation import Evaluator, Fuel, UnknownValueError
 from rlvr.verifiers.math.expression import Apply, Binder, Bracket, Node, Number, Symbol, rebuild, rename, symbols, walk
 from rlvr.verifiers.math.operators import is_constant
 
@@ -154,15 +154,15 @@ def has_nabla(node: Node) -> bool:
 
 
 def equal(gold: Node, answer: Node, fuel: Fuel) -> bool | None:
-    """Return whether two formulas have the same value for all vectors and matrices; raises Unknown where the gold has
-    none, None where the answer has none."""
+    """Return whether two formulas have the same value for all vectors and matrices; raises UnknownValueError where the
+    gold has none, None where the answer has none."""
     letters = _matrix_letters(gold, answer)
     for sample in range(SAMPLES):
         evaluate = _Evaluator(sample, letters, fuel)
         one = evaluate.checked(gold)
         try:
             other = evaluate.checked(answer)
-        except Unknown:
+        except UnknownValueError:
             return None
         if not evaluate.same(one, other):
             return False
@@ -240,11 +240,11 @@ class _Evaluator(Evaluator):
         """The places of the operators under which an expression stands."""
 
     def checked(self, node: Node) -> Any:
-        """The value; raises Unknown for whatever it cannot be."""
+        """The value; raises UnknownValueError for whatever it cannot be."""
         try:
             return self(node)
         except (ArithmeticError, ValueError, TypeError, AttributeError) as error:  # an array where a number is needed
-            raise Unknown(str(error)) from None
+            raise UnknownValueError(str(error)) from None
 
     def same(self, one: Any, other: Any) -> bool:
         """Return whether two values are one; a number is no array, but 0 is the array of zeros."""
@@ -267,7 +267,7 @@ class _Evaluator(Evaluator):
 
     def _symbol(self, name: str) -> Any:
         if name == _NABLA.name:
-            raise Unknown("nabla without an operand")
+            raise UnknownValueError("nabla without an operand")
         seed = f"{name} {self.sample}"
         if self.place and not is_constant(name):
             seed += f" {self.place}"
@@ -304,7 +304,7 @@ class _Evaluator(Evaluator):
         before = node.args[:at]
         operand = node.args[at + 1 :]
         if not operand:
-            raise Unknown("nabla without an operand")
+            raise UnknownValueError("nabla without an operand")
         if len(operand) == 1:
             body = operand[0]
         else:
@@ -332,13 +332,13 @@ class _Evaluator(Evaluator):
         self.fuel.spend(20)
         operation = _OPERATIONS.get(head)
         if operation is None:
-            raise Unknown(f"{head} of a vector or a matrix")
+            raise UnknownValueError(f"{head} of a vector or a matrix")
         return operation(self, *args)
 
     def plus(self, *terms: Any) -> Any:
         arrays = [term for term in terms if term != 0]
         if len({term.shape for term in arrays}) != 1:
-            raise Unknown("a sum of different shapes")
+            raise UnknownValueError("a sum of different shapes")
         rows = zip(*(term.rows for term in arrays), strict=True)
         return _Array(tuple(tuple(self.add(*entries) for entries in zip(*row, strict=True)) for row in rows))
 
@@ -364,7 +364,7 @@ class _Evaluator(Evaluator):
         if one.shape == other.shape == (SIDE, 1):  # the scalar product
             one = _transposed(one)
         if one.shape[1] != other.shape[0]:
-            raise Unknown("a product of shapes that do not fit")
+            raise UnknownValueError("a product of shapes that do not fit")
         columns = tuple(zip(*other.rows, strict=True))
         rows = tuple(tuple(self._dot(row, column) for column in columns) for row in one.rows)
         if len(rows) == len(rows[0]) == 1:
@@ -376,26 +376,26 @@ class _Evaluator(Evaluator):
 
     def over(self, array: Any, divisor: Any) -> Any:
         if isinstance(divisor, _Array):
-            raise Unknown("a division by a vector or a matrix")
+            raise UnknownValueError("a division by a vector or a matrix")
         return self.scaled(array, self.divide(Fraction(1), divisor))
 
     def raised(self, array: Any, power: Any) -> Any:
         if not isinstance(power, Fraction) or power.denominator != 1 or not 0 < abs(power) <= MAX_POWER:
-            raise Unknown("a power of a matrix that is no small integer")
+            raise UnknownValueError("a power of a matrix that is no small integer")
         return self.times(*[self.inverse(array) if power < 0 else array] * abs(int(power)))
 
     def inverse(self, array: _Array) -> Any:
         """By cofactors."""
         value = self.determinant(array)
         if value == 0:
-            raise Unknown("the inverse of a singular matrix")
+            raise UnknownValueError("the inverse of a singular matrix")
         columns = tuple(zip(*array.rows, strict=True))
         cofactors = _Array(tuple(_crossed(self, columns[place - 2], columns[place - 1]) for place in range(SIDE)))
         return self.scaled(cofactors, self.divide(Fraction(1), value))
 
     def determinant(self, array: _Array) -> Any:
         if array.shape != (SIDE, SIDE):
-            raise Unknown("the determinant of no square matrix")
+            raise UnknownValueError("the determinant of no square matrix")
         return self._dot(array.rows[0], _crossed(self, array.rows[1], array.rows[2]))
 
     def size(self, array: _Array) -> Any:
@@ -406,7 +406,7 @@ class _Evaluator(Evaluator):
 
     def crossed(self, one: Any, other: Any) -> Any:
         if not (isinstance(one, _Array) and isinstance(other, _Array) and one.shape == other.shape == (SIDE, 1)):
-            raise Unknown("a cross product of no vectors")
+            raise UnknownValueError("a cross product of no vectors")
         entries = _crossed(self, tuple(one.entries()), tuple(other.entries()))
         return _Array(tuple((entry,) for entry in entries))
 

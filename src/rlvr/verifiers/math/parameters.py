@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from rlvr.verifiers.math.declarations import Declared
-from rlvr.verifiers.math.evaluation import Unknown
+from rlvr.verifiers.math.evaluation import UnknownValueError
 from rlvr.verifiers.math.expression import (
     Apply,
     Bracket,
@@ -201,7 +201,7 @@ def _agreeing(gold: Node, answer: Node, name: str, sampler: Sampler) -> Node | N
         step = Apply("+", (slope, Apply("neg", (found,))))
         try:
             values = [complex(sampler.value(node)) for node in (difference, step)]
-        except (Unknown, OverflowError):
+        except (UnknownValueError, OverflowError):
             continue
         if values[0].imag == 0 and abs(values[1] - 1) < 1e-12:
             return Apply("+", (Symbol(name), difference))
@@ -234,7 +234,7 @@ def _as_line(part: Node, name: str, sampler: Sampler) -> tuple[complex, complex]
         return None
     try:
         zero, one, two = (complex(sampler.at(part, {name: Fraction(k)})) for k in range(3))
-    except (Unknown, OverflowError):
+    except (UnknownValueError, OverflowError):
         return None
     if abs(two - 2 * one + zero) > 1e-12 * (1 + abs(two)) or one == zero:
         return None

@@ -1,8 +1,8 @@
 r"""The reader of answers: tokens -> a tree, by precedence climbing.
 
 Precedence, loosest first: lists, relations, trailing words, set operations, `+ -`, `* /` and juxtaposition, signs,
-powers, postfixes. `parse` evaluates nothing, takes time linear in its text, and raises `Unreadable` for what it does
-not understand.
+powers, postfixes. `parse` evaluates nothing, takes time linear in its text, and raises `UnreadableError` for what it
+does not understand.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rlvr.verifiers.math.expression import (
     depth,
 )
 from rlvr.verifiers.math.joined import CONNECTIVES, alternatives, compound, ratio
-from rlvr.verifiers.math.math_tokens import END, Token, Unreadable, tokenize
+from rlvr.verifiers.math.math_tokens import END, Token, UnreadableError, tokenize
 from rlvr.verifiers.math.matrices import is_vector, settled
 from rlvr.verifiers.math.vocabulary import CONDITIONS, CURRENCIES
 
@@ -79,18 +79,18 @@ _CHOICE = re.compile(r"\([A-Z]\)")
 
 
 def parse(text: str, bare_units: bool = True, variables: frozenset[str] = frozenset()) -> Node:
-    """The tree of a whole answer: one item, or a Listing of several; raises Unreadable. letters.read decides about
+    """The tree of a whole answer: one item, or a Listing of several; raises UnreadableError. letters.read decides about
     units."""
     tokens = tokenize(text, bare_units, variables)
     try:
         return _whole(tokens)
-    except Unreadable:
+    except UnreadableError:
         # `||x||y||`: a bar that closed too early opens another absolute value instead.
         bars = [at for at, token in enumerate(tokens) if token.text == "|"]
         if not 6 <= len(bars) <= MAX_BARS:
             raise
         for at in bars[2:-2]:
-            with contextlib.suppress(Unreadable):
+            with contextlib.suppress(UnreadableError):
                 return _whole(tokens, at)
         raise
 
@@ -100,9 +100,9 @@ def _whole(tokens: list[Token], opening_bar: int = -1) -> Node:
     parser.opening_bar = opening_bar
     node = parser.listing()
     if parser.peek() is not END:
-        raise Unreadable(f"unexpected {parser.peek().text!r}")
+        raise UnreadableError(f"unexpected {parser.peek().text!r}")
     if depth(node) > 3 * MAX_DEPTH:
-        raise Unreadable("nested too deep")
+        raise UnreadableError("nested too deep")
     return settled(node)
 
 
@@ -142,7 +142,7 @@ class _Parser(Commands):
         if separators == {"and"} and len(groups[0]) == 2 and (whole := compound(*groups[0])) is not None:
             return whole
         if not groups[0]:
-            raise Unreadable("nothing where an expression should be")
+            raise UnreadableError("nothing where an expression should be")
         if len(groups) > 1:
             outer = [items[0] if len(items) == 1 else Listing(",", tuple(items)) for items in groups if items]
             return Listing(";", tuple(outer))
@@ -166,7 +166,7 @@ class _Parser(Commands):
         following = self.peek(1).kind
         if self.peek().kind == "words" and following not in ("end", "separator", "close", "relation", "environment"):
             if not _SAYS.search(self.next().text):
-                raise Unreadable("words before an expression")
+                raise UnreadableError("words before an expression")
         elif self.peek().kind == "words" and self.peek(1).kind == "relation":
             self.at += _SAYS.search(self.peek().text) is not None
         sides = [self.expression(8)]
@@ -174,7 +174,7 @@ class _Parser(Commands):
         while self.peek().kind == "relation" and self.peek().text not in ("mid", "|"):
             operators.append(self.next().text)
             if len(operators) > MAX_CHAIN:
-                raise Unreadable("a chain of too many relations")
+                raise UnreadableError("a chain of too many relations")
             sides.append(self.expression(9))  # a sign `or` joins relations, not their sides
         node = Relation(tuple(operators), tuple(sides)) if operators else sides[0]
         if self.peek().kind == "words" and _opens_condition(self.peek().text):
@@ -200,7 +200,7 @@ class _Parser(Commands):
     def expression(self, power: int) -> Node:
         self.level += 1
         if self.level > MAX_DEPTH:
-            raise Unreadable("nested too deep")
+            raise UnreadableError("nested too deep")
         node = self.prefix()
         chain = 0
         while True:
@@ -210,7 +210,7 @@ class _Parser(Commands):
             if not (isinstance(found, Apply) and found.head in "+*"):
                 chain += 1
             if chain > MAX_CHAIN:
-                raise Unreadable("a chain of too many operations")
+                raise UnreadableError("a chain of too many operations")
             node = found
         self.level -= 1
         return node
@@ -272,7 +272,7 @@ class _Parser(Commands):
             and self.peek().kind in ("end", "close", "operator")
             and self.peek().text in ("", ")", "}", "group")
         ):
-            raise Unreadable("a sign without a number")
+            raise UnreadableError("a sign without a number")
         right = self.expression(binding + 1)
         if token.text == "-":
             right = Apply("neg", (right,))
@@ -362,7 +362,7 @@ class _Parser(Commands):
             return Number(Fraction(self.next().text))
         self.level += 1
         if self.level > MAX_DEPTH:
-            raise Unreadable("nested too deep")
+            raise UnreadableError("nested too deep")
         node = self.atom()
         self.level -= 1
         if self.peek().text == "^":
@@ -381,7 +381,7 @@ class _Parser(Commands):
                 braced = self.accept("open", "group")
                 sign = "-" if self.accept("operator", "-") else ""
                 if self.peek().kind != "number":
-                    raise Unreadable("a power of words")
+                    raise UnreadableError("a power of words")
                 parts[-1] += f"^{sign}{self.next().text}"
                 if braced:
                     self.expect("close", "group")
@@ -395,7 +395,7 @@ class _Parser(Commands):
             measures = token.kind == "number"  # `5 h 30 min`
             whole = compound(left, Quantity(self.expression(PRODUCT + 1), self._unit())) if measures else None
             if whole is None:
-                raise Unreadable("words between two expressions")
+                raise UnreadableError("words between two expressions")
             return whole
         return self._times(left, self.expression(PRODUCT + 1))
 
@@ -443,7 +443,7 @@ class _Parser(Commands):
                 return self._environment(token.text)
             case "operator" if token.text == "|":
                 return self._absolute()
-        raise Unreadable(f"unexpected {token.text or 'end'!r}")
+        raise UnreadableError(f"unexpected {token.text or 'end'!r}")
 
     def _symbol(self, token: Token) -> Node:
         name = token.text
@@ -455,7 +455,7 @@ class _Parser(Commands):
     def _bracket(self, opening: str) -> Node:
         self.level += 1
         if self.level > MAX_DEPTH:
-            raise Unreadable("nested too deep")
+            raise UnreadableError("nested too deep")
         node = self._inside(lambda: self._bracketed(opening), -1 if opening == "{" else 0)
         self.level -= 1
         return node
@@ -465,12 +465,12 @@ class _Parser(Commands):
             return Bracket(opening, self.next().text, ())
         inner = self.listing()
         if opening in "([" and not isinstance(inner, Listing) and self.peek(-1).kind == "separator":
-            raise Unreadable("a tuple of one")
+            raise UnreadableError("a tuple of one")
         if opening == "{" and self.peek().text in ("mid", "|", ":"):
             return self._builder(inner)
         closing = self.next()
         if closing.kind not in ("close", "open") or closing.text not in _CLOSERS[opening]:
-            raise Unreadable(f"{opening} is closed by {closing.text!r}")
+            raise UnreadableError(f"{opening} is closed by {closing.text!r}")
         if opening == "group":
             return inner
         if opening in ("floor", "ceil"):

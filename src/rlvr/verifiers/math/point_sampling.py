@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from rlvr.verifiers.math import matrices
-from rlvr.verifiers.math.evaluation import DIGITS, MARGIN, Evaluator, Fuel, TooLarge, Unknown, Value
+from rlvr.verifiers.math.evaluation import DIGITS, MARGIN, Evaluator, Fuel, TooLargeError, UnknownValueError, Value
 from rlvr.verifiers.math.expression import Apply, Node, Number, Symbol, as_decimal, is_integer_literal, symbols, walk
 from rlvr.verifiers.math.numeric import is_rounding
 from rlvr.verifiers.math.points import (
@@ -56,7 +56,7 @@ class Sampler:
     _has_symbols: dict[int, bool] = field(default_factory=dict)
 
     def value(self, node: Node, digits: int = DIGITS[0]) -> Value:
-        """The value of an expression without free symbols; raises Unknown."""
+        """The value of an expression without free symbols; raises UnknownValueError."""
         return self._at(node, None, {}, digits)
 
     def differ(self, gold: Node, answer: Node) -> bool:
@@ -70,12 +70,12 @@ class Sampler:
             self._alive.append(node)
             try:
                 self._roughly[id(node)] = complex(self.value(node))
-            except (Unknown, OverflowError):
+            except (UnknownValueError, OverflowError):
                 self._roughly[id(node)] = None
         return self._roughly[id(node)]
 
     def at(self, node: Node, point: Point) -> Value:
-        """The value at one point; raises Unknown."""
+        """The value at one point; raises UnknownValueError."""
         return Evaluator(point, self.fuel, DIGITS[0], self.log_base)(node)
 
     def _points(self, gold: Node, answer: Node) -> Iterator[tuple[object, Point]]:
@@ -89,7 +89,7 @@ class Sampler:
         try:
             return Evaluator(point, self._search, DIGITS[0], self.log_base)(node)
         except (ArithmeticError, ValueError, TypeError) as error:
-            raise Unknown(str(error)) from None
+            raise UnknownValueError(str(error)) from None
 
     def equal(self, gold: Node, answer: Node, positive: bool = False) -> bool | None:
         """Return whether two expressions have the same value wherever both have one; None where that cannot be told.
@@ -101,7 +101,7 @@ class Sampler:
         if matrices.order_counts(gold, answer):
             try:
                 return matrices.equal(gold, answer, self.fuel)
-            except Unknown:  # the gold is no formula of vectors or matrices: its letters are numbers
+            except UnknownValueError:  # the gold is no formula of vectors or matrices: its letters are numbers
                 if matrices.has_nabla(gold):
                     return None
         has_i = any(isinstance(node, Symbol) and node.name == "i" for side in (gold, answer) for node in walk(side))
@@ -118,11 +118,11 @@ class Sampler:
             try:
                 one = self._at(gold, number, point)
                 other = self._at(answer, number, point)
-            except TooLarge:
+            except TooLargeError:
                 if self.fuel.left < 0:
                     return None
                 continue
-            except Unknown:
+            except UnknownValueError:
                 continue
             real = [_is_real(value) for value in (one, other)]
             if not is_complex and not all(real):
@@ -161,13 +161,13 @@ class Sampler:
     def _constants(self, gold: Node, answer: Node) -> bool | None:
         try:
             one = self.value(gold)
-        except Unknown:
+        except UnknownValueError:
             return None
         try:
             other = self.value(answer)
-        except TooLarge:
+        except TooLargeError:
             return False if self.fuel.left > 0 else None
-        except Unknown:
+        except UnknownValueError:
             return None
         if self.tolerance and abs(
             one - other if type(one) is type(other) else complex(one) - complex(other)
@@ -192,7 +192,7 @@ class Sampler:
         digits = next((digits for digits in DIGITS if digits > places + 2 * MARGIN), DIGITS[-1])
         try:
             value = self.value(exact, digits)
-        except Unknown:
+        except UnknownValueError:
             return False
         return _is_real(value) and is_rounding(value.real, decimal.value, places)
 
@@ -237,7 +237,7 @@ class Sampler:
             try:
                 one = self._at(gold, number, point, digits)
                 other = self._at(answer, number, point, digits)
-            except Unknown:
+            except UnknownValueError:
                 continue
             terms = [Apply("^", (Symbol(name), Number(Fraction(power)))) for name, power in powers.items()]
             factor = self._at(Apply("*", (*terms, Number(Fraction(1)))), number, point, digits)
@@ -257,7 +257,7 @@ class Sampler:
             try:
                 one = self._at(gold, number, point)
                 other = self._at(answer, number, point)
-            except Unknown:
+            except UnknownValueError:
                 continue
             if _is_real(one) and _is_real(other) and one != 0 and other != 0:
                 inexact = Evaluator({}, self.fuel).inexact
@@ -274,12 +274,12 @@ class Sampler:
                     self._lost.add(key)
                 if evaluate.left_reals:
                     self._left_reals.add(key)
-            except Unknown as unknown:
+            except UnknownValueError as unknown:
                 self._values[key] = unknown
             except (ArithmeticError, ValueError, TypeError) as error:  # mpmath raises these outside a domain
-                self._values[key] = Unknown(str(error))
+                self._values[key] = UnknownValueError(str(error))
         value = self._values[key]
-        if isinstance(value, Unknown):
+        if isinstance(value, UnknownValueError):
             raise value
         return value
 

@@ -18,12 +18,12 @@ from fractions import Fraction
 from math import isqrt, lcm
 from typing import Any
 
-from rlvr.verifiers.math.evaluation import MAX_BITS, Complex, Coordinate, TooLarge, Unknown, exact_root
+from rlvr.verifiers.math.evaluation import MAX_BITS, Complex, Coordinate, TooLargeError, UnknownValueError, exact_root
 from rlvr.verifiers.math.expression import Apply, Bracket, Node, Number, Symbol, symbols, walk
 
 Point = dict[str, Coordinate]
 Valued = Callable[[Node, Point], Any]
-"""The value of a node at a point; raises Unknown."""
+"""The value of a node at a point; raises UnknownValueError."""
 
 WHOLE = 4
 """Points of small positive integers, where factorials and binomials are exact."""
@@ -349,9 +349,9 @@ def _zeros(node: Node, name: str, point: Point, value: Valued) -> set[Fraction]:
     def at(x: Fraction) -> Any:
         try:
             found = value(node, {**point, name: x})
-        except TooLarge:
+        except TooLargeError:
             raise
-        except Unknown:
+        except UnknownValueError:
             return None
         if isinstance(found, Fraction) or not found.imag:
             return found
@@ -375,7 +375,7 @@ def _zeros(node: Node, name: str, point: Point, value: Valued) -> set[Fraction]:
             if all(abs(square * x * x + slope * x + a - found) <= noise for x, found in ((3, d), (7, e))):
                 return _roots(square, slope, a)
         return _crossings(at)
-    except TooLarge:
+    except TooLargeError:
         return set()
 
 

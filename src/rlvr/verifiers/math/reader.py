@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from rlvr.verifiers.math.expression import Node
-from rlvr.verifiers.math.math_tokens import END, Token, Unreadable
+from rlvr.verifiers.math.math_tokens import END, Token, UnreadableError
 
 
 class Reader(ABC):
@@ -39,7 +39,7 @@ class Reader(ABC):
 
     def expect(self, kind: str, text: str = "") -> None:
         if not self.accept(kind, text):
-            raise Unreadable(f"expected {text or kind} before {self.peek().text!r}")
+            raise UnreadableError(f"expected {text or kind} before {self.peek().text!r}")
 
     def _subscript(self) -> str:
         """The text of a subscript, written without spaces and braces."""
@@ -51,7 +51,7 @@ class Reader(ABC):
         while open_braces:
             token = self.next()
             if token is END:
-                raise Unreadable("a subscript that does not close")
+                raise UnreadableError("a subscript that does not close")
             if token.text == "group":
                 open_braces += {"open": 1, "close": -1}.get(token.kind, 0)
             else:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from rlvr.verifiers.math.evaluation import Unknown
+from rlvr.verifiers.math.evaluation import UnknownValueError
 from rlvr.verifiers.math.expression import (
     Apply,
     Bracket,
@@ -33,7 +33,7 @@ _ZERO = Number(Fraction(0))
 _INFINITY = Symbol("infinity")
 
 
-class NotASet(Exception):
+class NotASetError(Exception):
     """The node is no set of reals that is understood here."""
 
 
@@ -97,11 +97,11 @@ class RealSets:
             return all(
                 self._same_end(a.low, b.low) and self._same_end(a.high, b.high) for a, b in zip(one, other, strict=True)
             )
-        except (NotASet, Unknown):
+        except (NotASetError, UnknownValueError):
             return None
 
     def read(self, node: Node) -> Set:
-        """The set in canonical form; raises NotASet or Unknown."""
+        """The set in canonical form; raises NotASetError or Unknown."""
         node = plain(node)
         match node:
             case Symbol("Reals"):
@@ -139,7 +139,7 @@ class RealSets:
                 if all(isinstance(part, Relation) and len(symbols(part)) == 1 for part in parts):
                     return self._intersection(sets) or self._union(sets)
                 return self._union(sets)
-        raise NotASet
+        raise NotASetError
 
     # pieces
 
@@ -153,10 +153,10 @@ class RealSets:
             case Apply("neg", (Symbol("infinity"),)):
                 return self._infinite(-1)
         if symbols(node):
-            raise NotASet
+            raise NotASetError
         value = self.sampler.value(node)
         if value.imag != 0:
-            raise NotASet
+            raise NotASetError
         return End(node, value, 0, closed)
 
     def _interval(self, low: Node, low_closed: bool, high: Node, high_closed: bool) -> Set:
@@ -164,7 +164,7 @@ class RealSets:
         stop = self._end(high, high_closed)
         order = self._compare(start, stop)
         if order > 0 or start.side > 0 or stop.side < 0:
-            raise NotASet
+            raise NotASetError
         if order < 0 or (low_closed and high_closed):
             return (Piece(start, stop),)
         return ()
@@ -232,7 +232,7 @@ class RealSets:
         if "in" in node.operators:
             return self._membership(node)
         if not set(node.operators) <= _ORDER or node.operators == ("=",):
-            raise NotASet
+            raise NotASetError
         parts = []
         for at, operator in enumerate(node.operators):
             parts.append(self._one(node.sides[at], operator, node.sides[at + 1]))
@@ -240,14 +240,14 @@ class RealSets:
 
     def _membership(self, node: Relation) -> Set:
         if node.operators[-1] != "in" or len(symbols(node.sides[0])) != 1:
-            raise NotASet
+            raise NotASetError
         return self.read(node.sides[-1])
 
     def _one(self, left: Node, operator: str, right: Node) -> Set:
         """One relation, linear in its variable: `-x > -1`; or in its absolute value: `|x| < 2`."""
         names = symbols(left) | symbols(right)
         if not names:
-            raise NotASet
+            raise NotASetError
         left_names = symbols(left)
         right_names = symbols(right)
         if left_names and right_names:
@@ -284,20 +284,20 @@ class RealSets:
             return self._intersection([self._one(inner, operator, bound), self._one(inner, _FLIP[operator], minus)])
         if operator in (">", ">="):
             return self._union([self._one(inner, operator, bound), self._one(inner, _FLIP[operator], minus)])
-        raise NotASet
+        raise NotASetError
 
     def _linear(self, node: Node, names: frozenset[str]) -> tuple[Number, Number]:
-        """slope and value at 0 of an expression that is linear in its one symbol; exact, or NotASet."""
+        """slope and value at 0 of an expression that is linear in its one symbol; exact, or NotASetError."""
         if len(names) != 1:
-            raise NotASet
+            raise NotASetError
         (name,) = names
         values = [self.sampler.at(node, {name: Fraction(x)}) for x in (0, 1, 2, 5, Fraction(-7, 3))]
         if not all(isinstance(value, Fraction) for value in values):
-            raise NotASet
+            raise NotASetError
         start = values[0]
         slope = values[1] - values[0]
         if slope == 0 or [start + slope * x for x in (0, 1, 2, 5, Fraction(-7, 3))] != values:
-            raise NotASet
+            raise NotASetError
         return Number(slope), Number(start)
 
     def _builder(self, subject: Node, conditions: tuple[Node, ...]) -> Set:
@@ -306,7 +306,7 @@ class RealSets:
         if len(names) != 1 or any(
             symbols(condition) != names | (symbols(condition) & {"Reals"}) for condition in conditions
         ):
-            raise NotASet
+            raise NotASetError
         return self._intersection([*sets, *(self.read(condition) for condition in conditions)])
 
 

@@ -14,7 +14,7 @@ import functools
 import re
 from fractions import Fraction
 
-from rlvr.verifiers.math.evaluation import Unknown
+from rlvr.verifiers.math.evaluation import UnknownValueError
 from rlvr.verifiers.math.expression import (
     Apply,
     Bracket,
@@ -31,10 +31,10 @@ from rlvr.verifiers.math.expression import (
 )
 from rlvr.verifiers.math.latex import balanced, clean, spelling
 from rlvr.verifiers.math.letters import MAX_FORMULA, MAX_FORMULAS, PROMPT_LENGTH, formulas, read
-from rlvr.verifiers.math.math_tokens import Unreadable
+from rlvr.verifiers.math.math_tokens import UnreadableError
 from rlvr.verifiers.math.numeric import read_number
 from rlvr.verifiers.math.point_sampling import Sampler
-from rlvr.verifiers.math.statements import Refused, is_label, read_statement
+from rlvr.verifiers.math.statements import RefusedError, is_label, read_statement
 
 _FLIPPED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
 _ZERO = Number(Fraction(0))
@@ -53,7 +53,7 @@ def restates(prompt: str, gold: str, answer: str) -> bool:
     try:
         wanted = read(gold)
         given = read(answer)
-    except (Unreadable, RecursionError):
+    except (UnreadableError, RecursionError):
         return _is_quoted(prompt, gold, answer)
     if _canonical(wanted) == _canonical(given):
         return False
@@ -87,7 +87,7 @@ def _stated(node: Node) -> list[tuple[Node, ...]]:
     """The canonical forms of each value that a tree states: of the value, and of its rounding."""
     try:
         entries = read_statement(node, Sampler()).entries
-    except (Refused, Unknown):
+    except (RefusedError, UnknownValueError):
         return []
     return [
         tuple(_canonical(_bare(form)) for form in (entry.value, entry.rounded) if form is not None) for entry in entries
@@ -141,7 +141,7 @@ def _said(prompt: str) -> tuple[Node, ...]:
             continue
         try:
             node = read(text)
-        except (Unreadable, RecursionError):
+        except (UnreadableError, RecursionError):
             continue
         parts = node.items if isinstance(node, Listing) else (node,)
         found += [part for part in parts if children(part)]

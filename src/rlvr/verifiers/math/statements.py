@@ -67,7 +67,7 @@ _INEQUALITIES = frozenset({"<", ">", "<=", ">=", "!="})
 _LETTER = re.compile(r"([A-Za-z])(?:_(\d{1,3}))?")
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """The answer states something that cannot be right: a false equality, a hedge."""
 
 
@@ -96,7 +96,7 @@ class Statement:
 
 
 def read_statement(node: Node, sampler: Sampler) -> Statement:
-    """The statement that a tree makes; raises Refused for a false equality."""
+    """The statement that a tree makes; raises RefusedError for a false equality."""
     node, declared, general = _without_conditions(plain(node))
     items = []
     for part in node.items if isinstance(node, Listing) else (node,):
@@ -325,7 +325,7 @@ def _chain(label: Node | None, sides: list[Node], operators: list[str], sampler:
     An equation that is true by itself (`1 = 1`) gives nothing.
     """
     if label is None and len(sides) > 1 and len(set(sides)) == 1:
-        raise Refused("both sides of the equation are the same")
+        raise RefusedError("both sides of the equation are the same")
     value = sides[0]
     rounded = None
     for operator, side in zip(operators, sides[1:], strict=True):
@@ -335,24 +335,25 @@ def _chain(label: Node | None, sides: list[Node], operators: list[str], sampler:
                 value = side
                 continue
             if sampler.equal(last, _in_units_of(last, side)) is not True:
-                raise Refused("the sides of a chain of equalities differ")
+                raise RefusedError("the sides of a chain of equalities differ")
             value, rounded = (side, None) if rounded is None else (value, side)
         elif is_rounding_pair(value, _in_units_of(value, side), sampler) and (
             rounded is None or is_rounded(rounded, _in_units_of(rounded, side), sampler)
         ):
             rounded = side
         else:
-            raise Refused("two values are joined by an approximation sign, and neither is the other one rounded")
+            raise RefusedError("two values are joined by an approximation sign, and neither is the other one rounded")
     return Entry(value, label, rounded)
 
 
 def _in_units_of(one: Node, other: Node) -> Node:
-    """`other` in the unit of `one`, where both state one; raises Refused where the units disagree (`5 m = 5 cm`)."""
+    """`other` in the unit of `one`, where both state one; raises RefusedError where the units disagree
+    (`5 m = 5 cm`)."""
     if not (isinstance(one, Quantity) and isinstance(other, Quantity)):
         return other
     factor = conversion(one.unit, other.unit)
     if factor is None:
-        raise Refused("the sides of a chain have different units")
+        raise RefusedError("the sides of a chain have different units")
     if factor == 1:
         return other
     return Apply("*", (other.value, Number(factor)))
@@ -444,7 +445,7 @@ def _quantity(value: Node, unit: str) -> Node:
     if unit.lower() in ("degrees", "degree", "deg"):
         return Apply("degree", (value,))
     if changes_meaning(unit):
-        raise Refused(f"{unit!r} after the value")
+        raise RefusedError(f"{unit!r} after the value")
     return Quantity(value, unit) if unit else value
 
 
@@ -509,7 +510,7 @@ def expand_signs(node: Node) -> list[Node]:
     if not signs:
         return [node]
     if len(signs) > MAX_SIGNS:
-        raise Refused("too many plus-minus signs")
+        raise RefusedError("too many plus-minus signs")
     if any(sign.head == "mp" for sign in signs):
         return [_signed(node, iter([plus if s.head == "pm" else not plus for s in signs])) for plus in (True, False)]
     choices = [[bool(number >> place & 1) for place in range(len(signs))] for number in range(2 ** len(signs))]
