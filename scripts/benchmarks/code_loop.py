@@ -17,7 +17,7 @@ import time
 from rlvr.records import Task
 from rlvr.verifiers import judged
 from rlvr.verifiers.code import CodeVerifier
-from rlvr.verifiers.code.shared import Wanted, shared_runner
+from rlvr.verifiers.code.shared import SandboxRequest, shared_runner
 
 TICK_SECONDS = 0.001
 
@@ -124,7 +124,7 @@ async def hold(task: Task, program: str) -> float:
     verifier = CodeVerifier(case_time=3.0)
     loops = Turns(), Turns()
     here = asyncio.ensure_future(loops[0].count())
-    there = shared_runner(Wanted())._thread.submit(loops[1].count())
+    there = shared_runner(SandboxRequest())._thread.submit(loops[1].count())
     await asyncio.sleep(0.05)
     verdict = await judged(verifier, task, f"```python\n{program}\n```")
     await asyncio.sleep(0.05)

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from rlvr.config.config_loading import load_config
 from rlvr.distributed.heartbeat_monitor import HeartbeatMonitor
-from rlvr.distributed.world import Watch, World
+from rlvr.distributed.world import BarrierWait, World
 from rlvr.errors import LostRankError
 from rlvr.policy import load_policy
 
@@ -403,7 +403,7 @@ def test_a_process_that_was_itself_stopped_blames_nobody(monkeypatch):
     now, world = [0.0], World(0, 2, heartbeat_timeout=5.0)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(world, "heard", lambda rank: b"7")
-    watch = Watch(world, {1})
+    watch = BarrierWait(world, {1})
     for _ in range(2):
         now[0] += 1.5
         watch.look("the sum", failures=False)

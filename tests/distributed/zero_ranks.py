@@ -41,7 +41,7 @@ from rlvr.losses.objective import Renewal
 from rlvr.policy import Snapshot, forward, load_policy
 from rlvr.policy.microbatch import rows_of
 from rlvr.records import Batch, Origin, Rollout, StopReason, Task
-from rlvr.rollout.weights import Source, described, host_copies, in_wire_dtype, weight_buckets
+from rlvr.rollout.weights import WeightSource, described, host_copies, in_wire_dtype, weight_buckets
 
 DEADLINE = float(os.environ.get("ZERO_RANKS_DEADLINE", "120"))
 """Seconds for one setting; past them all stacks are shown and the rank ends."""
@@ -120,7 +120,7 @@ def whole(tensors, world):
 
 def everything(policy):
     """Every parameter of the model, frozen ones too, as computed with."""
-    return host_copies((Source(n, [p], p.detach) for n, p in policy.model.named_parameters()), keep=True)
+    return host_copies((WeightSource(n, [p], p.detach) for n, p in policy.model.named_parameters()), keep=True)
 
 
 def start(setting, world, **options):

@@ -69,7 +69,9 @@ def like_a_gpu(all_tiles: bool = False) -> Iterator[FakeTensorMode]:
         yield mode
 
 
-def _first_and_last(tokens: int, plan: fused_head.Plan, device: torch.device) -> Iterator[tuple[slice, list[slice]]]:
+def _first_and_last(
+    tokens: int, plan: fused_head.TilePlan, device: torch.device
+) -> Iterator[tuple[slice, list[slice]]]:
     columns = list(ALL_TILES(tokens, plan, device))
     for part, rows in columns[:2] + columns[2:][-1:]:
         yield part, rows[:2] + rows[2:][-1:]

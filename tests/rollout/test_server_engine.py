@@ -11,7 +11,7 @@ from engine_helpers import small
 from rlvr.rollout import Request, Sampling
 from rlvr.rollout.vllm import VLLMServerOptions, server_engine
 from rlvr.rollout.vllm.client import Client, ServerError
-from rlvr.rollout.vllm.engine_process import Server as EngineServer
+from rlvr.rollout.vllm.engine_process import EngineServer
 from rlvr.rollout.vllm.members import State
 from rlvr.rollout.vllm.requests import Answer
 

@@ -17,7 +17,7 @@ from rlvr.errors import ConfigError, DataError, WaitTimeoutError
 from rlvr.rollout import Request, Sampling
 from rlvr.rollout.vllm import VLLMOptions, VLLMServerOptions, installed, launch, requests
 from rlvr.rollout.vllm.client import Client
-from rlvr.rollout.vllm.gate import Gate
+from rlvr.rollout.vllm.gate import RequestGate
 from rlvr.rollout.vllm.guard import KEY, RequireKey
 from rlvr.rollout.vllm.started import check_free, flags, free_port
 from rlvr.rollout.vllm.transfer import FileTransfer, SharedMemoryTransfer, checksum, mismatched_weights
@@ -59,7 +59,7 @@ def test_without_a_key_there_is_no_guard_and_no_server(monkeypatch):
 
 
 def test_the_gate_lets_nobody_in_while_it_is_shut_and_waits_for_those_inside():
-    gate, order = Gate(), []
+    gate, order = RequestGate(), []
 
     async def visit(name, seconds):
         async with gate.inside():
@@ -87,7 +87,7 @@ def test_the_gate_lets_nobody_in_while_it_is_shut_and_waits_for_those_inside():
 
 
 def test_a_gate_that_does_not_empty_in_time_says_so_and_opens_again():
-    gate = Gate()
+    gate = RequestGate()
 
     async def main():
         async with gate.inside():

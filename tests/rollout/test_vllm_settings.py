@@ -83,10 +83,10 @@ def on(monkeypatch, device):
 
 def colocated(policy, folder, options):
     """The configuration that the engine's process makes of its arguments."""
-    from rlvr.rollout.vllm.engine_process import Server
+    from rlvr.rollout.vllm.engine_process import EngineServer
 
     with pytest.raises(MadeError) as made:
-        Server(launch.engine_arguments(policy, folder, options, "shared_memory"), None)
+        EngineServer(launch.engine_arguments(policy, folder, options, "shared_memory"), None)
     return made.value.args[0]
 
 

@@ -14,7 +14,7 @@ from rlvr.verifiers.pool import VerifierPool
 from rlvr.verifiers.pool.courier import Courier
 from rlvr.verifiers.pool.threads import LoopThread
 from rlvr.verifiers.pool.together import ENOUGH, MOST, Together
-from rlvr.verifiers.pool.wire import Job
+from rlvr.verifiers.pool.wire import VerifierJob
 from rlvr.verifiers.pool.worker_groups import WorkerGroup
 
 TASK = Task(id="t", prompt="p")
@@ -194,7 +194,7 @@ def held(together, texts, batch_delay, turn=0.0, between=None):
         tasks = []
         for number, text in enumerate(texts):
             wait = batch_delay[number] if isinstance(batch_delay, list) else batch_delay
-            tasks.append(asyncio.ensure_future(together.verdicts(verifier, Job(TASK, (text,), (None,)), wait)))
+            tasks.append(asyncio.ensure_future(together.verdicts(verifier, VerifierJob(TASK, (text,), (None,)), wait)))
             await asyncio.sleep(turn)
         if between is not None:
             between(tasks)
@@ -218,7 +218,9 @@ def test_jobs_that_are_not_held_go_with_those_of_their_turn():
     together, verifier = Together(sent), as_verifier(marked)
 
     async def at_once():
-        return await asyncio.gather(*(together.verdicts(verifier, Job(TASK, (t,), (None,)), 0.0) for t in "abc"))
+        return await asyncio.gather(
+            *(together.verdicts(verifier, VerifierJob(TASK, (t,), (None,)), 0.0) for t in "abc")
+        )
 
     assert run(at_once()) == [["a"], ["b"], ["c"]]
     assert sent.bundles == [["a", "b", "c"]]
@@ -230,7 +232,7 @@ def test_verifiers_and_loops_do_not_wait_for_each_other():
 
     async def both():
         asked = ((first, "a"), (second, "b"), (first, "c"))
-        return await asyncio.gather(*(together.verdicts(v, Job(TASK, (t,), (None,)), 0.02) for v, t in asked))
+        return await asyncio.gather(*(together.verdicts(v, VerifierJob(TASK, (t,), (None,)), 0.02) for v, t in asked))
 
     found = []
     threads = [threading.Thread(target=lambda: found.append(run(both()))) for _ in range(2)]

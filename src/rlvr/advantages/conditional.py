@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from rlvr.advantages.group import Tokens
+from rlvr.advantages.group import FlatTokens
 from rlvr.components import Advantage
 from rlvr.core.needs import CURRENT, Need
 from rlvr.core.schedules import Scalar
@@ -57,7 +57,7 @@ class Conditional(Advantage):
         return result
 
     def _metric(self, batch: Batch) -> np.ndarray:
-        tokens = Tokens.of(batch)
+        tokens = FlatTokens.of(batch)
         if self.metric == "length":
             return tokens.lengths
         entropy = tokens.flat(batch.tokens(f"entropy/{CURRENT}"))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlvr.advantages.group import AdvantageValues, Tokens, decided, group_advantage
+from rlvr.advantages.group import AdvantageValues, FlatTokens, decided, group_advantage
 from rlvr.components import Modifier
 from rlvr.core.needs import CURRENT, Need
 from rlvr.core.schedules import Scalar
@@ -35,7 +35,7 @@ class Surprise(Modifier):
     per_token = True
 
     def __call__(self, batch: Batch, advantage: AdvantageValues) -> list[np.ndarray]:
-        tokens = Tokens.of(batch)
+        tokens = FlatTokens.of(batch)
         values = np.where(tokens.sampled, tokens.flat(advantage), 0.0)
         logprobs = tokens.flat([r.behaviour_logprobs for r in batch.rollouts])
         on = tokens.sampled & np.isfinite(logprobs) & (self.negative | (values > 0))
@@ -66,7 +66,7 @@ class Entropy(Modifier):
             raise ValueError(f"bound is {self.bound}: at 1 or below, entropy would turn negative advantages positive")
 
     def __call__(self, batch: Batch, advantage: AdvantageValues) -> list[np.ndarray]:
-        tokens = Tokens.of(batch)
+        tokens = FlatTokens.of(batch)
         values = np.where(tokens.sampled, tokens.flat(advantage), 0.0)
         entropy = np.nan_to_num(tokens.flat(batch.tokens(f"entropy/{CURRENT}")), nan=0.0)
         added = np.minimum(float(self.scale) * entropy, np.abs(values) / self.bound)
@@ -96,7 +96,7 @@ class Confidence(Modifier):
     per_token = True
 
     def __call__(self, batch: Batch, advantage: AdvantageValues) -> list[np.ndarray]:
-        tokens = Tokens.of(batch)
+        tokens = FlatTokens.of(batch)
         logprobs, partition, mean_logit = (
             tokens.flat(batch.tokens(f"{name}/{CURRENT}")) for name in ("logprobs", "logsumexp", "mean_logit")
         )
@@ -115,7 +115,7 @@ class Confidence(Modifier):
         return group_advantage(np.where(on, sure, np.nan), groups, "mean", "std", self.epsilon, unbiased=True)
 
 
-def _within(tokens: Tokens, values: np.ndarray, live: np.ndarray) -> np.ndarray:
+def _within(tokens: FlatTokens, values: np.ndarray, live: np.ndarray) -> np.ndarray:
     """Values of live tokens brought to [0, 1] within their response, 0 where all are the same; other tokens 0."""
     low = np.full(len(tokens.sizes), np.inf)
     high = np.full(len(tokens.sizes), -np.inf)

@@ -84,7 +84,7 @@ def decided(batch: Batch) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class FlatTokens:
     """All tokens of a batch's rollouts, one after the other: N of them."""
 
     sizes: np.ndarray
@@ -93,7 +93,7 @@ class Tokens:
     """bool [N], written by the policy"""
 
     @classmethod
-    def of(cls, batch: Batch) -> Tokens:
+    def of(cls, batch: Batch) -> FlatTokens:
         """The tokens of `batch`."""
         origins = [r.origin for r in batch.rollouts]
         sizes = np.fromiter(map(len, origins), dtype=np.int64, count=len(origins))
@@ -239,7 +239,7 @@ class GroupAdvantage(Advantage):
         groups = batch.group_index()
         given = None
         if self.baseline == "length_weighted":
-            lengths = Tokens.of(batch).lengths
+            lengths = FlatTokens.of(batch).lengths
         else:
             lengths = None
         if str(self.baseline) in GIVEN:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from rlvr.advantages.group import AdvantageValues, Tokens, decided, elementwise, std
+from rlvr.advantages.group import AdvantageValues, FlatTokens, decided, elementwise, std
 from rlvr.components import Modifier
 from rlvr.core.schedules import Scalar
 from rlvr.records import Batch
@@ -91,9 +91,9 @@ class Whiten(Modifier):
     def __call__(self, batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
         on = decided(batch)
         if not isinstance(advantage, list):
-            weights = (Tokens.of(batch).lengths if self.over == "tokens" else np.ones(len(batch))) * on
+            weights = (FlatTokens.of(batch).lengths if self.over == "tokens" else np.ones(len(batch))) * on
             return np.where(on, self._white(advantage, weights), 0.0)
-        tokens = Tokens.of(batch)
+        tokens = FlatTokens.of(batch)
         live = tokens.sampled & on[tokens.rollout]
         return tokens.split(np.where(live, self._white(tokens.flat(advantage), live.astype(np.float64)), 0.0))
 
@@ -129,7 +129,7 @@ class Outliers(Modifier):
         tokens = None
         values = advantage
         if isinstance(advantage, list):
-            tokens = Tokens.of(batch)
+            tokens = FlatTokens.of(batch)
             on = tokens.sampled & on[tokens.rollout]
             values = tokens.flat(advantage)
         assert isinstance(values, np.ndarray)
@@ -156,7 +156,7 @@ class Length(Modifier):
     def __call__(self, batch: Batch, advantage: AdvantageValues) -> AdvantageValues:
         power = float(self.power)
         on = decided(batch)
-        lengths = Tokens.of(batch).lengths
+        lengths = FlatTokens.of(batch).lengths
         if power == 0 or not lengths[on].any():
             return advantage
         ratio = lengths / lengths[on].mean()

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from rlvr.advantages.group import Tokens, decided, same
+from rlvr.advantages.group import FlatTokens, decided, same
 from rlvr.components import Advantage
 from rlvr.core.needs import CURRENT, Need
 from rlvr.records import Batch
@@ -37,7 +37,7 @@ class OptimalTokenBaseline(Advantage):
     smallest_group = 2
 
     def __call__(self, batch: Batch) -> list[np.ndarray]:
-        tokens = Tokens.of(batch)
+        tokens = FlatTokens.of(batch)
         rewards = np.where(decided(batch), batch.column("reward"), 0.0)
         live = tokens.sampled & decided(batch)[tokens.rollout]
         of = tokens.rollout[live]

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rlvr.advantages.group import Tokens, decided, means, same, stds
+from rlvr.advantages.group import FlatTokens, decided, means, same, stds
 from rlvr.components import Advantage
 from rlvr.core.schedules import Scalar
 from rlvr.records import Batch, Origin
@@ -36,7 +36,7 @@ class PrefixTree(Advantage):
     def __call__(self, batch: Batch) -> list[np.ndarray]:
         rewards = batch.column("reward")
         groups = batch.group_index()
-        tokens = Tokens.of(batch)
+        tokens = FlatTokens.of(batch)
         result = np.zeros(len(tokens.sampled))
         on = decided(batch)
         if not on.any():

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from rlvr.advantages.group import Tokens, decided, group_advantage
+from rlvr.advantages.group import FlatTokens, decided, group_advantage
 from rlvr.components import Advantage
 from rlvr.core.schedules import Scalar
 from rlvr.records import Batch, Rollout
@@ -67,7 +67,7 @@ class SpanAdvantage(Advantage):
     def __call__(self, batch: Batch) -> list[np.ndarray]:
         on = decided(batch)
         groups = batch.group_index()
-        tokens = Tokens.of(batch)
+        tokens = FlatTokens.of(batch)
         rewards = np.where(on, batch.column("reward"), np.nan)
         scored = [i for i, r in enumerate(batch.rollouts) if on[i] and (v := r.verdict) is not None and v.spans]
         found = {i: s for i in scored if (s := _steps(batch.rollouts[i], self.kind)) is not None}

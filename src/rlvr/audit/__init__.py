@@ -36,10 +36,10 @@ from rlvr.monitor.console import Console
 from rlvr.monitor.whole_file import naming
 from rlvr.records import Task, Verdict
 from rlvr.verifiers.audit.examples import examples_for
-from rlvr.verifiers.audit.findings import Case, Findings
+from rlvr.verifiers.audit.findings import FindingCase, Findings
 from rlvr.verifiers.audit.in_order import in_order
 from rlvr.verifiers.audit.tables import show_findings, show_trial
-from rlvr.verifiers.audit.trial import Example, Trial, try_tricks
+from rlvr.verifiers.audit.trial import Example, TrickTrial, try_tricks
 from rlvr.verifiers.base import Verifier, as_verifier
 from rlvr.verifiers.pool import VerifierPool
 
@@ -135,7 +135,7 @@ def _audit(options: argparse.Namespace, verifier: Verifier, pool: VerifierPool) 
         return 0
     examples = _checkable(verifier, _examples(options), console)
     judge = functools.partial(pool.verify, verifier)
-    trial = Trial()
+    trial = TrickTrial()
     stopped = _until_signal(try_tricks(judge, examples, options.verifier, trial))
     show_trial(console, trial)
     if stopped:
@@ -168,7 +168,7 @@ def _until_signal(work: Coroutine[Any, Any, None]) -> int:
 
 
 @dataclass(frozen=True)
-class Row:
+class AuditRow:
     """One line of the input: what is to be verified, or what is wrong with it."""
 
     id: Any
@@ -178,7 +178,7 @@ class Row:
     problem: str = ""
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path) -> Iterator[AuditRow]:
     """The rows of a file of JSON lines, read as they are asked for; blank lines are passed over."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -190,23 +190,23 @@ def read_rows(path: Path) -> Iterator[Row]:
                 yield _row(line, number)
 
 
-def _row(line: bytes, number: int) -> Row:
+def _row(line: bytes, number: int) -> AuditRow:
     place = f"line {number}"
     try:
         fields = json.loads(line.decode())
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        return Row(place, problem=f"{place} is not valid JSON: {error}")
+        return AuditRow(place, problem=f"{place} is not valid JSON: {error}")
     if not isinstance(fields, dict):
-        return Row(place, problem=f"{place} is not an object with a `completion`")
+        return AuditRow(place, problem=f"{place} is not an object with a `completion`")
     known = fields.get("id")
     if isinstance(known, (str, int)) and not isinstance(known, bool):
         known = known
     else:
         known = place
     try:
-        return Row(known, _completion(fields, place), _task(fields, place), _expected(fields, place))
+        return AuditRow(known, _completion(fields, place), _task(fields, place), _expected(fields, place))
     except DataError as error:
-        return Row(known, problem=str(error))
+        return AuditRow(known, problem=str(error))
 
 
 def _completion(fields: dict[str, Any], place: str) -> str:
@@ -253,7 +253,7 @@ async def score(
     """
     readable = 0
 
-    async def judge(rows: Sequence[Row]) -> list[Verdict]:
+    async def judge(rows: Sequence[AuditRow]) -> list[Verdict]:
         task = rows[0].task
         texts = [row.completion for row in rows]
         if task is None:
@@ -268,7 +268,7 @@ async def score(
             readable += row.task is not None
             written = {"id": row.id, "status": str(verdict.status), "score": verdict.score, "reason": verdict.reason}
             sink.write(json.dumps({**written, "seconds": round(verdict.seconds, 6)}) + "\n")
-            findings.add(Case(str(row.id), name, row.completion, verdict, row.expected, row.task))
+            findings.add(FindingCase(str(row.id), name, row.completion, verdict, row.expected, row.task))
         sink.flush()
     if not readable:
         if findings.rows:
@@ -282,11 +282,11 @@ async def _one(pool: VerifierPool, verifier: Verifier, task: Task, completion: s
     return [await pool.verify(verifier, task, completion)]
 
 
-def _groups(rows: Iterator[Row], alone: bool) -> Iterator[list[Row]]:
+def _groups(rows: Iterator[AuditRow], alone: bool) -> Iterator[list[AuditRow]]:
     """Rows each alone, or those of one task that follow each other together; a row that cannot be read is alone."""
     numbers = itertools.count()
 
-    def key(row: Row) -> object:
+    def key(row: AuditRow) -> object:
         if alone or row.task is None:
             return next(numbers)
         return (row.task.prompt, row.task.answer, row.task.info)

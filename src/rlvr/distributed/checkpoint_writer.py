@@ -32,7 +32,7 @@ from rlvr.core.waits import finished
 from rlvr.distributed import checkpoint
 from rlvr.distributed.checkpoint import MANIFEST, STATE, Manifest, checksum_of
 from rlvr.distributed.versions import installed
-from rlvr.distributed.world import Watch, World
+from rlvr.distributed.world import BarrierWait, World
 from rlvr.errors import CheckpointError
 
 log = logging.getLogger(__name__)
@@ -252,7 +252,7 @@ class Writer:
         notes = {rank: f"tensors-{rank}.safetensors.note" for rank in range(1, self.world.size)}
         missing = set(notes)
         deadline = time.monotonic() + WRITE_SECONDS / 2
-        watch = Watch(self.world, missing)
+        watch = BarrierWait(self.world, missing)
         before: dict[int, int] = {}
         while True:
             missing -= {rank for rank in missing if (aside / notes[rank]).exists()}

@@ -22,7 +22,7 @@ from rlvr.errors import TrainingError
 from rlvr.policy import Policy
 from rlvr.policy.adapters import is_adapter, name_base
 from rlvr.policy.quantization import dense, has_quantized
-from rlvr.rollout.weights import Source, host_copies, sources
+from rlvr.rollout.weights import WeightSource, host_copies, sources
 
 Files = Callable[[Path], None]
 """Writes files into a folder."""
@@ -38,7 +38,7 @@ def model_files(policy: Policy, is_main: bool, copied: Mapping[int, torch.Tensor
         kept = policy.trainable()
     else:
         kept = dict(model.named_parameters(remove_duplicate=False))
-    return _files(policy, model, [Source(name, [p], p.detach) for name, p in kept.items()], is_main, copied)
+    return _files(policy, model, [WeightSource(name, [p], p.detach) for name, p in kept.items()], is_main, copied)
 
 
 def merged_files(policy: Policy, is_main: bool) -> Files:
@@ -64,11 +64,11 @@ def _base_files(policy: Policy, is_main: bool) -> Files:
     base = policy.model.base_model.model
     parameters = base.named_parameters(remove_duplicate=False)
     plain = {name.replace(".base_layer.", "."): p for name, p in parameters if ".lora_" not in name}
-    return _files(policy, base, [Source(name, [p], partial(dense, p)) for name, p in plain.items()], is_main, {})
+    return _files(policy, base, [WeightSource(name, [p], partial(dense, p)) for name, p in plain.items()], is_main, {})
 
 
 def _files(
-    policy: Policy, model: Any, weights: Iterable[Source], is_main: bool, copied: Mapping[int, torch.Tensor]
+    policy: Policy, model: Any, weights: Iterable[WeightSource], is_main: bool, copied: Mapping[int, torch.Tensor]
 ) -> Files:
     found: dict[str, torch.Tensor] = {}
     missing = []

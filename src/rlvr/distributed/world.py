@@ -155,7 +155,7 @@ class World:
         with self.naming(what), Wait(_Awaited(what, missing), time.monotonic() + deadline) as waiting:
             self._store.set(self._place(self._meetings, self.rank), what)
             pause = 0.0002
-            watch = Watch(self, missing)
+            watch = BarrierWait(self, missing)
             while missing:
                 for rank in sorted(missing):
                     if self._store.check([self._place(self._meetings, rank)]):
@@ -270,7 +270,7 @@ class _Awaited:
         return f"{self.what}, where {', '.join(f'rank {rank}' for rank in sorted(self.missing))} did not come"
 
 
-class Watch:
+class BarrierWait:
     """Looks after the ranks of `world` in `missing`, which somebody waits for, once a heartbeat.
 
     Silence is counted in looks, not by the clock: a process that was itself stopped blames nobody.

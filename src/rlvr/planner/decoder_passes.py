@@ -173,7 +173,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Decoder:
+class DecoderSettings:
     """A model's decoder, of which no weight is there."""
 
     model: type[PreTrainedModel]
@@ -186,7 +186,7 @@ class Decoder:
     given: Given | None = None
 
     @classmethod
-    def of(cls, model: PreTrainedModel, config: ModelConfig, given: Any = None) -> Decoder:
+    def of(cls, model: PreTrainedModel, config: ModelConfig, given: Any = None) -> DecoderSettings:
         """That of `model`, on any device and without an adapter, which `config` may add; or of `given`, the same with
         what was loaded already and may be a peft model."""
         layers = {

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlvr.config import ModelConfig
-from rlvr.planner.decoder_passes import Decoder
+from rlvr.planner.decoder_passes import DecoderSettings
 from rlvr.planner.micro_batch import kept_scores
 from rlvr.planner.shape import Shape
 from rlvr.policy.adapters import add_adapter, is_adapter
@@ -35,7 +35,7 @@ def shape_of(config: ModelConfig, model: Any = None) -> Shape:
     adds = config.adapter is not None and not is_adapter(model)
     with torch.device("meta"):
         empty = _without_storage(config, model)
-        decoder = Decoder.of(empty, config, model)
+        decoder = DecoderSettings.of(empty, config, model)
         if config.adapter is not None and adds:
             empty = add_adapter(empty.to(compute), config.adapter, 0)
     here = empty if model is None else model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlvr.planner.decoder_passes import Decoder
+from rlvr.planner.decoder_passes import DecoderSettings
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Shape:
     hidden: int
     vocabulary: int
     context: int
-    decoder: Decoder
+    decoder: DecoderSettings
     """Measures what passes through the layers take."""
     head_trained: int
     """Weights of the LM head, if it trains (a number)."""

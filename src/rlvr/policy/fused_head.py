@@ -68,7 +68,7 @@ def fused_statistics(
             _check_ids(head, id_range or _range(ids))
         if TOP in asked:
             _check_top_k(head, top_k)
-        plan = Plan(dict(asked), top_k, len(head.inputs), head.scale, head.cap, head.vocabulary, common_temperature)
+        plan = TilePlan(dict(asked), top_k, len(head.inputs), head.scale, head.cap, head.vocabulary, common_temperature)
         values = _Fused.apply(plan, ids, temperature, *tensors)
     result = {name: value for name, value in zip(NAMES, values, strict=False) if value is not None}
     if TOP in asked:
@@ -94,7 +94,7 @@ def _check_top_k(head: Head, top_k: int) -> None:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TilePlan:
     """Values that do not change between the forward and the backward pass."""
 
     asked: dict[str, bool]
@@ -122,12 +122,12 @@ class Plan:
         return [self.asked.get(name, False) for name in NAMES]
 
 
-def fits(tokens: int, plan: Plan) -> bool:
+def fits(tokens: int, plan: TilePlan) -> bool:
     """Return whether the logits are one tile that is kept."""
     return tokens * plan.vocabulary <= KEEP and plan.cap is None
 
 
-def tiles(tokens: int, plan: Plan, device: torch.device) -> Iterator[tuple[slice, list[slice]]]:
+def tiles(tokens: int, plan: TilePlan, device: torch.device) -> Iterator[tuple[slice, list[slice]]]:
     """The tiles, column by column: (vocabulary entries, the rows of each tile)."""
     if fits(tokens, plan):
         yield slice(0, plan.vocabulary), [slice(0, tokens)]
@@ -144,7 +144,7 @@ class Logits:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: TilePlan,
         temperature: torch.Tensor,
         inputs: tuple[torch.Tensor, ...],
         weights: tuple[torch.Tensor, ...],
@@ -189,7 +189,7 @@ class Logits:
 class Running:
     """Sums over the vocabulary so far, for every token, relative to its largest logit so far."""
 
-    def __init__(self, plan: Plan, ids: torch.Tensor | None, tokens: int, like: torch.Tensor) -> None:
+    def __init__(self, plan: TilePlan, ids: torch.Tensor | None, tokens: int, like: torch.Tensor) -> None:
         def zeros(*shape: int) -> torch.Tensor:
             return like.new_zeros(tokens, *shape)
 
@@ -259,7 +259,7 @@ def within(ids: torch.Tensor, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
     return inside, torch.where(inside, ids - part.start, 0)
 
 
-def finish(plan: Plan, running: Running) -> tuple[list[torch.Tensor | None], tuple[torch.Tensor, ...]]:
+def finish(plan: TilePlan, running: Running) -> tuple[list[torch.Tensor | None], tuple[torch.Tensor, ...]]:
     """The statistics in the order of NAMES, with the ids of the top k; and what the backward pass needs of the sums."""
     asked = plan.asked
     anchor = _anchor(running.maximum)

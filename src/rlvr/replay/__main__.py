@@ -24,7 +24,7 @@ from rlvr.core.own_files import check_output, first_keys
 from rlvr.errors import ConfigError, command
 from rlvr.monitor.console import Console
 from rlvr.monitor.whole_file import naming
-from rlvr.replay.changes import Change
+from rlvr.replay.changes import ScoreChange
 from rlvr.replay.rescore import Replay, row_of
 from rlvr.replay.show import Examples, examples, table
 
@@ -93,7 +93,7 @@ def _sink(output: str, run: Path) -> IO[str]:
 
 async def _replay(replay: Replay, found: Examples, sink: IO[str] | None) -> None:
     console = Console()
-    rows = list[tuple[int, Change]]()
+    rows = list[tuple[int, ScoreChange]]()
     async for rescored in replay.steps():
         rows.append((rescored.step, rescored.change))
         found.add(rescored)

@@ -32,7 +32,7 @@ def flip(before: Verdict | None, after: Verdict | None) -> str | None:
 
 
 @dataclass
-class Change:
+class ScoreChange:
     """Counts and sums over rollouts; of two sets of rollouts they add."""
 
     rollouts: int = 0
@@ -52,8 +52,8 @@ class Change:
     moments: np.ndarray = field(default_factory=lambda: np.zeros(5))
     """float64 [5]: the sums of a, b, aa, bb and ab over the pairs of advantages."""
 
-    def __add__(self, other: Change) -> Change:
-        return Change(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+    def __add__(self, other: ScoreChange) -> ScoreChange:
+        return ScoreChange(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
     @property
     def mean_rewards(self) -> list[float | None]:
@@ -74,12 +74,12 @@ class Change:
         return float((ab / count - a * b / count**2) / math.sqrt(spread[0] * spread[1]))
 
 
-def change(before: Batch, after: Batch, advantages: tuple[np.ndarray, np.ndarray]) -> Change:
+def change(before: Batch, after: Batch, advantages: tuple[np.ndarray, np.ndarray]) -> ScoreChange:
     """Return what differs between two scorings of the same rollouts, both with the column `reward`."""
     verdicts = [flip(one.verdict, other.verdict) for one, other in zip(before.rollouts, after.rollouts, strict=True)]
     rewards = [before.column("reward"), after.column("reward")]
     a, b = advantages
-    return Change(
+    return ScoreChange(
         rollouts=len(before),
         flips=np.asarray([verdicts.count(kind) for kind in FLIPS]),
         decided=np.asarray([int(np.isfinite(values).sum()) for values in rewards]),

@@ -24,7 +24,7 @@ from rlvr.core.tree import as_tree
 from rlvr.errors import ConfigError, DataError
 from rlvr.monitor.recording import Recorded, columns_of, ranges, read_recorded, recorded_config, recorded_steps
 from rlvr.records import BASELINE, Batch, Task
-from rlvr.replay.changes import Change, change
+from rlvr.replay.changes import ScoreChange, change
 from rlvr.rewards import RewardContext, Term, at_step, bind, build_terms, score, walk
 from rlvr.verifiers import VerifierPool
 from rlvr.verifiers.pool import Verification, verify_again
@@ -41,7 +41,7 @@ class Rescored:
     uses: list[str]
     before: Batch
     after: Batch
-    change: Change
+    change: ScoreChange
 
 
 class Replay:

@@ -9,7 +9,7 @@ from typing import Any
 from rlvr.monitor.batch import prompt_text
 from rlvr.monitor.console import Console
 from rlvr.records import Rollout, Verdict
-from rlvr.replay.changes import FLIPS, Change, flip
+from rlvr.replay.changes import FLIPS, ScoreChange, flip
 from rlvr.replay.rescore import Rescored
 
 TEXT = 400
@@ -47,7 +47,7 @@ class Examples:
         return sorted(turns[: self.most], key=lambda one: FLIPS.index(one[0]))
 
 
-def row(label: Any, change: Change) -> list[Any]:
+def row(label: Any, change: ScoreChange) -> list[Any]:
     """A line of the table: means, shares of rollouts, shares of groups."""
     rollouts = max(1, change.rollouts)
     groups = max(1, change.groups)
@@ -60,7 +60,7 @@ def row(label: Any, change: Change) -> list[Any]:
     return [label, change.rollouts, *change.mean_rewards, *shares, *same, change.correlation, opposed]
 
 
-def table(console: Console, title: str, rows: Sequence[tuple[int, Change]]) -> None:
+def table(console: Console, title: str, rows: Sequence[tuple[int, ScoreChange]]) -> None:
     """A line per step, of many per few neighbouring steps, and one for all of them."""
     size = -(-len(rows) // LINES)
     shown = []
@@ -70,9 +70,9 @@ def table(console: Console, title: str, rows: Sequence[tuple[int, Change]]) -> N
             label = str(part[0][0])
         else:
             label = f"{part[0][0]}-{part[-1][0]}"
-        shown.append(row(label, sum((change for _, change in part), Change())))
+        shown.append(row(label, sum((change for _, change in part), ScoreChange())))
     if len(rows) > 1:
-        shown.append(row("all", sum((change for _, change in rows), Change())))
+        shown.append(row("all", sum((change for _, change in rows), ScoreChange())))
     console.table(title, COLUMNS, shown)
 
 

@@ -48,7 +48,7 @@ class CollectionInterruptedError(Exception):
     """The collection was given up because the run is to stop."""
 
 
-class Work(Generic[T]):
+class CollectionWork(Generic[T]):
     """A coroutine that runs on a collector's loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> None:
@@ -74,7 +74,7 @@ class Work(Generic[T]):
             self.future.set_exception(error)
 
 
-class Watch:
+class CollectionProgress:
     """The progress of a collection: its groups, and how many of them are open."""
 
     def __init__(self) -> None:
@@ -117,11 +117,11 @@ class Collector:
         """Run a coroutine on the collector's loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
-    def begin(self, coroutine: Coroutine[Any, Any, T]) -> Work[T]:
+    def begin(self, coroutine: Coroutine[Any, Any, T]) -> CollectionWork[T]:
         """Run a coroutine on the collector's loop, to be waited for or cancelled."""
-        return Work(self.loop, coroutine)
+        return CollectionWork(self.loop, coroutine)
 
-    def wait(self, work: Work[T], what: object, deadline: float) -> T:
+    def wait(self, work: CollectionWork[T], what: object, deadline: float) -> T:
         """The result of `work`, within `deadline` seconds from now; otherwise it is cancelled.
 
         WaitTimeoutError says `what` was awaited. Raises CollectionInterruptedError when the run is to stop, and what
@@ -139,7 +139,7 @@ class Collector:
 
     def collect(self, draws: Sequence[Draw], plan: Plan, context: RolloutContext, deadline: float) -> list[Rollout]:
         """The rollouts of all draws, by draw and member; raises as `wait` does."""
-        watch = Watch()
+        watch = CollectionProgress()
 
         async def everything() -> list[Rollout]:
             tasks = [asyncio.create_task(watch.group(draw, plan, context)) for draw in draws]
@@ -201,13 +201,13 @@ class _Batch:
     """The groups of one step, under way."""
 
     step: int
-    watch: Watch = field(default_factory=Watch)
+    watch: CollectionProgress = field(default_factory=CollectionProgress)
     draws: list[Draw] = field(default_factory=list)
     """Everything drawn for it."""
     sampled_at: float = math.inf
     """When its last completion was sampled, by time.perf_counter."""
     finished_at: float = math.inf
-    work: Work[tuple[list[Group], list[Group]]] | None = None
+    work: CollectionWork[tuple[list[Group], list[Group]]] | None = None
 
 
 class RolloutBuffer:

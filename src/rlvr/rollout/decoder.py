@@ -107,7 +107,7 @@ class Steps:
             raise UnfitError("it has no list of layers with a norm after them")
         self._embed = policy.causal_lm.get_input_embeddings()
         self._norm = Norm(model.norm)
-        self.blocks = [Block(layer) for layer in model.layers[: config.num_hidden_layers]]
+        self.blocks = [DecoderBlock(layer) for layer in model.layers[: config.num_hidden_layers]]
         self.window = int(getattr(config, "sliding_window", None) or 1 << 30)
         """Used slots up to which no sliding window cuts anything off."""
         self.copies = sum(block.copied for block in self.blocks) <= COPIED
@@ -115,7 +115,7 @@ class Steps:
         scaled = ("logit_scale", "logits_scaling", "final_logit_softcapping")
         plain = all(getattr(config, name, None) is None for name in scaled)
         if plain:
-            self._logits: Any = Product([policy.causal_lm.get_output_embeddings()])
+            self._logits: Any = MatrixProduct([policy.causal_lm.get_output_embeddings()])
         else:
             self._logits = policy.logits
         self.refresh()
@@ -123,7 +123,7 @@ class Steps:
     def refresh(self) -> None:
         """Take the weights as they are now."""
         self._norm.refresh()
-        if isinstance(self._logits, Product):
+        if isinstance(self._logits, MatrixProduct):
             self._logits.refresh(self.copies)
         for block in self.blocks:
             block.refresh(self.copies)
@@ -151,7 +151,7 @@ class Steps:
         return self._table.index_select(0, positions)
 
 
-class Block:
+class DecoderBlock:
     """One decoder layer: norm, attention, residual, norm, gated feed-forward, residual."""
 
     def __init__(self, layer: Any) -> None:
@@ -171,10 +171,10 @@ class Block:
         self.shared = (sum(m.out_features for m in queries) // self.size - self.heads) // 2
         """Heads of keys, and of values."""
         self._turned = [self.heads, self.shared]
-        self.queries = Product(queries)
-        self.gates = Product(gates)
-        self.out = Product([attention.o_proj])
-        self.down = Product([mlp.down_proj])
+        self.queries = MatrixProduct(queries)
+        self.gates = MatrixProduct(gates)
+        self.out = MatrixProduct([attention.o_proj])
+        self.down = MatrixProduct([mlp.down_proj])
         self.first_norm = Norm(layer.input_layernorm)
         self.second_norm = Norm(layer.post_attention_layernorm)
         self.head_norms = [Norm(m) for name in ("q_norm", "k_norm") if (m := getattr(attention, name, None))]
@@ -281,7 +281,7 @@ def _try_block(layer: Any, steps: Steps) -> None:
         else:
             spread = 0.5
         parameter.copy_(spread * normal(*parameter.shape))
-    block = Block(layer)
+    block = DecoderBlock(layer)
     number = int(layer.self_attn.layer_idx)
     block.refresh(steps.copies)
     x = normal(rows, width)
@@ -335,7 +335,7 @@ def _compare(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
         raise UnfitError(f"{what} would be {gap:.1e} off, of {size:.1e}")
 
 
-class Product:
+class MatrixProduct:
     """Linear modules of one input, their outputs side by side."""
 
     def __init__(self, modules: Sequence[Any]) -> None:

@@ -164,14 +164,14 @@ class Script(Environment):
         if not self.replies:
             raise ValueError("it needs at least one reply")
 
-    async def begin(self, task: Task) -> Reading:
+    async def begin(self, task: Task) -> ScriptEpisode:
         """A talk that has said nothing."""
         prompt = task.prompt if isinstance(task.prompt, str) else ""
-        return Reading(reply.replace("{prompt}", prompt) for reply in self.replies)
+        return ScriptEpisode(reply.replace("{prompt}", prompt) for reply in self.replies)
 
 
 @dataclass
-class Reading(Episode):
+class ScriptEpisode(Episode):
     """A script as it is read out."""
 
     left: Iterator[str]

@@ -176,7 +176,7 @@ def uniforms(seed: int, count: int) -> torch.Tensor:
     return torch.rand(count, generator=generator, dtype=torch.float64)
 
 
-class Chooser:
+class TokenChooser:
     """Draws the next token of every row by its options.
 
     `options` is float32 [R, 4]: temperature, top_k, top_p and min_p of each row. What none of the rows asks for is not
@@ -334,7 +334,7 @@ class Rows:
     def _changed(self) -> None:
         """Recompute the values that depend on the rows."""
         self._every = np.arange(len(self.rows))
-        self.choose = Chooser(self.options, self.position.device)
+        self.choose = TokenChooser(self.options, self.position.device)
         self._unused = torch.from_numpy(self.unused).to(self.position.device)[:, None] if self.unused.any() else None
         self._slots = torch.arange(0, device=self.position.device)
 

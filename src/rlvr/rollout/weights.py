@@ -28,7 +28,7 @@ BUCKET_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
-class Source:
+class WeightSource:
     """A weight before it is made."""
 
     name: str
@@ -102,7 +102,7 @@ def whole_shape(parameter: torch.nn.Parameter) -> torch.Size:
     return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
 
 
-def sources(policy: Policy, merged: bool = True) -> Iterator[Source]:
+def sources(policy: Policy, merged: bool = True) -> Iterator[WeightSource]:
     """Every weight of the policy by its Hugging Face name; tied weights under each of their names, one after the other.
 
     With `merged` an adapter's update is added to the weights that it is on, else these are the weights under it.
@@ -115,11 +115,11 @@ def sources(policy: Policy, merged: bool = True) -> Iterator[Source]:
         owner, _, leaf = name.rpartition(".")
         module = adapted.get(owner.removesuffix(".base_layer"))
         if module is not None and leaf == "weight" and merged:
-            yield Source(f"{owner.removesuffix('.base_layer')}.{leaf}", *_merged(module, parameter))
+            yield WeightSource(f"{owner.removesuffix('.base_layer')}.{leaf}", *_merged(module, parameter))
         elif module is not None:
-            yield Source(f"{owner.removesuffix('.base_layer')}.{leaf}", [parameter], partial(dense, parameter))
+            yield WeightSource(f"{owner.removesuffix('.base_layer')}.{leaf}", [parameter], partial(dense, parameter))
         elif not any(owner.startswith(f"{prefix}.") for prefix in adapted):
-            yield Source(name, [parameter], partial(dense, parameter))
+            yield WeightSource(name, [parameter], partial(dense, parameter))
         # else lora_A, lora_B ... of an adapted module, which go into its merged weight
 
 
@@ -192,7 +192,7 @@ def buckets(
         yield bucket
 
 
-def host_copies(weights: Iterable[Source], keep: bool, size: int = BUCKET_BYTES) -> dict[str, torch.Tensor]:
+def host_copies(weights: Iterable[WeightSource], keep: bool, size: int = BUCKET_BYTES) -> dict[str, torch.Tensor]:
     """The weights in host memory where `keep`, else nothing; weights that are tied stay one tensor.
 
     Every rank has to call this where weights are partitioned.
@@ -218,7 +218,7 @@ def host_copies(weights: Iterable[Source], keep: bool, size: int = BUCKET_BYTES)
     return found
 
 
-def _gathered_bytes(part: Sequence[Source]) -> int:
+def _gathered_bytes(part: Sequence[WeightSource]) -> int:
     """Bytes that the parameters of `part` take while they are whole, where ranks have parts of them."""
     parameters = {id(parameter): parameter for source in part for parameter in source.parameters}
     return sum(
@@ -228,7 +228,7 @@ def _gathered_bytes(part: Sequence[Source]) -> int:
     )
 
 
-def _made_bytes(part: Sequence[Source]) -> int:
+def _made_bytes(part: Sequence[WeightSource]) -> int:
     """The most bytes that a weight of `part` takes while it is made of others, or of its 4 bits: one at a time is."""
     made = (source.nbytes for source in part if len(source.parameters) > 1 or is_quantized(source.parameters[0]))
     return max(made, default=0)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from rlvr.monitor.health.monitors import Dominating, Drift, Jump, Monitor, Parting, Spikes, Sustained
+from rlvr.monitor.health.monitors import Dominating, Drift, Jump, Monitor, PartingMonitor, Spikes, Sustained
 
 _ALL: tuple[Monitor, ...] = (
     # What the groups teach
@@ -199,7 +199,7 @@ _ALL: tuple[Monitor, ...] = (
         advice="optim.lr, warmup_steps and min_lr; is `steps` of the stage what the schedule should end at?",
     ),
     # What is earned
-    Parting(
+    PartingMonitor(
         name="reward_hacking",
         reads=("reward/mean",),
         message="the reward rose from {before:.2f} to {now:.2f} while the held-out score fell from {top:.2f} to "

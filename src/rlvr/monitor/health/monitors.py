@@ -119,7 +119,7 @@ class Spikes(Monitor):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parting(Monitor):
+class PartingMonitor(Monitor):
     """Reward and held-out score part: the newest evaluation is below the best one of the stage by more than chance
     (three standard errors of a score of that many tasks, at least 0.03), and the reward is above what it was then.
 

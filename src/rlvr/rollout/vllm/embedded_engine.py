@@ -21,7 +21,7 @@ from rlvr.policy import Policy
 from rlvr.rollout.engine import Bucket, Completion, InFlight, Published, Request
 from rlvr.rollout.vllm import devices, launch, requests
 from rlvr.rollout.vllm.adapter import AdapterFiles
-from rlvr.rollout.vllm.gate import Gate, check_released
+from rlvr.rollout.vllm.gate import RequestGate, check_released
 from rlvr.rollout.vllm.host import EngineHost
 from rlvr.rollout.vllm.model_folder import model_folder, scratch_folder
 from rlvr.rollout.vllm.requests import Answer
@@ -41,7 +41,7 @@ class VLLMEngine:
         self.version = 0
         self._has_weights = False
         on_gpu = policy.home.type != "cpu"
-        self._gate = Gate() if in_flight == "finish" else None
+        self._gate = RequestGate() if in_flight == "finish" else None
         self._keeps_cache = in_flight == "continue" and not options.clear_cache
         """Whether requests under way go on with the keys and values that they have."""
         self._sleeps = on_gpu and options.sleep and in_flight is None

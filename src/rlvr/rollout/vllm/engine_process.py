@@ -35,7 +35,7 @@ def main() -> None:
     pipe = Connection(int(sys.argv[1]))
     _, arguments = pipe.recv()
     try:
-        server = Server(arguments, pipe)
+        server = EngineServer(arguments, pipe)
     except BaseException as error:
         traceback.print_exc()
         pipe.send(("failed", f"{type(error).__name__}: {error}"))
@@ -47,7 +47,7 @@ def main() -> None:
     parent_death.exit_now()  # vLLM's own ending waits for threads and warns; there is nothing left to save
 
 
-class Server:
+class EngineServer:
     """The engine and its pipe."""
 
     def __init__(self, arguments: dict[str, Any], pipe: Connection) -> None:

@@ -13,7 +13,7 @@ from rlvr.core.waits import Wait
 from rlvr.errors import TrainingError
 
 
-class Gate:
+class RequestGate:
     """`inside()` round each request, on any event loop; `emptied()` round what needs the engine to itself, on any
     thread."""
 

@@ -31,7 +31,7 @@ from rlvr.rollout.vllm import checks, devices, launch, requests
 from rlvr.rollout.vllm.adapter import AdapterFiles
 from rlvr.rollout.vllm.checks import check_server
 from rlvr.rollout.vllm.client import Client, ServerError
-from rlvr.rollout.vllm.gate import Gate, check_released
+from rlvr.rollout.vllm.gate import RequestGate, check_released
 from rlvr.rollout.vllm.members import Member, Members, ServerProcess, State
 from rlvr.rollout.vllm.model_folder import model_folder, scratch_folder
 from rlvr.rollout.vllm.requests import Answer
@@ -66,7 +66,7 @@ class VLLMServerEngine:
         self._has_weights = False
         self._newest = 0
         """The newest version that a server may label tokens with; ahead of `version` while a publish is under way."""
-        self._gate = Gate() if in_flight == "finish" else None
+        self._gate = RequestGate() if in_flight == "finish" else None
         self._end_ids = sorted(policy.end_ids)
         self._transfer_name = options.transfer_to(policy.home)
         self._folder = scratch_folder()

@@ -30,7 +30,7 @@ _NOISE = re.compile(r"\\(?:text|mathrm|left|right|,|;|!|\s)|[\s${}.,]")
 
 
 @dataclass(frozen=True)
-class Case:
+class FindingCase:
     """One completion and the verdict on it."""
 
     id: str
@@ -63,7 +63,7 @@ class Agreement:
             self.true_accepts + self.true_rejects + self.undecided + self.false_accept_count + self.false_reject_count
         )
 
-    def add(self, case: Case) -> None:
+    def add(self, case: FindingCase) -> None:
         accepted = case.verdict.status is VerdictStatus.CORRECT
         match case.verdict.score, accepted, case.expected:
             case _, _, None:
@@ -105,11 +105,11 @@ class Findings:
         self.scores: dict[str, float] = {}
         self.agreement = Agreement()
         self.doubts: Counter[str] = Counter()
-        self.doubtful: dict[str, list[tuple[Case, str]]] = {}
-        self._slowest: list[tuple[float, int, Case]] = []
+        self.doubtful: dict[str, list[tuple[FindingCase, str]]] = {}
+        self._slowest: list[tuple[float, int, FindingCase]] = []
         self._number = itertools.count()
 
-    def add(self, case: Case) -> None:
+    def add(self, case: FindingCase) -> None:
         """Count one case, and keep it if it is worth a look."""
         verdict = case.verdict
         name = case.verifier
@@ -134,7 +134,7 @@ class Findings:
             heapq.heappushpop(self._slowest, entry)
 
     @property
-    def slowest(self) -> list[Case]:
+    def slowest(self) -> list[FindingCase]:
         """The slowest cases, the slowest first."""
         return [case for *_, case in sorted(self._slowest, reverse=True)]
 
@@ -143,7 +143,7 @@ class Findings:
         return sum(sum(counts.values()) - counts["undecided"] for counts in self.counts.values())
 
 
-def doubts(case: Case) -> Iterator[tuple[str, str]]:
+def doubts(case: FindingCase) -> Iterator[tuple[str, str]]:
     """(kind of doubt, why) for everything that makes a verdict worth a look."""
     verdict = case.verdict
     answer = case.verdict.answer

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rlvr.monitor.console import Console
 from rlvr.monitor.console_text import shorten
 from rlvr.records import VerdictStatus
-from rlvr.verifiers.audit.findings import Case, Findings
-from rlvr.verifiers.audit.trial import Outcome, Trial
+from rlvr.verifiers.audit.findings import FindingCase, Findings
+from rlvr.verifiers.audit.trial import TrickOutcome, TrickTrial
 from rlvr.verifiers.audit.tricks import TRICKS
 
 _TEXT = 120
@@ -49,7 +49,7 @@ def show_findings(console: Console, findings: Findings) -> None:
         )
 
 
-def _slow(case: Case) -> list[object]:
+def _slow(case: FindingCase) -> list[object]:
     return [case.id, case.verdict.seconds, case.verdict.status, _text(case.completion)]
 
 
@@ -77,7 +77,7 @@ def _agreement(console: Console, findings: Findings) -> None:
         console.message(f"{what}: {count}" + (f" ({', '.join(ids[:_IDS])}{more})" if ids else ""))
 
 
-def show_trial(console: Console, trial: Trial) -> None:
+def show_trial(console: Console, trial: TrickTrial) -> None:
     """Which controls were paid, what each trick came to, and how to repeat those that failed."""
     for task, control in trial.controls:
         if control is None:
@@ -96,10 +96,10 @@ def show_trial(console: Console, trial: Trial) -> None:
     for trick in TRICKS:
         if trick.name in trial.counts:
             counts = trial.counts[trick.name]
-            cells = [counts[outcome] or None for outcome in Outcome]
+            cells = [counts[outcome] or None for outcome in TrickOutcome]
             timeouts = trial.timeouts[trick.name] or None
             rows.append([trick.name, trick.must, sum(counts.values()), *cells, timeouts, trial.seconds[trick.name]])
-    columns = ["trick", "must", "tried", *map(str, Outcome), "of these timeouts", "slowest s"]
+    columns = ["trick", "must", "tried", *map(str, TrickOutcome), "of these timeouts", "slowest s"]
     console.table("tricks", columns, rows)
     if trial.not_tried:
         console.message(f"not tried, for want of a task that they fit: {', '.join(trial.not_tried)}")

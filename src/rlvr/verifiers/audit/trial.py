@@ -26,7 +26,7 @@ KEPT = 2000
 """Characters kept of a completion that fooled the verifier."""
 
 
-class Outcome(enum.StrEnum):
+class TrickOutcome(enum.StrEnum):
     """The verdict of a verifier on a trick."""
 
     REFUSED = "refused"
@@ -40,7 +40,7 @@ class Outcome(enum.StrEnum):
 
     @property
     def failed(self) -> bool:
-        return self in (Outcome.PAID, Outcome.UNDECIDED)
+        return self in (TrickOutcome.PAID, TrickOutcome.UNDECIDED)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Control:
+class ControlAnswer:
     """A correct completion that the verifier pays, and what tricks are written for."""
 
     target: Target
@@ -73,16 +73,16 @@ class Attempt:
     task: Task
     completion: str
     verdict: Verdict
-    outcome: Outcome
+    outcome: TrickOutcome
 
 
 @dataclass
-class Trial:
+class TrickTrial:
     """Results of all tricks: counts and the longest seconds by trick, and the attempts that failed."""
 
-    controls: list[tuple[Task, Control | None]] = field(default_factory=list)
+    controls: list[tuple[Task, ControlAnswer | None]] = field(default_factory=list)
     """Each task that was tried, with its control; None where no correct completion was paid."""
-    counts: dict[str, Counter[Outcome]] = field(default_factory=dict)
+    counts: dict[str, Counter[TrickOutcome]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     timeouts: Counter[str] = field(default_factory=Counter)
     """Attempts that ended in a timeout, by trick, whatever became of them."""
@@ -105,7 +105,7 @@ class Trial:
 
 
 async def try_tricks(
-    judge: Judge, examples: Iterable[Example], name: str, trial: Trial, tricks: Sequence[Trick] = TRICKS
+    judge: Judge, examples: Iterable[Example], name: str, trial: TrickTrial, tricks: Sequence[Trick] = TRICKS
 ) -> None:
     """Try every trick on every example and add what came of it to `trial`, which keeps it when this is cancelled.
 
@@ -116,14 +116,14 @@ async def try_tricks(
         trial.controls.append((example.task, control))
         if control is None:
             target = Target(None, wrong_answers(None, {}), FORMS[1], prompt_text(example.task), (name,))
-            control = Control(target, 1.0)
+            control = ControlAnswer(target, 1.0)
         async for attempt in attempts(judge, example, control, tricks):
             trial.add(attempt)
 
 
-async def find_control(judge: Judge, example: Example, names: Sequence[str] = ()) -> Control | None:
+async def find_control(judge: Judge, example: Example, names: Sequence[str] = ()) -> ControlAnswer | None:
     """The first correct completion that is paid in full, else the one that is paid best; None where none is paid."""
-    best: Control | None = None
+    best: ControlAnswer | None = None
     for form, gold in _plain_answers(example):
         verdict = await judge(example.task, form(gold or ""))
         paid = verdict.score or 0.0
@@ -132,14 +132,14 @@ async def find_control(judge: Judge, example: Example, names: Sequence[str] = ()
             form = FORMS[1] if gold is None else form  # a form without a place for an answer would repeat the right one
             info = example.task.info
             target = Target(gold, wrong_answers(gold, info), form, prompt_text(example.task), names, info, correct)
-            best = Control(target, paid)
+            best = ControlAnswer(target, paid)
         if paid >= 1:
             break
     return best
 
 
 async def attempts(
-    judge: Judge, example: Example, control: Control, tricks: Sequence[Trick] = TRICKS
+    judge: Judge, example: Example, control: ControlAnswer, tricks: Sequence[Trick] = TRICKS
 ) -> AsyncIterator[Attempt]:
     """Every trick on one task, in order."""
     task = example.task
@@ -152,20 +152,20 @@ async def attempts(
         yield Attempt(trick, task, completion, verdict, outcome_of(trick, verdict, control.paid, known))
 
 
-def outcome_of(trick: Trick, verdict: Verdict, full: float, known_wrong: bool = True) -> Outcome:
+def outcome_of(trick: Trick, verdict: Verdict, full: float, known_wrong: bool = True) -> TrickOutcome:
     """Return what a verdict on a trick amounts to, when a correct answer is paid `full`.
 
     `known_wrong` says that completions without an answer are wrong; if not, a verifier may rightly pay for junk.
     """
     if verdict.score is None:
-        return Outcome.UNDECIDED
+        return TrickOutcome.UNDECIDED
     if trick.must == "survive" or not (known_wrong or trick.strict):
-        return Outcome.SURVIVED
+        return TrickOutcome.SURVIVED
     if verdict.score <= 0:
-        return Outcome.REFUSED
+        return TrickOutcome.REFUSED
     if trick.strict or verdict.score >= full:
-        return Outcome.PAID
-    return Outcome.PART
+        return TrickOutcome.PAID
+    return TrickOutcome.PART
 
 
 def prompt_text(task: Task) -> str:

@@ -78,7 +78,7 @@ _SUPPOSES = frozenset({"if", "suppose", "supposing", "assume", "assuming"})
 
 
 @dataclass
-class Statement:
+class ChoiceStatement:
     """The mentions, by number, that a sentence affirms and denies, and whether it leaves open what it says."""
 
     affirmed: list[int] = field(default_factory=list)
@@ -88,9 +88,9 @@ class Statement:
     """The words of the clauses that deny nothing, without the mentions."""
 
 
-def read_statement(marked: str) -> Statement:
+def read_statement(marked: str) -> ChoiceStatement:
     """A sentence in which each mention of an option is `MARK number MARK`."""
-    said = Statement()
+    said = ChoiceStatement()
     overcome = True  # nothing has been doubted that the next affirmation has to overcome
     kept = []
     joined = _ENUMERATED.sub(" ", _NOT_ONLY.sub(r"\1 and ", _EMPHASIS.sub(" ", marked)))

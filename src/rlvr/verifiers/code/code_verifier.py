@@ -24,7 +24,7 @@ from rlvr.verifiers.code.layouts import Layout, LayoutError, read_layout
 from rlvr.verifiers.code.output_comparison import Comparison
 from rlvr.verifiers.code.programs import assembled
 from rlvr.verifiers.code.runner import Limits
-from rlvr.verifiers.code.shared import SharedRunner, Wanted, missing_here, shared_runner
+from rlvr.verifiers.code.shared import SandboxRequest, SharedRunner, missing_here, shared_runner
 from rlvr.verifiers.code.steady import is_steady
 
 MAX_LAYOUTS = 1024
@@ -85,7 +85,7 @@ class CodeVerifier(Verifier):
             self._how = Comparison.read(self.comparison, Comparison())
         except ValueError as error:
             raise ConfigError(f"code: {error}") from None
-        self._wanted = Wanted(self.tier, self.unsafe, self.workers)
+        self._wanted = SandboxRequest(self.tier, self.unsafe, self.workers)
         self._layouts: OrderedDict[int, tuple[Task, Layout]] = OrderedDict()
         self._lock = threading.Lock()
         self._reading = threading.Lock()

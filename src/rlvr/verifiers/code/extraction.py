@@ -89,7 +89,7 @@ class NoProgramError(ValueError):
     """There is no program, or none that can be run; the text says why."""
 
 
-class Block(NamedTuple):
+class CodeBlock(NamedTuple):
     """A fenced block: the first word after its opening fence, in lower case, and its text."""
 
     mark: str
@@ -205,9 +205,9 @@ def _fence(line: str) -> _Fence | None:
     return _Fence(line[: found.start(1)], found[1], info)
 
 
-def fenced_blocks(text: str) -> list[Block]:
+def fenced_blocks(text: str) -> list[CodeBlock]:
     """The fenced blocks of a text in order; what an indented fence holds loses that indent."""
-    blocks: list[Block] = []
+    blocks: list[CodeBlock] = []
     lines: list[str] = []
     opened: _Fence | None = None
     before: list[str] = []
@@ -229,7 +229,7 @@ def fenced_blocks(text: str) -> list[Block]:
         if rest.text.strip() or rest.mark:
             blocks.append(rest)
         elif not blocks:
-            blocks.append(Block("", "".join(before)))
+            blocks.append(CodeBlock("", "".join(before)))
     return blocks
 
 
@@ -238,10 +238,10 @@ def _closes(fence: _Fence, opened: _Fence) -> bool:
     return same and not fence.info and len(fence.indent) < len(opened.indent) + _DEEPER
 
 
-def _block(opened: _Fence, lines: list[str]) -> Block:
+def _block(opened: _Fence, lines: list[str]) -> CodeBlock:
     if opened.indent:
         body = [line.removeprefix(opened.indent) for line in lines]
     else:
         body = lines
     mark = _MARK.match(opened.info)
-    return Block(mark[1].casefold() if mark else "", "".join(body))
+    return CodeBlock(mark[1].casefold() if mark else "", "".join(body))

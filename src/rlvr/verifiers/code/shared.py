@@ -25,7 +25,7 @@ CLOSE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SandboxRequest:
     """The request for a sandbox; verifiers that ask alike share one."""
 
     tier: str = "auto"
@@ -78,10 +78,10 @@ class SharedRunner:
 
 
 _lock = threading.Lock()
-_open: dict[tuple[int, Wanted], SharedRunner] = {}
+_open: dict[tuple[int, SandboxRequest], SharedRunner] = {}
 
 
-def shared_runner(wanted: Wanted) -> SharedRunner:
+def shared_runner(wanted: SandboxRequest) -> SharedRunner:
     """The runner of that kind, opened if need be. ConfigError where there can be none."""
     key = os.getpid(), wanted
     with _lock:
@@ -90,7 +90,7 @@ def shared_runner(wanted: Wanted) -> SharedRunner:
         return _open[key]
 
 
-def missing_here(language: str, packages: Sequence[str], wanted: Wanted) -> str | None:
+def missing_here(language: str, packages: Sequence[str], wanted: SandboxRequest) -> str | None:
     """Why programs in a language and with packages cannot be run here, or None. A service elsewhere has its own."""
     from rlvr.verifiers.code.packages import paths_of
     from rlvr.verifiers.code.sandbox import languages

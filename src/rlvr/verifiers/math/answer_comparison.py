@@ -17,10 +17,10 @@ from rlvr.verifiers.math.letters import is_product_of_letters, read, units_of
 from rlvr.verifiers.math.math_answers import Judge
 from rlvr.verifiers.math.math_tokens import UnreadableError
 from rlvr.verifiers.math.matrices import alike
-from rlvr.verifiers.math.point_sampling import Sampler
-from rlvr.verifiers.math.rules import Comparison, Rules
+from rlvr.verifiers.math.point_sampling import PointSampler
+from rlvr.verifiers.math.rules import MathComparison, Rules
 
-__all__ = ["Comparison", "Rules", "compare"]
+__all__ = ["MathComparison", "Rules", "compare"]
 
 _COMMON_LOG = re.compile(r"\\log_\{?10\b|\\lg\b|\blog_?10\b")
 _LETTERS = re.compile(r"[A-Za-z]{3,}")
@@ -36,36 +36,36 @@ _HEDGE = re.compile(
 )
 
 
-def compare(gold: str, answer: str, rules: Rules = Rules()) -> Comparison:  # noqa: B008 - frozen
+def compare(gold: str, answer: str, rules: Rules = Rules()) -> MathComparison:  # noqa: B008 - frozen
     """Return whether the cleaned `answer` means what the cleaned `gold` means; not symmetric: the gold decides the form
     asked for."""
     if spelling(gold) == spelling(answer):
-        return Comparison(True)
+        return MathComparison(True)
     if _CHEMICAL.fullmatch(gold) and _CHEMICAL.fullmatch(answer) and _INDEX.sub("", gold) == _INDEX.sub("", answer):
-        return Comparison(True)
+        return MathComparison(True)
     if not answer:
-        return Comparison(False, "the answer is empty")
+        return MathComparison(False, "the answer is empty")
     if _LETTERS.fullmatch(gold) and not is_product_of_letters(gold, rules.variables, rules.nouns):
         letters = _BETWEEN_LETTERS.sub("", answer).casefold()
         if sorted(letters) == sorted(gold.casefold()):
-            return Comparison(letters == gold.casefold())
+            return MathComparison(letters == gold.casefold())
     if _HEDGE.search(answer) and not _HEDGE.search(gold):
-        return Comparison(False, "the answer hedges")
+        return MathComparison(False, "the answer hedges")
     try:
         expected = read(gold, rules.variables)
     except (UnreadableError, RecursionError) as error:
-        return Comparison(None, f"the gold answer cannot be read here: {error}")
+        return MathComparison(None, f"the gold answer cannot be read here: {error}")
     try:
         found = read(answer, (rules.variables | symbols(expected)) - units_of(expected))
     except (UnreadableError, RecursionError) as error:
         if rules.require_simplified and (is_literal(expected) or isinstance(expected, Number)):
-            return Comparison(False, f"not a plain number, and the gold is one: {error}")
-        return Comparison(None, f"the answer cannot be read here: {error}")
+            return MathComparison(False, f"not a plain number, and the gold is one: {error}")
+        return MathComparison(None, f"the answer cannot be read here: {error}")
     if _COMMON_LOG.search(gold) or _COMMON_LOG.search(answer):
         log_base = 10
     else:
         log_base = 0
     try:
-        return Judge(rules, Sampler(log_base)).compare(*alike(expected, found))
+        return Judge(rules, PointSampler(log_base)).compare(*alike(expected, found))
     except (UnknownValueError, RecursionError) as error:
-        return Comparison(None, f"no decision: {error}")
+        return MathComparison(None, f"no decision: {error}")

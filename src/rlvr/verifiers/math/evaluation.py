@@ -96,7 +96,7 @@ class Fuel:
             raise TooLargeError("too much to compute")
 
 
-class Evaluator:
+class NumericEvaluator:
     """Values of expressions at one point: `point` maps the free symbols to fractions, or to complex numbers."""
 
     def __init__(self, point: Mapping[str, Coordinate], fuel: Fuel, digits: int = DIGITS[0], log_base: int = 0) -> None:
@@ -471,7 +471,7 @@ def _extremum(choose: Callable[..., Value]) -> Callable[..., Value]:
 
 
 def _integers(fold: Callable[[int, int], int]) -> Callable[..., Value]:
-    def operation(e: Evaluator, *args: Value) -> Value:
+    def operation(e: NumericEvaluator, *args: Value) -> Value:
         if not all(isinstance(arg, Fraction) and arg.denominator == 1 for arg in args):
             raise UnknownValueError("no integers")
         return functools.reduce(fold, map(int, args))
@@ -483,7 +483,7 @@ def _named(name: str) -> Callable[..., Value]:
     return lambda e, value: e.call(name, value)
 
 
-def _sign(e: Evaluator, value: Value) -> Value:
+def _sign(e: NumericEvaluator, value: Value) -> Value:
     value = e.real(value)
     return Fraction((value > 0) - (value < 0))
 
@@ -493,29 +493,29 @@ _OF_MPMATH = (
     "acosh atanh acoth"
 )
 _OPERATIONS: dict[tuple[str, int], Callable[..., Value]] = {
-    ("+", -1): Evaluator.add,
-    ("*", -1): Evaluator.multiply,
+    ("+", -1): NumericEvaluator.add,
+    ("*", -1): NumericEvaluator.multiply,
     ("neg", 1): lambda e, value: -value,
-    ("/", 2): Evaluator.divide,
-    (":", 2): Evaluator.divide,
-    ("^", 2): Evaluator.power,
-    ("root", 1): Evaluator.root,
-    ("root", 2): Evaluator.root,
+    ("/", 2): NumericEvaluator.divide,
+    (":", 2): NumericEvaluator.divide,
+    ("^", 2): NumericEvaluator.power,
+    ("root", 1): NumericEvaluator.root,
+    ("root", 2): NumericEvaluator.root,
     ("cbrt", 1): lambda e, value: e.root(value, Fraction(3)),
-    ("mixed", 2): Evaluator.add,
+    ("mixed", 2): NumericEvaluator.add,
     ("percent", 1): lambda e, value: e.divide(value, Fraction(100)),
     ("degree", 1): lambda e, value: e.multiply(value, e.mp.pi / 180),
     ("abs", 1): lambda e, value: abs(value),
-    ("floor", 1): Evaluator.floor,
+    ("floor", 1): NumericEvaluator.floor,
     ("ceil", 1): lambda e, value: -e.floor(-value),
-    ("factorial", 1): Evaluator.factorial,
-    ("factorial2", 1): Evaluator.factorial2,
-    ("binom", 2): Evaluator.binomial,
-    ("mod", 2): Evaluator.modulo,
-    ("exp", 1): Evaluator._exp,
-    ("ln", 1): Evaluator.log,
-    ("log", 1): Evaluator.common_log,
-    ("log", 2): Evaluator.log,
+    ("factorial", 1): NumericEvaluator.factorial,
+    ("factorial2", 1): NumericEvaluator.factorial2,
+    ("binom", 2): NumericEvaluator.binomial,
+    ("mod", 2): NumericEvaluator.modulo,
+    ("exp", 1): NumericEvaluator._exp,
+    ("ln", 1): NumericEvaluator.log,
+    ("log", 1): NumericEvaluator.common_log,
+    ("log", 2): NumericEvaluator.log,
     ("lg", 1): lambda e, value: e.log(value, Fraction(10)),
     ("max", -1): _extremum(max),
     ("min", -1): _extremum(min),

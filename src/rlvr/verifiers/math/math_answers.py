@@ -29,12 +29,12 @@ from rlvr.verifiers.math.expression import (
 )
 from rlvr.verifiers.math.math_values import Values, all_of, head_of
 from rlvr.verifiers.math.parameters import Parameters, Substitution, replaced
-from rlvr.verifiers.math.point_sampling import Sampler
-from rlvr.verifiers.math.rules import Comparison
+from rlvr.verifiers.math.point_sampling import PointSampler
+from rlvr.verifiers.math.rules import MathComparison
 from rlvr.verifiers.math.statements import (
-    Entry,
     RefusedError,
     Statement,
+    StatementEntry,
     alphabetical,
     is_set,
     permuted,
@@ -57,27 +57,27 @@ _INEQUALITIES = frozenset({"<", ">", "<=", ">=", "!="})
 class Judge(Values):
     """Compares two trees under `rules`; holds the sampler, and with it the fuel of one comparison."""
 
-    def compare(self, gold: Node, answer: Node) -> Comparison:
+    def compare(self, gold: Node, answer: Node) -> MathComparison:
         if _has_residue(gold) or _has_residue(answer):
             gold = with_residues(gold)
             answer = with_residues(answer)
         gold, answer = _without_hats(gold, answer), _without_hats(answer, gold)
         answer = with_variables_of(gold, answer)
         if _has_ellipsis(gold) != _has_ellipsis(answer):
-            return Comparison(False, "an ellipsis where the other has none")
+            return MathComparison(False, "an ellipsis where the other has none")
         nested = _is_set_of_sets(gold) or _is_set_of_sets(answer)
         if not nested and (_is_set_like(gold) or _is_set_like(answer)):
             same = self._same_set(gold, answer)
             if same is not None:
-                return Comparison(same)
+                return MathComparison(same)
         try:
             wanted = read_statement(gold, self.sampler)
         except RefusedError as refused:
-            return Comparison(None, f"the gold answer: {refused}")
+            return MathComparison(None, f"the gold answer: {refused}")
         try:
             found = read_statement(answer, self.sampler)
         except RefusedError as refused:
-            return Comparison(False, str(refused))
+            return MathComparison(False, str(refused))
         about = {
             name
             for entry in (*wanted.entries, *found.entries)
@@ -85,12 +85,12 @@ class Judge(Values):
             for name in _subjects(entry.value)
         }
         if disagree(wanted.declared, found.declared, about, (_letters(wanted), _letters(found))):
-            return Comparison(False, "the letters are declared as something else")
+            return MathComparison(False, "the letters are declared as something else")
         if not self._holds_where(wanted, found):
-            return Comparison(False, "the answer has a condition that the gold has not")
+            return MathComparison(False, "the answer has a condition that the gold has not")
         self.sampler.fuel.left += FUEL_PER_ITEM * min(len(wanted.entries), MAX_ITEMS)
         self.parameters = Parameters(wanted.declared, found.declared, self.rules.variables)
-        return Comparison(self._statements(wanted, found))
+        return MathComparison(self._statements(wanted, found))
 
     def _holds_where(self, gold: Statement, answer: Statement) -> bool:
         """Return whether each value of the answer has no condition but those of a value of the gold that is the
@@ -170,7 +170,7 @@ class Judge(Values):
                         label = Bracket("(", ")", labels)
                     else:
                         label = None
-                    listed = Entry(Bracket("(", ")", tuple(entry.value for entry in other.entries)), label)
+                    listed = StatementEntry(Bracket("(", ")", tuple(entry.value for entry in other.entries)), label)
                     if one is gold:
                         return self.entries(one.entries[0], listed)
                     return self.entries(listed, one.entries[0])
@@ -185,17 +185,18 @@ class Judge(Values):
         results = []
         for label in wanted:
             one, other = (
-                [Entry(e.value, None, e.rounded) for e in side.entries if e.label == label] for side in (gold, answer)
+                [StatementEntry(e.value, None, e.rounded) for e in side.entries if e.label == label]
+                for side in (gold, answer)
             )
             results.append(self.unordered(one, other))
         return all_of(results)
 
-    def _in_order(self, gold: Sequence[Entry], answer: Sequence[Entry]) -> bool | None:
+    def _in_order(self, gold: Sequence[StatementEntry], answer: Sequence[StatementEntry]) -> bool | None:
         if len(gold) != len(answer):
             return False
         return all_of(self.entries(one, other) for one, other in zip(gold, answer, strict=True))
 
-    def unordered(self, gold: Sequence[Entry], answer: Sequence[Entry]) -> bool | None:
+    def unordered(self, gold: Sequence[StatementEntry], answer: Sequence[StatementEntry]) -> bool | None:
         """Every value of one is a value of the other; repetitions mean nothing."""
         unsure = False
         matched: set[int] = set()
@@ -221,7 +222,7 @@ class Judge(Values):
             return None if unsure else False
         return True
 
-    def _apart(self, gold: Entry, answer: Entry) -> bool:
+    def _apart(self, gold: StatementEntry, answer: StatementEntry) -> bool:
         """Return whether two plain values are clearly different numbers: a cheap first look at long lists."""
         if gold.rounded or answer.rounded:
             return False
@@ -229,7 +230,10 @@ class Judge(Values):
             case Bracket("(", ")", ours), Bracket("(", ")", theirs) if len(ours) == len(theirs):
                 if gold.label is not None or answer.label is not None:  # a label says in which order the values are
                     return False
-                return any(self._apart(Entry(one), Entry(other)) for one, other in zip(ours, theirs, strict=True))
+                return any(
+                    self._apart(StatementEntry(one), StatementEntry(other))
+                    for one, other in zip(ours, theirs, strict=True)
+                )
             case Number() | Apply(), Number() | Apply():
                 pass
             case _:
@@ -238,12 +242,12 @@ class Judge(Values):
             return False
         return self.sampler.differ(gold.value, answer.value)
 
-    def entries(self, gold: Entry, answer: Entry) -> bool | None:
+    def entries(self, gold: StatementEntry, answer: StatementEntry) -> bool | None:
         return self.as_one(
             (gold.value,), (answer.value,), lambda letters: self._same_entries(gold, _with_letters(answer, letters))
         )
 
-    def _same_entries(self, gold: Entry, answer: Entry) -> bool | None:
+    def _same_entries(self, gold: StatementEntry, answer: StatementEntry) -> bool | None:
         if gold.label is not None and answer.label is not None and not _same_label(gold.label, answer.label):
             return self._solved_otherwise(gold, answer)
         if isinstance(gold.label, Bracket) and isinstance(answer.label, Bracket):
@@ -260,7 +264,7 @@ class Judge(Values):
 
     # relations
 
-    def _relations(self, gold: Entry, answer: Entry) -> bool | None:
+    def _relations(self, gold: StatementEntry, answer: StatementEntry) -> bool | None:
         one = _as_relation(gold)
         other = _as_relation(answer)
         if one is None or other is None:
@@ -297,12 +301,14 @@ class Judge(Values):
             return False
         return self.sampler.same_sign(one, other)
 
-    def _solved_otherwise(self, gold: Entry, answer: Entry) -> bool | None:
+    def _solved_otherwise(self, gold: StatementEntry, answer: StatementEntry) -> bool | None:
         """Two labels: the same equation solved for another variable, or a function under another name (`y`, `f(x)`)."""
         assert gold.label is not None and answer.label is not None
         names = symbols(gold.label), symbols(answer.label)
         if isinstance(gold.label, Words) or isinstance(answer.label, Words):
-            return self.entries(Entry(gold.value, None, gold.rounded), Entry(answer.value, None, answer.rounded))
+            return self.entries(
+                StatementEntry(gold.value, None, gold.rounded), StatementEntry(answer.value, None, answer.rounded)
+            )
         if Symbol("y") in (gold.label, answer.label) and (arguments_of(gold.label) or arguments_of(answer.label)):
             return self.same(gold.value, answer.value)
         if names[0] | symbols(gold.value) != names[1] | symbols(answer.value) or names[0] == names[1]:
@@ -313,7 +319,7 @@ class Judge(Values):
             return False
         return self._equations(one, other) or self._inverse(gold, answer)
 
-    def _inverse(self, gold: Entry, answer: Entry) -> bool | None:
+    def _inverse(self, gold: StatementEntry, answer: StatementEntry) -> bool | None:
         """`A = \\pi r^2` and `r = \\sqrt{A / \\pi}`: each undoes the other, for positive values."""
         if not (isinstance(gold.label, Symbol) and isinstance(answer.label, Symbol)):
             return False
@@ -379,7 +385,7 @@ def _other_variable(gold: Node, answer: Node) -> bool:
     return bool(symbols(gold) and symbols(answer)) and not symbols(gold) & symbols(answer)
 
 
-def _set_side(node: Node, sampler: Sampler) -> tuple[Node | None, Node]:
+def _set_side(node: Node, sampler: PointSampler) -> tuple[Node | None, Node]:
     """The label (`x \\in`, `D =`) and the set."""
     node = plain(node)
     if isinstance(node, Relation) and set(node.operators) <= {"in", "="}:
@@ -396,8 +402,8 @@ def _labels(statement: Statement) -> list[Node]:
     return seen
 
 
-def _unlabelled(statement: Statement) -> list[Entry]:
-    return [Entry(entry.value, None, entry.rounded) for entry in statement.entries]
+def _unlabelled(statement: Statement) -> list[StatementEntry]:
+    return [StatementEntry(entry.value, None, entry.rounded) for entry in statement.entries]
 
 
 def _letters(statement: Statement) -> frozenset[str]:
@@ -412,14 +418,14 @@ def _subjects(relation: Relation) -> frozenset[str]:
     return alone or symbols(relation)
 
 
-def _united(entry: Entry) -> list[Entry]:
+def _united(entry: StatementEntry) -> list[StatementEntry]:
     """The parts of a union, each of which may be a family of its own; else the entry."""
     if head_of(entry.value) != "cup":
         return [entry]
     return [replace(entry, value=part, rounded=None) for part in children(entry.value)]
 
 
-def _with_letters(entry: Entry, letters: Substitution) -> Entry:
+def _with_letters(entry: StatementEntry, letters: Substitution) -> StatementEntry:
     """The entry with expressions for letters."""
     if not letters:
         return entry
@@ -455,7 +461,7 @@ def _named(label: Bracket) -> list[str]:
     return sorted(repr(item).casefold() for item in label.items)
 
 
-def _as_relation(entry: Entry) -> Relation | None:
+def _as_relation(entry: StatementEntry) -> Relation | None:
     if isinstance(entry.value, Relation):
         return entry.value
     if entry.label is None:

@@ -31,10 +31,10 @@ from rlvr.verifiers.math.expression import (
     walk,
 )
 from rlvr.verifiers.math.parameters import Parameters, Substitution
-from rlvr.verifiers.math.point_sampling import Sampler
+from rlvr.verifiers.math.point_sampling import PointSampler
 from rlvr.verifiers.math.realsets import RealSets
 from rlvr.verifiers.math.rules import Rules
-from rlvr.verifiers.math.statements import Entry, plain, read_entry
+from rlvr.verifiers.math.statements import StatementEntry, plain, read_entry
 from rlvr.verifiers.math.units import conversion
 
 _COMPOSED = frozenset(["pmod", "cases", ":", "time", "cup", "cap", "minus"])
@@ -48,7 +48,7 @@ _SETS_OF_NUMBERS = frozenset(
 class Values(ABC):
     """Compares values under `rules`; holds the sampler, and with it the fuel of one comparison."""
 
-    def __init__(self, rules: Rules, sampler: Sampler) -> None:
+    def __init__(self, rules: Rules, sampler: PointSampler) -> None:
         self.rules = rules
         self.sampler = sampler
         sampler.tolerance = rules.tolerance
@@ -58,7 +58,7 @@ class Values(ABC):
         """Whether what is compared is part of one value, in which the letters stand for one thing."""
 
     def value(self, gold: Node, answer: Node) -> bool | None:
-        return self.entries(Entry(plain(gold)), Entry(plain(answer)))
+        return self.entries(StatementEntry(plain(gold)), StatementEntry(plain(answer)))
 
     def as_one(
         self,
@@ -228,11 +228,11 @@ class Values(ABC):
         return all_of(self.value(a, b) for a, b in zip(gold.items, answer.items, strict=True))
 
     @abstractmethod
-    def entries(self, gold: Entry, answer: Entry) -> bool | None:
+    def entries(self, gold: StatementEntry, answer: StatementEntry) -> bool | None:
         """Return whether two labelled values are the same: the judge above this class knows labels and relations."""
 
     @abstractmethod
-    def unordered(self, gold: Sequence[Entry], answer: Sequence[Entry]) -> bool | None:
+    def unordered(self, gold: Sequence[StatementEntry], answer: Sequence[StatementEntry]) -> bool | None:
         """Return whether two sets of entries are the same."""
 
 

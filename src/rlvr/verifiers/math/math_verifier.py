@@ -41,7 +41,7 @@ from rlvr.verifiers.math.letters import (
     words_of,
 )
 from rlvr.verifiers.math.math_tokens import UnreadableError, starts_with_function
-from rlvr.verifiers.math.numeric import Number, NumberRules, Percent, Units, read_number
+from rlvr.verifiers.math.numeric import NumberRules, Percent, PlainNumber, Units, read_number
 from rlvr.verifiers.math.restatement import restates
 from rlvr.verifiers.math.vocabulary import FUNCTIONS
 
@@ -241,7 +241,7 @@ class MathVerifier(Verifier):
                 return _zero(VerdictStatus.WRONG, reason, found)
         return found
 
-    def _decide(self, task: Task, gold: Gold, answer: str, number: Number | None) -> str | None:
+    def _decide(self, task: Task, gold: Gold, answer: str, number: PlainNumber | None) -> str | None:
         """Return what numbers and texts say: "" for right, else why it is wrong, or None where they cannot say."""
         if gold.number is not None and not gold.number.unit and gold.number.scale == 1:
             bare = without_asked_noun(answer, _last_message(task.prompt))
@@ -357,7 +357,7 @@ class Gold:
     """One gold answer: its cleaned text, its number if it is one, what is wrong with it."""
 
     text: str
-    number: Number | None = None
+    number: PlainNumber | None = None
     is_words: bool = False
     """Words, not mathematics: compared as text."""
     problem: str | None = None

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from rlvr.verifiers.math.evaluation import Evaluator, Fuel, UnknownValueError
+from rlvr.verifiers.math.evaluation import Fuel, NumericEvaluator, UnknownValueError
 from rlvr.verifiers.math.expression import Apply, Binder, Bracket, Node, Number, Symbol, rebuild, rename, symbols, walk
 from rlvr.verifiers.math.operators import is_constant
 
@@ -229,7 +229,7 @@ class _Array:
         return (entry for row in self.rows for entry in row)
 
 
-class _Evaluator(Evaluator):
+class _Evaluator(NumericEvaluator):
     """Values of formulas in which some letters are arrays."""
 
     def __init__(self, sample: int, letters: frozenset[str], fuel: Fuel) -> None:
@@ -411,7 +411,7 @@ class _Evaluator(Evaluator):
         return _Array(tuple((entry,) for entry in entries))
 
 
-def _crossed(e: Evaluator, one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
+def _crossed(e: NumericEvaluator, one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
     pairs = ((place - 2, place - 1) for place in range(SIDE))
     return tuple(e.add(e.multiply(one[a], other[b]), -e.multiply(one[b], other[a])) for a, b in pairs)
 

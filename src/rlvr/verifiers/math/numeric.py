@@ -86,7 +86,7 @@ _DEFAULTS = NumberRules()
 
 
 @dataclass(frozen=True)
-class Number:
+class PlainNumber:
     """An exact number as it was written.
 
     `scale` is what a percent sign or a word like `million` multiplies by. `is_fraction` says that a denominator was
@@ -102,7 +102,7 @@ class Number:
     label: str = ""
     """What it is said to be (`x`)."""
 
-    def equals(self, answer: Number, rules: NumberRules = _DEFAULTS) -> bool:
+    def equals(self, answer: PlainNumber, rules: NumberRules = _DEFAULTS) -> bool:
         """Return whether `answer` is this gold number."""
         if rules.units == "required" and self.unit and not answer.unit:
             return False
@@ -115,7 +115,7 @@ class Number:
             golds += (self.value,)  # the gold's scale word, like its unit, may be left out
         return any(self._near(answer, a, b * factor, rules.tolerance) for a in golds for b in answers)
 
-    def _readings(self, other: Number, percent: Percent) -> tuple[Fraction, ...]:
+    def _readings(self, other: PlainNumber, percent: Percent) -> tuple[Fraction, ...]:
         """The values of the number beside `other`: 28% may be 0.28, or 28 where the unit is understood; 5 million is
         5000000."""
         if self.scale == other.scale:
@@ -126,7 +126,7 @@ class Number:
             "either": (self.value, self.value / 100), "number": (self.value,), "fraction": (self.value / 100,)
         }[percent]  # fmt: skip
 
-    def _near(self, answer: Number, gold: Fraction, given: Fraction, tolerance: float) -> bool:
+    def _near(self, answer: PlainNumber, gold: Fraction, given: Fraction, tolerance: float) -> bool:
         if gold == given:
             return True
         if tolerance > 0 and abs(gold - given) <= Fraction(tolerance) * abs(gold):
@@ -134,7 +134,7 @@ class Number:
         return _rounds(self, answer, gold, given) or _rounds(answer, self, given, gold)
 
 
-def _rounds(exact: Number, rounded: Number, exact_value: Fraction, rounded_value: Fraction) -> bool:
+def _rounds(exact: PlainNumber, rounded: PlainNumber, exact_value: Fraction, rounded_value: Fraction) -> bool:
     """Return whether `rounded` is a decimal for `exact`, which is no decimal or one of more decimals."""
     if rounded.places is None or (exact.places is not None and exact.places <= rounded.places):
         return False
@@ -175,11 +175,11 @@ def decimal_places(text: str) -> int | None:
     return None
 
 
-def read_number(text: str, letters: bool = False) -> Number | None:
+def read_number(text: str, letters: bool = False) -> PlainNumber | None:
     """The plain number that the cleaned `text` writes, or None. With `letters` a letter after it may be a unit (`5 m`,
     `5m`)."""
     if text.isdecimal() and len(text) <= MAX_DIGITS:
-        return Number(Fraction(int(text)), places=0)
+        return PlainNumber(Fraction(int(text)), places=0)
     label = _LABEL.match(text)
     text = text[label.end() :] if label else text
     if text[:1] == "(" and text[-1:] == ")":
@@ -199,7 +199,7 @@ def read_number(text: str, letters: bool = False) -> Number | None:
             if found is not None and measure is not None:
                 value = -found if "-" in (sign[1], sign[3]) else found
                 places = _places(match) if pattern in (_DECIMAL, _POWER_OF_TEN) else None
-                return Number(
+                return PlainNumber(
                     value, measure[0], pattern is _FRACTION, places, measure[1], label[1].strip() if label else ""
                 )
     return None

@@ -39,7 +39,7 @@ from rlvr.verifiers.math.expression import (
     symbols,
     walk,
 )
-from rlvr.verifiers.math.point_sampling import Sampler
+from rlvr.verifiers.math.point_sampling import PointSampler
 from rlvr.verifiers.math.points import coordinates
 
 MAX_LETTERS = 3
@@ -77,7 +77,9 @@ class Parameters:
     problem: frozenset[str] = frozenset()
     """Letters that the problem uses."""
 
-    def substitutions(self, gold: Sequence[Node], answer: Sequence[Node], sampler: Sampler) -> Iterator[Substitution]:
+    def substitutions(
+        self, gold: Sequence[Node], answer: Sequence[Node], sampler: PointSampler
+    ) -> Iterator[Substitution]:
         """Yield values that the letters of an answer may stand for, where its values and the gold's are not the same as
         written."""
         wanted = [part for value in gold for part in _parts(value)][:MAX_PARTS]
@@ -133,7 +135,7 @@ class Parameters:
             Symbol(name) in _factors(term) for part in gold for term in _terms(part) if name in symbols(term)
         )
 
-    def _absorbed(self, gold: Sequence[Node], answer: Sequence[Node], sampler: Sampler) -> Iterator[Substitution]:
+    def _absorbed(self, gold: Sequence[Node], answer: Sequence[Node], sampler: PointSampler) -> Iterator[Substitution]:
         """For a constant C that is a term of the gold: the C of the answer with which both agree at one point."""
         if len(gold) != 1 or len(answer) != 1 or symbols(gold[0]) != symbols(answer[0]):
             return
@@ -144,7 +146,7 @@ class Parameters:
                 if constant is not None:
                     yield {term.name: constant}
 
-    def _shifts(self, gold: Sequence[Node], answer: Sequence[Node], sampler: Sampler) -> Iterator[Substitution]:
+    def _shifts(self, gold: Sequence[Node], answer: Sequence[Node], sampler: PointSampler) -> Iterator[Substitution]:
         r"""`\pm k + c` for the integers k of an answer that has the gold's letters."""
         letters = sorted(frozenset().union(*map(symbols, gold)))
         choices = []
@@ -188,7 +190,7 @@ def _factors(node: Node) -> tuple[Node, ...]:
     return (node,)
 
 
-def _agreeing(gold: Node, answer: Node, name: str, sampler: Sampler) -> Node | None:
+def _agreeing(gold: Node, answer: Node, name: str, sampler: PointSampler) -> Node | None:
     """`C + d` with which an answer `h + C` is the gold `g + C` at one point; None for another multiple of C."""
     variables = sorted(symbols(gold) - {name})
     for place in _PLACES:
@@ -213,7 +215,7 @@ def _line(name: str, sign: int, shift: int) -> Node:
     return Apply("+", (letter if sign > 0 else Apply("neg", (letter,)), Number(Fraction(shift))))
 
 
-def _fits(name: str, gold: Sequence[Node], answer: Sequence[Node], sampler: Sampler) -> list[tuple[int, int]]:
+def _fits(name: str, gold: Sequence[Node], answer: Sequence[Node], sampler: PointSampler) -> list[tuple[int, int]]:
     """(sign, c) of every `sign k + c` with which some part of the answer is some part of the gold."""
     found: dict[tuple[int, int], None] = {}
     ours, theirs = ([line for part in side if (line := _as_line(part, name, sampler))] for side in (gold, answer))
@@ -228,7 +230,7 @@ def _fits(name: str, gold: Sequence[Node], answer: Sequence[Node], sampler: Samp
     return list(found)
 
 
-def _as_line(part: Node, name: str, sampler: Sampler) -> tuple[complex, complex] | None:
+def _as_line(part: Node, name: str, sampler: PointSampler) -> tuple[complex, complex] | None:
     """The value at 0 and the step of an expression that is linear in its one letter, else None."""
     if symbols(part) != {name}:
         return None

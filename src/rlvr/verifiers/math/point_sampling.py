@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from rlvr.verifiers.math import matrices
-from rlvr.verifiers.math.evaluation import DIGITS, MARGIN, Evaluator, Fuel, TooLargeError, UnknownValueError, Value
+from rlvr.verifiers.math.evaluation import (
+    DIGITS,
+    MARGIN,
+    Fuel,
+    NumericEvaluator,
+    TooLargeError,
+    UnknownValueError,
+    Value,
+)
 from rlvr.verifiers.math.expression import Apply, Node, Number, Symbol, as_decimal, is_integer_literal, symbols, walk
 from rlvr.verifiers.math.numeric import is_rounding
 from rlvr.verifiers.math.points import (
@@ -37,7 +45,7 @@ _Key = tuple[int, object, int]
 
 
 @dataclass
-class Sampler:
+class PointSampler:
     """Equality of expressions by sampling, with one supply of fuel; values are kept, so that lists compare fast."""
 
     log_base: int = 0
@@ -76,7 +84,7 @@ class Sampler:
 
     def at(self, node: Node, point: Point) -> Value:
         """The value at one point; raises UnknownValueError."""
-        return Evaluator(point, self.fuel, DIGITS[0], self.log_base)(node)
+        return NumericEvaluator(point, self.fuel, DIGITS[0], self.log_base)(node)
 
     def _points(self, gold: Node, answer: Node) -> Iterator[tuple[object, Point]]:
         """Return where to compare two expressions; corners and integers come last, with fuel of their own."""
@@ -87,7 +95,7 @@ class Sampler:
 
     def _searched(self, node: Node, point: Point) -> Value:
         try:
-            return Evaluator(point, self._search, DIGITS[0], self.log_base)(node)
+            return NumericEvaluator(point, self._search, DIGITS[0], self.log_base)(node)
         except (ArithmeticError, ValueError, TypeError) as error:
             raise UnknownValueError(str(error)) from None
 
@@ -216,7 +224,7 @@ class Sampler:
                 break
         if len(pairs) < 4 or all(one == 0 for one, _ in pairs) or all(other == 0 for _, other in pairs):
             return None
-        evaluator = Evaluator({}, self.fuel, digits)
+        evaluator = NumericEvaluator({}, self.fuel, digits)
         if not all(isinstance(value, Fraction) for pair in pairs for value in pair):
             pairs = [(evaluator.inexact(one), evaluator.inexact(other)) for one, other in pairs]
         scale = max(pairs, key=lambda pair: abs(pair[0]))
@@ -233,7 +241,7 @@ class Sampler:
         pairs: list[tuple[Value, Value]] = []
         hidden = 0
         for number, point in self._points(gold, answer):
-            evaluator = Evaluator({}, self.fuel, digits)
+            evaluator = NumericEvaluator({}, self.fuel, digits)
             try:
                 one = self._at(gold, number, point, digits)
                 other = self._at(answer, number, point, digits)
@@ -260,7 +268,7 @@ class Sampler:
             except UnknownValueError:
                 continue
             if _is_real(one) and _is_real(other) and one != 0 and other != 0:
-                inexact = Evaluator({}, self.fuel).inexact
+                inexact = NumericEvaluator({}, self.fuel).inexact
                 return bool((inexact(one).real > 0) == (inexact(other).real > 0))
         return None
 
@@ -268,7 +276,7 @@ class Sampler:
         key = self._key(node, number, digits)
         if key not in self._values:
             try:
-                evaluate = Evaluator(point, self.fuel, digits, self.log_base)
+                evaluate = NumericEvaluator(point, self.fuel, digits, self.log_base)
                 self._values[key] = evaluate(node)
                 if evaluate.lost:
                     self._lost.add(key)
@@ -297,7 +305,7 @@ class Sampler:
         last = None
         coarser = 0
         for digits in precisions:
-            evaluator = Evaluator({}, self.fuel, digits)
+            evaluator = NumericEvaluator({}, self.fuel, digits)
             one = self._at(gold, number, point, digits)
             other = self._at(answer, number, point, digits)
             if isinstance(one, Fraction) and isinstance(other, Fraction):
@@ -329,7 +337,7 @@ class Sampler:
     def _differ_by_branch(self, one: Value, other: Value) -> bool:
         r"""Return whether a real value and one that is not differ by a branch of a logarithm (`\ln x + \ln y` for
         `\ln xy`)."""
-        difference = Evaluator({}, self.fuel).add(one, -other)
+        difference = NumericEvaluator({}, self.fuel).add(one, -other)
         return bool(abs(difference.real) <= 1e-20 * (abs(one) + abs(other)))
 
     def _is_lost(self, node: Node, number: object, digits: int) -> bool:

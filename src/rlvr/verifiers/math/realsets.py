@@ -24,7 +24,7 @@ from rlvr.verifiers.math.expression import (
     symbols,
     walk,
 )
-from rlvr.verifiers.math.point_sampling import Sampler
+from rlvr.verifiers.math.point_sampling import PointSampler
 from rlvr.verifiers.math.statements import plain
 
 _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
@@ -79,7 +79,7 @@ def _letters(node: Node) -> frozenset[str]:
 class RealSets:
     """Reads nodes as sets of reals; `sampler` gives the values of their ends."""
 
-    def __init__(self, sampler: Sampler, simplified: bool) -> None:
+    def __init__(self, sampler: PointSampler, simplified: bool) -> None:
         self.sampler = sampler
         self.simplified = simplified
 

@@ -33,7 +33,7 @@ from rlvr.verifiers.math.latex import balanced, clean, spelling
 from rlvr.verifiers.math.letters import MAX_FORMULA, MAX_FORMULAS, PROMPT_LENGTH, formulas, read
 from rlvr.verifiers.math.math_tokens import UnreadableError
 from rlvr.verifiers.math.numeric import read_number
-from rlvr.verifiers.math.point_sampling import Sampler
+from rlvr.verifiers.math.point_sampling import PointSampler
 from rlvr.verifiers.math.statements import RefusedError, is_label, read_statement
 
 _FLIPPED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
@@ -86,7 +86,7 @@ def _states_what_is_said(gold: Node, answer: Node, said: tuple[Node, ...]) -> bo
 def _stated(node: Node) -> list[tuple[Node, ...]]:
     """The canonical forms of each value that a tree states: of the value, and of its rounding."""
     try:
-        entries = read_statement(node, Sampler()).entries
+        entries = read_statement(node, PointSampler()).entries
     except (RefusedError, UnknownValueError):
         return []
     return [
@@ -208,7 +208,7 @@ def _rearranged(answer: Node, said: Node) -> bool:
     (other,) = said.operators
     if other not in (operator, _FLIPPED.get(operator, operator)) or symbols(answer) != symbols(said):
         return False
-    return Sampler().proportional(_difference(answer), _difference(said)) is True
+    return PointSampler().proportional(_difference(answer), _difference(said)) is True
 
 
 def _difference(relation: Relation) -> Node:

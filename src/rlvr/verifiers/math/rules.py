@@ -23,7 +23,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MathComparison:
     """The outcome of one comparison."""
 
     equal: bool | None

@@ -33,7 +33,7 @@ from rlvr.verifiers.math.expression import (
     symbols,
     walk,
 )
-from rlvr.verifiers.math.point_sampling import Sampler
+from rlvr.verifiers.math.point_sampling import PointSampler
 from rlvr.verifiers.math.units import SCALES, changes_meaning, conversion
 
 MAX_SIDE = 6
@@ -72,7 +72,7 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True)
-class Entry:
+class StatementEntry:
     """One value: its label (an expression that stands for what was asked), the value, and a rounded form of it."""
 
     value: Node
@@ -86,7 +86,7 @@ class Entry:
 class Statement:
     """All that an answer gives."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[StatementEntry, ...]
     is_set: bool = False
     """Whether it was written as a set: order and repetitions mean nothing."""
     joined: str = ","
@@ -95,7 +95,7 @@ class Statement:
     """What was said of letters beside the values: (k, Integers)."""
 
 
-def read_statement(node: Node, sampler: Sampler) -> Statement:
+def read_statement(node: Node, sampler: PointSampler) -> Statement:
     """The statement that a tree makes; raises RefusedError for a false equality."""
     node, declared, general = _without_conditions(plain(node))
     items = []
@@ -108,7 +108,7 @@ def read_statement(node: Node, sampler: Sampler) -> Statement:
         items = [_grouped(part, sampler) for part in items]
     else:
         items = _with_conditions(items)
-    entries: list[Entry] = []
+    entries: list[StatementEntry] = []
     is_set = False
     label = None
     for item in items or [node]:
@@ -164,7 +164,7 @@ def _restricts(condition: Node, subject: Node) -> bool:
     return bool(letters) and letters <= symbols(value) and not isinstance(value, (Relation, Symbol))
 
 
-def _cycled(entries: list[Entry]) -> list[Entry]:
+def _cycled(entries: list[StatementEntry]) -> list[StatementEntry]:
     """`x=1, y=2 or x=2, y=1` as two tuples: labels that come round in the same order."""
     labels = [entry.label for entry in entries]
     period = next((k for k in range(1, len(labels)) if labels[k] == labels[0]), 0)
@@ -173,7 +173,7 @@ def _cycled(entries: list[Entry]) -> list[Entry]:
     label = Bracket("(", ")", tuple(name for name in labels[:period] if name is not None))
     rounds = [entries[at : at + period] for at in range(0, len(entries), period)]
     return [
-        Entry(
+        StatementEntry(
             Bracket("(", ")", tuple(entry.value for entry in one)),
             label,
             conditions=tuple(condition for entry in one for condition in entry.conditions),
@@ -182,7 +182,7 @@ def _cycled(entries: list[Entry]) -> list[Entry]:
     ]
 
 
-def _grouped(node: Node, sampler: Sampler) -> Node:
+def _grouped(node: Node, sampler: PointSampler) -> Node:
     """`p=5, q=2`, one of several groups, as the tuple (5, 2)."""
     if not isinstance(node, Listing):
         return node
@@ -194,7 +194,7 @@ def _grouped(node: Node, sampler: Sampler) -> Node:
     return values
 
 
-def permuted(entry: Entry, labels: Sequence[Node] = ()) -> Entry:
+def permuted(entry: StatementEntry, labels: Sequence[Node] = ()) -> StatementEntry:
     """A labelled tuple (`(y, x) = (1, 2)`) in the order of `labels`, a permutation of its own; else in that of the
     alphabet."""
     label = entry.label
@@ -290,17 +290,17 @@ def _members(node: Node) -> tuple[Node, ...] | None:
     return None
 
 
-def read_entry(node: Node, sampler: Sampler) -> Entry:
+def read_entry(node: Node, sampler: PointSampler) -> StatementEntry:
     """The label and the value of one item."""
     node = plain(node)
     if not isinstance(node, Relation):
-        return Entry(node)
+        return StatementEntry(node)
     if node.operators == ("in",) and (is_label(node.sides[0]) or isinstance(node.sides[0], Bracket)):
-        return Entry(plain(node.sides[1]), node.sides[0])
+        return StatementEntry(plain(node.sides[1]), node.sides[0])
     if node.operators == ("equiv",) and is_label(node.sides[0]):
-        return Entry(plain(node.sides[1]), node.sides[0])
+        return StatementEntry(plain(node.sides[1]), node.sides[0])
     if not set(node.operators) <= {"=", "~", "to"} or node.operators[0] == "to":
-        return Entry(node)
+        return StatementEntry(node)
     sides = list(node.sides)
     operators = list(node.operators)
     label = None
@@ -315,11 +315,11 @@ def read_entry(node: Node, sampler: Sampler) -> Entry:
         sides = sides[:1]
         operators = []
     elif symbols(node) and len(sides) == 2 and operators == ["="]:
-        return Entry(node)
+        return StatementEntry(node)
     return _chain(label, [plain(side) for side in sides], operators, sampler)
 
 
-def _chain(label: Node | None, sides: list[Node], operators: list[str], sampler: Sampler) -> Entry:
+def _chain(label: Node | None, sides: list[Node], operators: list[str], sampler: PointSampler) -> StatementEntry:
     """`a = b = c` gives c where all agree; what an approximation sign joins is a value and its rounding.
 
     An equation that is true by itself (`1 = 1`) gives nothing.
@@ -343,7 +343,7 @@ def _chain(label: Node | None, sides: list[Node], operators: list[str], sampler:
             rounded = side
         else:
             raise RefusedError("two values are joined by an approximation sign, and neither is the other one rounded")
-    return Entry(value, label, rounded)
+    return StatementEntry(value, label, rounded)
 
 
 def _in_units_of(one: Node, other: Node) -> Node:
@@ -359,7 +359,7 @@ def _in_units_of(one: Node, other: Node) -> Node:
     return Apply("*", (other.value, Number(factor)))
 
 
-def _names(label: Node, values: Sequence[Node], sampler: Sampler) -> bool:
+def _names(label: Node, values: Sequence[Node], sampler: PointSampler) -> bool:
     """Return whether a left side names the values: it does not occur in them (`x = x + 1` states an equation), but for
     an identity (`\\tan x = \\frac{\\sin x}{\\cos x}`)."""
     match label:

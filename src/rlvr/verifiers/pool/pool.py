@@ -32,7 +32,7 @@ from rlvr.verifiers.pool.deadline import Deadline
 from rlvr.verifiers.pool.sandbox import missing as missing_sandbox
 from rlvr.verifiers.pool.threads import LoopThread, Threads, cores
 from rlvr.verifiers.pool.together import Found, Together
-from rlvr.verifiers.pool.wire import Job
+from rlvr.verifiers.pool.wire import VerifierJob
 from rlvr.verifiers.pool.worker_groups import LoadError, WorkerGroup, WorkerGroups
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ class VerifierPool:
             return replace(verdict, seconds=time.perf_counter() - start)
         if rollout is not None:
             token_ids = sampled_ids(rollout)
-        verdict = await self._verify_slowly(verifier, Job(task, (completion,), (token_ids,)))
+        verdict = await self._verify_slowly(verifier, VerifierJob(task, (completion,), (token_ids,)))
         if key is not None:
             self._cache.put(key, verifier, verdict)
         return verdict
@@ -139,7 +139,7 @@ class VerifierPool:
             reason = _no_text(bad[0]) if bad else _CLOSED
             return [Verdict.undecided(reason)] * len(completions)
         ids = [sampled_ids(rollout) for rollout in known]
-        verdicts = await self._on_loop(self._run(verifier, Job(task, tuple(completions), ids, group=True)))
+        verdicts = await self._on_loop(self._run(verifier, VerifierJob(task, tuple(completions), ids, group=True)))
         return verdicts or [Verdict.undecided(_CLOSED)] * len(completions)
 
     @property
@@ -177,7 +177,7 @@ class VerifierPool:
     ) -> None:
         self.close()
 
-    async def _verify_slowly(self, verifier: Verifier, job: Job) -> Verdict:
+    async def _verify_slowly(self, verifier: Verifier, job: VerifierJob) -> Verdict:
         """The verdict on a job of one completion, with others in one worker process where the verifier was quick
         lately."""
         verdicts = None
@@ -189,7 +189,7 @@ class VerifierPool:
             return verdicts[0]
         return Verdict.undecided(_CLOSED)
 
-    async def _several(self, verifier: Verifier, jobs: Sequence[Job]) -> Sequence[Found]:
+    async def _several(self, verifier: Verifier, jobs: Sequence[VerifierJob]) -> Sequence[Found]:
         """The verdicts of jobs that go together."""
         return await self._on_loop(self._in_processes(verifier, jobs)) or [None] * len(jobs)
 
@@ -207,7 +207,7 @@ class VerifierPool:
                 return None
             raise
 
-    async def _run(self, verifier: Verifier, job: Job) -> list[Verdict]:
+    async def _run(self, verifier: Verifier, job: VerifierJob) -> list[Verdict]:
         """The verdicts on one job, wherever its verifier runs."""
         limit = self._limit(verifier)
         try:
@@ -228,14 +228,14 @@ class VerifierPool:
         except Exception as error:  # whatever we did not think of costs these verdicts only
             return [Verdict.raised("the verification failed:", error)] * len(job.completions)
 
-    async def _in_processes(self, verifier: Verifier, jobs: Sequence[Job]) -> Sequence[Found]:
+    async def _in_processes(self, verifier: Verifier, jobs: Sequence[VerifierJob]) -> Sequence[Found]:
         """The verdicts of jobs of a quick verifier, several to a worker process; None for those to be done alone."""
         worker_group = self._worker_groups.of(verifier)
         if not isinstance(worker_group, WorkerGroup):
             return [None] * len(jobs)
         return await worker_group.several(jobs, self._limit(verifier), self._slots(verifier))
 
-    async def _in_process(self, verifier: Verifier, job: Job, limit: float) -> list[Verdict] | None:
+    async def _in_process(self, verifier: Verifier, job: VerifierJob, limit: float) -> list[Verdict] | None:
         """The verdicts of a worker process; None when the verifier is to run on a thread."""
         worker_group = self._worker_groups.of(verifier)
         if isinstance(worker_group, WorkerGroup):
@@ -275,7 +275,7 @@ class VerifierPool:
             self._warned.add(message)
             warnings.warn(message, stacklevel=2)
 
-    async def _composed(self, verifier: Verifier, compose: Any, job: Job) -> Verdict:
+    async def _composed(self, verifier: Verifier, compose: Any, job: VerifierJob) -> Verdict:
         """Return what a verifier made of verifiers says. It holds no slot and no clock: its parts have theirs."""
         (completion,) = job.completions
         (token_ids,) = job.token_ids

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from rlvr.records import Verdict
 from rlvr.verifiers.base import Verifier
 from rlvr.verifiers.pool.threads import cores
-from rlvr.verifiers.pool.wire import Job
+from rlvr.verifiers.pool.wire import VerifierJob
 
 log = logging.getLogger(__name__)
 
@@ -62,13 +62,13 @@ class LatencyAverage:
 class Together:
     """The jobs that wait, on any number of loops. `send(verifier, jobs)` finds what is known of each."""
 
-    def __init__(self, send: Callable[[Verifier, Sequence[Job]], Awaitable[Sequence[Found]]]) -> None:
+    def __init__(self, send: Callable[[Verifier, Sequence[VerifierJob]], Awaitable[Sequence[Found]]]) -> None:
         self._send = send
-        self._waiting: dict[tuple[asyncio.AbstractEventLoop, int], list[tuple[Job, asyncio.Future[Found]]]] = {}
+        self._waiting: dict[tuple[asyncio.AbstractEventLoop, int], list[tuple[VerifierJob, asyncio.Future[Found]]]] = {}
         """By loop, whose thread alone touches its entries, and verifier."""
         self._under_way: set[asyncio.Task[None]] = set()
 
-    async def verdicts(self, verifier: Verifier, job: Job, batch_delay: float) -> Found:
+    async def verdicts(self, verifier: Verifier, job: VerifierJob, batch_delay: float) -> Found:
         """The verdicts of a job that may wait `batch_delay` seconds for others; None when it has to be done alone."""
         loop = asyncio.get_running_loop()
         waiting = self._waiting.setdefault((loop, id(verifier)), [])
@@ -87,7 +87,7 @@ class Together:
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
 
-    async def _answer(self, verifier: Verifier, waiting: Sequence[tuple[Job, asyncio.Future[Found]]]) -> None:
+    async def _answer(self, verifier: Verifier, waiting: Sequence[tuple[VerifierJob, asyncio.Future[Found]]]) -> None:
         found: Sequence[Found] = [None] * len(waiting)
         try:
             found = await self._send(verifier, [job for job, _ in waiting])

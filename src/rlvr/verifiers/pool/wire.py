@@ -43,7 +43,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Job:
+class VerifierJob:
     """Completions of one task to verify in one call: a whole group, or one completion."""
 
     task: Task
@@ -62,7 +62,7 @@ class Job:
 class Several:
     """Jobs for one worker, of one completion each."""
 
-    jobs: Sequence[Job]
+    jobs: Sequence[VerifierJob]
 
 
 def verdicts_to_json(verdicts: Sequence[Verdict]) -> bytes:

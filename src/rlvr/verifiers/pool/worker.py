@@ -20,7 +20,7 @@ from rlvr.errors import user_traceback
 from rlvr.records import Verdict
 from rlvr.verifiers.base import Verifier
 from rlvr.verifiers.pool.usage import Usage
-from rlvr.verifiers.pool.wire import Job, Several, exhausted_to_json, receive, send, verdicts_to_json
+from rlvr.verifiers.pool.wire import Several, VerifierJob, exhausted_to_json, receive, send, verdicts_to_json
 
 SPENT = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT}
 """Errors of a process that has no memory, descriptors, processes or disk left, which earlier answers may have spent."""
@@ -53,13 +53,13 @@ def answer(body: bytes, verifier: Verifier, runner: asyncio.Runner, usage: Usage
     if usage.full:
         return exhausted_to_json(str(usage), memory=False)
     try:
-        job: Job | Several = pickle.loads(body)
+        job: VerifierJob | Several = pickle.loads(body)
     except MemoryError:
         return exhausted_to_json("MemoryError", memory=True)
     except BaseException as error:
         return _failed(error, 1)
     try:
-        replies = runner.run(_replies([job] if isinstance(job, Job) else job.jobs, verifier))
+        replies = runner.run(_replies([job] if isinstance(job, VerifierJob) else job.jobs, verifier))
     except (Exhausted, MemoryError) as error:
         memory = error.memory if isinstance(error, Exhausted) else True
         return exhausted_to_json(str(error) or "MemoryError", memory, user_traceback(error.__cause__ or error))
@@ -67,18 +67,18 @@ def answer(body: bytes, verifier: Verifier, runner: asyncio.Runner, usage: Usage
     if usage.full and not all(paid for _, paid in replies):  # it may have hidden that it ran out
         return exhausted_to_json(str(usage), memory=False)
     parts = [part for part, _ in replies]
-    if isinstance(job, Job):
+    if isinstance(job, VerifierJob):
         return parts[0]
     return b"[" + b", ".join(part[1:-1] for part in parts) + b"]"
 
 
-async def _replies(jobs: Sequence[Job], verifier: Verifier) -> list[tuple[bytes, bool]]:
+async def _replies(jobs: Sequence[VerifierJob], verifier: Verifier) -> list[tuple[bytes, bool]]:
     """The reply to each job, and whether all its scores are above 0, one after the other in one turn of the loop, since
     a turn costs more than a quick verdict."""
     return [await _reply(job, verifier) for job in jobs]
 
 
-async def _reply(job: Job, verifier: Verifier) -> tuple[bytes, bool]:
+async def _reply(job: VerifierJob, verifier: Verifier) -> tuple[bytes, bool]:
     try:
         verdicts = await job.verdicts(verifier, bounded)
         return verdicts_to_json(verdicts), all(verdict.score is not None and verdict.score > 0 for verdict in verdicts)

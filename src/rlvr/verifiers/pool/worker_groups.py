@@ -25,7 +25,7 @@ from rlvr.verifiers.pool.deadline import Deadline
 from rlvr.verifiers.pool.sandbox import readable, sandboxed
 from rlvr.verifiers.pool.sending import packed
 from rlvr.verifiers.pool.together import Found, LatencyAverage
-from rlvr.verifiers.pool.wire import ExhaustedError, Job, Load, Several
+from rlvr.verifiers.pool.wire import ExhaustedError, Load, Several, VerifierJob
 from rlvr.verifiers.pool.worker_process import Background, DeadlineExceededError, Forker, Server, Worker, WorkerError
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ def _owner(verifier: Verifier) -> Any:
 
 
 @dataclass
-class Template:
+class WorkerTemplate:
     """A process that has loaded a verifier. `forks`: it may be forked; else it has threads, and is to work itself."""
 
     parent: Server
@@ -164,14 +164,14 @@ class WorkerGroup:
         self.alive = 0
         self.busy = 0
         self.latency = LatencyAverage()
-        self._template: asyncio.Task[Template] | None = None
+        self._template: asyncio.Task[WorkerTemplate] | None = None
         self._failure: LoadError | None = None
         self._failed_at = 0.0
         self._has_decided = False
         """Whether a worker has ever come to a score: one answer at least does not need too much."""
         self._warned = False
 
-    async def run(self, job: Job, limit: float) -> list[Verdict]:
+    async def run(self, job: VerifierJob, limit: float) -> list[Verdict]:
         """The verdicts of one job; a worker that broke off is worth a second try, and one that has used up a resource
         is worth one in a fresh worker. LoadError, PicklingError."""
         body = pickle.dumps(job)
@@ -203,7 +203,7 @@ class WorkerGroup:
         finally:
             self.busy -= 1
 
-    async def several(self, jobs: Sequence[Job], limit: float, slots: asyncio.Semaphore) -> list[Found]:
+    async def several(self, jobs: Sequence[VerifierJob], limit: float, slots: asyncio.Semaphore) -> list[Found]:
         """The verdicts of quick jobs of one completion each, dealt to as many workers as they are worth."""
         shares = self.latency.workers(len(jobs))
         parts = await asyncio.gather(*(self._at_once(jobs[number::shares], limit, slots) for number in range(shares)))
@@ -212,7 +212,7 @@ class WorkerGroup:
             found[number::shares] = part
         return found
 
-    async def _at_once(self, jobs: Sequence[Job], limit: float, slots: asyncio.Semaphore) -> Sequence[Found]:
+    async def _at_once(self, jobs: Sequence[VerifierJob], limit: float, slots: asyncio.Semaphore) -> Sequence[Found]:
         """The verdicts of one message to a worker, tried once; one job alone is left to `run`."""
         if len(jobs) == 1:
             return [None]
@@ -296,7 +296,7 @@ class WorkerGroup:
                     self._template = None
                 raise
 
-    async def _hire(self, template: Template) -> Worker:
+    async def _hire(self, template: WorkerTemplate) -> Worker:
         pid, stream = await template.forker.fork()
         return Worker(template.forker, pid, stream)
 
@@ -304,7 +304,7 @@ class WorkerGroup:
         self.alive += 1
         self.idle.append(worker)
 
-    async def _start(self) -> Template:
+    async def _start(self) -> WorkerTemplate:
         """A new template. LoadError when the verifier cannot be loaded, WorkerError when the server is gone."""
         if self.verifier.needs.sandbox:
             sandbox = tuple(sorted(readable(self.verifier)))
@@ -324,7 +324,7 @@ class WorkerGroup:
                 raise LoadError(f"its process ended with code {code} while loading it", crashed=True) from None
             if said["problem"] is not None:
                 raise LoadError(said["problem"], crashed=False, traceback=said["traceback"])
-            return Template(server, pid, Forker(stream), said["forks"])
+            return WorkerTemplate(server, pid, Forker(stream), said["forks"])
         except BaseException as error:
             stream.close()
             if isinstance(error, LoadError):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlvr.verifiers.tool_calls.pairing import align, assign
-from rlvr.verifiers.tool_calls.reading import Call
+from rlvr.verifiers.tool_calls.reading import ToolCall
 
 TextMatch = Literal["exact", "bfcl"]
 
@@ -120,7 +120,7 @@ class Pair:
         return self.names + self.values
 
 
-def compare(wanted: Wanted, call: Call, equality: Equality) -> Pair:
+def compare(wanted: Wanted, call: ToolCall, equality: Equality) -> Pair:
     """`names`: Jaccard index of the parameter names, in [0, 1]; `values`: how many arguments are as wanted.
 
     An optional argument that is left out counts as given right; an argument that only repeats its default is not
@@ -154,7 +154,7 @@ class Match:
 
 def match_calls(
     wanted: Sequence[Wanted],
-    calls: Sequence[Call],
+    calls: Sequence[ToolCall],
     equality: Equality,
     ordered: bool = False,
     extra_calls_cost: bool = True,
@@ -195,7 +195,7 @@ def _jaccard(first: Iterable[str], second: Iterable[str]) -> float:
     return (one & other).total() / (one | other).total()
 
 
-def _in_order(wanted: Sequence[Wanted], calls: Sequence[Call]) -> int:
+def _in_order(wanted: Sequence[Wanted], calls: Sequence[ToolCall]) -> int:
     """Return how many names can be paired in order (longest common subsequence)."""
     pairs = align([[float(w.name == c.name) for c in calls] for w in wanted])
     return sum(wanted[i].name == calls[j].name for i, j in pairs)

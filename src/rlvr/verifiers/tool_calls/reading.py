@@ -33,7 +33,7 @@ class CallError(ValueError):
 
 
 @dataclass(frozen=True)
-class Call:
+class ToolCall:
     """One tool call: the tool's name, and its arguments as JSON values."""
 
     name: str
@@ -41,7 +41,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Tool:
+class ToolSchema:
     """A tool as a task describes it: its parameters in order, and their defaults."""
 
     name: str
@@ -53,11 +53,11 @@ class Tool:
 class Reading:
     """The calls of a text in order, and whether it holds anything beside them."""
 
-    calls: list[Call]
+    calls: list[ToolCall]
     bare: bool
 
 
-def read_calls(text: str, format: Format, tools: Mapping[str, Tool] | None = None) -> Reading:
+def read_calls(text: str, format: Format, tools: Mapping[str, ToolSchema] | None = None) -> Reading:
     """The calls in `text` (what comes after the reasoning); none where the text attempts none.
 
     - `hermes`: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` blocks; prose may stand around them.
@@ -123,7 +123,7 @@ def _read_document(text: str, format: Format) -> Reading:
 Shape = Literal["flat", "flat or keyed", "wrapped", "any"]
 
 
-def as_call(value: Any, shape: Shape = "any") -> Call:
+def as_call(value: Any, shape: Shape = "any") -> ToolCall:
     """The call that a JSON object writes. Shapes: flat `{"name", "arguments"}`, keyed `{name: arguments}` (BFCL),
     wrapped `{"function": {"name", "arguments": "<JSON text>"}}` (OpenAI)."""
     if not isinstance(value, dict):
@@ -145,15 +145,15 @@ def as_call(value: Any, shape: Shape = "any") -> Call:
     return _call(value.get("name"), value.get("arguments", value.get("parameters", {})))
 
 
-def _call(name: Any, arguments: Any) -> Call:
+def _call(name: Any, arguments: Any) -> ToolCall:
     if not isinstance(name, str) or not name:
         raise CallError("a call has a name")
     if not isinstance(arguments, dict):
         raise CallError(f"the arguments of {name[:80]} are an object, not {type(arguments).__name__}")
-    return Call(name, arguments)
+    return ToolCall(name, arguments)
 
 
-def _read_python(text: str, tools: Mapping[str, Tool]) -> Reading:
+def _read_python(text: str, tools: Mapping[str, ToolSchema]) -> Reading:
     try:
         document = find_document(text, language="python")
     except DocumentError as error:
@@ -182,7 +182,7 @@ def _call_nodes(statement: ast.stmt) -> Sequence[ast.expr]:
     return [statement.value]
 
 
-def _python_call(node: ast.expr, tools: Mapping[str, Tool]) -> Call:
+def _python_call(node: ast.expr, tools: Mapping[str, ToolSchema]) -> ToolCall:
     if not isinstance(node, ast.Call):
         raise CallError("an expression that is no call")
     name = _dotted(node.func)
@@ -195,7 +195,7 @@ def _python_call(node: ast.expr, tools: Mapping[str, Tool]) -> Call:
         if key is None or key in arguments:
             raise CallError(f"{name[:80]} has ** or an argument given twice")
         arguments[key] = _plain(ast.literal_eval(value))
-    return Call(name, arguments)
+    return ToolCall(name, arguments)
 
 
 def _dotted(node: ast.expr) -> str:
@@ -219,13 +219,13 @@ def _plain(value: Any) -> Any:
     raise CallError(f"{type(value).__name__} is no argument that JSON can write")
 
 
-def read_tools(value: Any) -> dict[str, Tool]:
+def read_tools(value: Any) -> dict[str, ToolSchema]:
     """The tools of a task by name: OpenAI's list of `{"type": "function", "function": {...}}`, the inner objects alone,
     or either as JSON text."""
     entries = read_json(value) if isinstance(value, str) else value
     if not isinstance(entries, Sequence):
         raise CallError(f"info['tools'] is a list, not {type(entries).__name__}")
-    tools: dict[str, Tool] = {}
+    tools: dict[str, ToolSchema] = {}
     for entry in entries:
         if isinstance(entry, Mapping):
             inner = entry.get("function", entry)
@@ -240,5 +240,5 @@ def read_tools(value: Any) -> dict[str, Tool]:
         if not isinstance(name, str) or not isinstance(properties, Mapping):
             raise CallError("an entry of info['tools'] has no name, or parameters that are no JSON schema")
         defaults = {key: p["default"] for key, p in properties.items() if isinstance(p, Mapping) and "default" in p}
-        tools[name] = Tool(name, tuple(properties), defaults)
+        tools[name] = ToolSchema(name, tuple(properties), defaults)
     return tools

@@ -18,10 +18,10 @@ from rlvr.verifiers.documents import MAX_LENGTH, DocumentError, read_json
 from rlvr.verifiers.tool_calls.matching import Argument, Equality, Match, TextMatch, Wanted, match_calls
 from rlvr.verifiers.tool_calls.reading import (
     MAX_CALLS,
-    Call,
     CallError,
     Format,
-    Tool,
+    ToolCall,
+    ToolSchema,
     as_call,
     read_calls,
     read_tools,
@@ -130,13 +130,13 @@ class ToolCallVerifier(Verifier):
             starts = opened == 1 and completion.lstrip().startswith("<think>")
         return starts and completion.count("</think>") == 1
 
-    def _wanted(self, task: Task, tools: Mapping[str, Tool]) -> list[Wanted]:
+    def _wanted(self, task: Task, tools: Mapping[str, ToolSchema]) -> list[Wanted]:
         calls = self._gold_calls(task.answer, tools)
         if len(calls) > MAX_CALLS:
             raise CallError(f"the answer has {len(calls)} calls, over the limit of {MAX_CALLS}")
         return [self._wanted_call(call, tools[call.name].defaults if call.name in tools else {}) for call in calls]
 
-    def _gold_calls(self, answer: Any, tools: Mapping[str, Tool]) -> list[Call]:
+    def _gold_calls(self, answer: Any, tools: Mapping[str, ToolSchema]) -> list[ToolCall]:
         if isinstance(answer, str):
             if answer.strip() == "[]":
                 return []
@@ -154,7 +154,7 @@ class ToolCallVerifier(Verifier):
             )
         return [as_call(item) for item in answer]
 
-    def _wanted_call(self, call: Call, defaults: Mapping[str, Any]) -> Wanted:
+    def _wanted_call(self, call: ToolCall, defaults: Mapping[str, Any]) -> Wanted:
         equality = Equality(self.int_is_float, self.number_is_text, self.text)
         arguments: dict[str, Argument] = {}
         for key, value in call.arguments.items():
