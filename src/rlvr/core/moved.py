@@ -28,8 +28,6 @@ MOVED = {
     "rlvr.distributed.watchdog": "rlvr.distributed.heartbeat_monitor",
     "rlvr.dry_run": "rlvr.run.dry_run",
     "rlvr.due_evaluations": "rlvr.run.due_evaluations",
-    "rlvr.evaluation.compare": "rlvr.evaluation.paired_comparison",
-    "rlvr.evaluation.evaluate": "rlvr.evaluation.evaluation_loop",
     "rlvr.evaluation.tally": "rlvr.evaluation.task_result",
     "rlvr.given_objects": "rlvr.run.given_objects",
     "rlvr.lifeline": "rlvr.core.parent_death",
