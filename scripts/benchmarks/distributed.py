@@ -75,7 +75,7 @@ class Candidate:
 
     def step(self) -> tuple[float, float]:
         """(wall seconds, CPU seconds) of one optimizer step."""
-        self.world.meet("the others")
+        self.world.barrier("the others")
         wall, cpu = time.perf_counter(), time.process_time()
         self.backend.zero()
         positions = torch.arange(self.ids.shape[1], device=self.ids.device).expand_as(self.ids)

@@ -52,11 +52,10 @@ class GRPOTrainer(MovedTrainerAttributes):
         trainer = GRPOTrainer("Qwen/Qwen2.5-0.5B-Instruct", tasks, MathVerifier(), {"run": {"steps": 100}})
         trainer.train()
 
-    `model` is a loaded model (with `tokenizer`; it is moved to the config's `model.device`), a path or hub name, or
-    None to build what the config says. `tasks` and `eval_tasks` are anything that `rlvr.data.load_tasks` takes, or None
-    for the config's. `verifier` is a Verifier, a plain reward function, a registered name, or None for the config's.
-    `config` is a Config, a mapping or a YAML file. `resume` is what `train` goes on from; given here,
-    `rollout.engine: auto` is the checkpoint's.
+    `model` is a loaded model (with `tokenizer`; moved to `model.device`), a path or hub name, or None to build what the
+    config says. `tasks` and `eval_tasks` are anything that `rlvr.data.load_tasks` takes, or None for the config's.
+    `verifier` is a Verifier, a plain reward function, a registered name, or None for the config's. `config` is a
+    Config, a mapping or a YAML file. `resume` is what `train` goes on from; given here, its engine is taken for `auto`.
 
     After `train()`: `metrics` (one record per step), `evaluations`, `batch` (the last one scored), `policy`. Raises
     RlvrError for bad input before any training.
@@ -141,10 +140,8 @@ class GRPOTrainer(MovedTrainerAttributes):
         """
         with self.stop, status_on_signal(self._status), self.reporting.live(), failing_together(self.world):
             self._begin(self.resolved.resume if resume is None else resume)
-            if steps is None:
-                until = self.resolved.steps
-            else:
-                until = min(self.resolved.steps, self.state.step + steps)
+            last = self.resolved.steps
+            until = last if steps is None else min(last, self.state.step + steps)
             self.due_evaluations.make_up()
             while self.state.step < until and not self.stop.on_any_rank():
                 self._go_through(self._next_stage(), until)
@@ -194,8 +191,7 @@ class GRPOTrainer(MovedTrainerAttributes):
         return self.stages[self.state.stage_number]
 
     def _collect(self, stage: Stage) -> StepRollouts:
-        """The step's rollouts, which rank 0 draws and values by the user's functions. Raises CollectionInterruptedError
-        when the run is to stop."""
+        """The step's rollouts, which rank 0 draws. Raises CollectionInterruptedError when the run is to stop."""
         collected = None
         what = f"the rollouts of step {self.state.step + 1}"
         with self.meters.phases("rollout"):
@@ -214,8 +210,7 @@ class GRPOTrainer(MovedTrainerAttributes):
 
     def _score(self, stage: Stage, collected: StepRollouts) -> tuple[Batch, dict[str, Any]]:
         with self.meters.phases("score"):
-            # The log-probs of a reference need memory, and are computed with its weights in place.
-            self.rollouts.engine.release()
+            self.rollouts.engine.release()  # the log-probs of a reference need memory
             batch, metrics = stage.score(collected)
             if self.world.size > 1:
                 self.world.same(batch.digest(), "the scored batch")
@@ -268,8 +263,7 @@ class GRPOTrainer(MovedTrainerAttributes):
         """Come to the start of a stage: a fresh optimizer, and a snapshot of the policy where a reference is kept."""
         self.state.stage_number = number
         self.state.stage_step = 0
-        # The backend and the snapshot take memory, which an engine that is awake has taken.
-        self.rollouts.engine.release()
+        self.rollouts.engine.release()  # the backend and the snapshot take memory that an awake engine holds
         self.training.enter(self.stages[number])
 
     def _ready(self, stage: Stage) -> None:
@@ -298,8 +292,7 @@ class GRPOTrainer(MovedTrainerAttributes):
             self.reporting.console.message(text, "warning")
 
     def save(self) -> Path:
-        """Write a checkpoint of the run as it is after the last whole step; before `train`, of a fresh run, whose
-        folder is taken as `train` does."""
+        """Write a checkpoint of the last whole step; before `train`, of a fresh run, whose folder is made first."""
         self._begin(None)
         return self.checkpointer.save()
 

@@ -12,8 +12,8 @@ import pytest
 from rlvr.data import functions, load_tasks, to_task
 from rlvr.data.code import NoTestsError
 from rlvr.errors import ConfigError, DataError
+from rlvr.verifiers.code.compare import Comparison
 from rlvr.verifiers.code.layouts import read_layout
-from rlvr.verifiers.code.output_comparison import Comparison
 
 CHAT = [{"role": "user", "content": "Add."}]
 HUMANEVAL = {

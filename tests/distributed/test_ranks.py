@@ -525,9 +525,9 @@ import time
 from rlvr.distributed.world import World
 world = World.from_environment(heartbeat_timeout=4.0)
 print(world.broadcast([world.rank, "first"], "a value"), world.gather(world.rank, "ranks"))
-def late(): time.sleep(3.0 * world.rank); world.meet("the late", 1.5)
-def broken(): world.meet("the broken", 60.0) if not world.rank else 1 / 0
-tries = [late, lambda: world.same(world.rank, "the seed"), lambda: world.meet(f"place {world.rank}", 60.0)]
+def late(): time.sleep(3.0 * world.rank); world.barrier("the late", 1.5)
+def broken(): world.barrier("the broken", 60.0) if not world.rank else 1 / 0
+tries = [late, lambda: world.same(world.rank, "the seed"), lambda: world.barrier(f"place {world.rank}", 60.0)]
 for attempt in [*tries, broken]:
     try:
         attempt()

@@ -127,7 +127,7 @@ def counts(monkeypatch):
 
     monkeypatch.setattr(Learner, "update", in_update)
     monkeypatch.setattr(Learner, "_backward", in_backward)
-    monkeypatch.setattr(rlvr.learner.learner, "look_ahead", unseen(rlvr.learner.learner.prepass_statistics))
+    monkeypatch.setattr(rlvr.learner.learner, "prepass_statistics", unseen(rlvr.learner.learner.prepass_statistics))
     monkeypatch.setattr(Learner, "_log_ratios_without_gradient", unseen(Learner._log_ratios_without_gradient))
     for module in (rlvr.learner.inputs, rlvr.policy.attention, rlvr.policy.microbatch):
         monkeypatch.setattr(module, "to_device", copied)
@@ -283,12 +283,12 @@ ALLOWED = {
     ("losses/prepass.py", "_column"): WHOLE_STEP,
     ("losses/covariance.py", "choose"): WHOLE_STEP,
     ("losses/m2po.py", "choose"): WHOLE_STEP,
-    ("losses/pacs.py", "shares"): WHOLE_STEP,
+    ("losses/pacs.py", "sequence_losses"): WHOLE_STEP,
     ("losses/preference.py", "extremes"): WHOLE_STEP,
-    ("losses/self_reward.py", "shares"): WHOLE_STEP,
+    ("losses/self_reward.py", "sequence_losses"): WHOLE_STEP,
     ("losses/sequences.py", "group_sum"): WHOLE_STEP,
     ("losses/sequences.py", "pairs"): WHOLE_STEP,
-    ("losses/trajectory_balance.py", "shares"): WHOLE_STEP,
+    ("losses/trajectory_balance.py", "sequence_losses"): WHOLE_STEP,
     ("losses/objective.py", "_denominator"): "the batch's weights are arrays",
     ("losses/objective.py", "trains"): "the batch's weights are arrays",
     ("losses/objective.py", "_numbers"): "the one fetch of an optimizer step's metrics and losses",

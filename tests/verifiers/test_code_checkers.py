@@ -14,9 +14,9 @@ import pytest
 from rlvr.records import Task
 from rlvr.verifiers import judged
 from rlvr.verifiers.code import CodeVerifier, cases
+from rlvr.verifiers.code.compare import Comparison
 from rlvr.verifiers.code.credit import tried
 from rlvr.verifiers.code.layouts import LayoutError, read_layout
-from rlvr.verifiers.code.output_comparison import Comparison
 from rlvr.verifiers.code.runner import Call, Ended, Job, Limits, Outcome
 from rlvr.verifiers.code.sandbox import remote
 

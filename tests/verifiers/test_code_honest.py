@@ -14,8 +14,8 @@ from sandbox_tiers import usable_tier
 
 from rlvr.records import Task
 from rlvr.verifiers.code import CodeVerifier
+from rlvr.verifiers.code.compare import Comparison
 from rlvr.verifiers.code.layouts import read_layout
-from rlvr.verifiers.code.output_comparison import Comparison
 from rlvr.verifiers.code.runner import Ended, Job, Limits, Outcome
 from rlvr.verifiers.code.sandbox import languages, open_runner
 from rlvr.verifiers.code.sandbox.opening import problem_of

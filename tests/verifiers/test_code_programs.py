@@ -18,9 +18,9 @@ from rlvr.errors import ConfigError
 from rlvr.records import Task
 from rlvr.verifiers.code import CodeVerifier, names
 from rlvr.verifiers.code.asserts import rewritten
+from rlvr.verifiers.code.compare import Comparison, same_text, same_value, short
 from rlvr.verifiers.code.extraction import NoProgramError, find_program, language_of
 from rlvr.verifiers.code.layouts import LayoutError, read_layout
-from rlvr.verifiers.code.output_comparison import Comparison, same_text, same_value, short
 from rlvr.verifiers.code.programs import assembled
 
 HOW = Comparison()

@@ -1,4 +1,4 @@
-r"""Comparison of mathematical answers: a table of both verdicts, and properties of generated expressions.
+r"""MathComparison of mathematical answers: a table of both verdicts, and properties of generated expressions.
 
 The generator builds expressions as small tuples and prints them itself; SymPy, built from the tuples and never from
 text, says whether two of them are equal.
@@ -14,7 +14,7 @@ import sympy
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from rlvr.verifiers.math.answer_comparison import Comparison, Rules, compare
+from rlvr.verifiers.math.answer_comparison import MathComparison, Rules, compare
 from rlvr.verifiers.math.latex import clean
 
 EQUAL = r"""
@@ -629,8 +629,8 @@ def test_no_text_costs_more_than_its_fuel(text, no_collection):
 @example("0", "1:A_")
 @settings(max_examples=300, deadline=None)
 def test_any_text_gets_a_verdict(one, other):
-    assert isinstance(compare(clean(one), clean(other)), Comparison)
-    assert isinstance(compare(one, other), Comparison)
+    assert isinstance(compare(clean(one), clean(other)), MathComparison)
+    assert isinstance(compare(one, other), MathComparison)
     if one.strip():
         assert compare(one, one).equal is True
 

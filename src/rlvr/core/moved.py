@@ -90,7 +90,6 @@ MOVED = {
     "rlvr.tree": "rlvr.core.tree",
     "rlvr.verifiers.choice.options": "rlvr.verifiers.choice.choice_options",
     "rlvr.verifiers.choice.statements": "rlvr.verifiers.choice.choice_statements",
-    "rlvr.verifiers.code.compare": "rlvr.verifiers.code.output_comparison",
     "rlvr.verifiers.code.sandbox.probe": "rlvr.verifiers.code.sandbox.escape_probe",
     "rlvr.verifiers.code.sandbox.process": "rlvr.verifiers.code.sandbox.zygote_process",
     "rlvr.verifiers.code.verifier": "rlvr.verifiers.code.code_verifier",

@@ -19,7 +19,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from rlvr.verifiers.code.output_comparison import short
+from rlvr.verifiers.code.compare import short
 from rlvr.verifiers.code.values import Source
 
 CallProgram = Callable[[str, Sequence[Any], dict[str, Any]], Awaitable[Any]]

@@ -22,7 +22,7 @@ from typing import Any
 
 from rlvr.verifiers.code import judge
 from rlvr.verifiers.code.asserts import Expression, holds
-from rlvr.verifiers.code.output_comparison import Comparison, difference, same_text, short
+from rlvr.verifiers.code.compare import Comparison, difference, same_text, short
 from rlvr.verifiers.code.programs import callable_name
 from rlvr.verifiers.code.runner import DECODED_SIZE, Call, Ended, Job, Limits, Outcome, Runner
 from rlvr.verifiers.code.values import encode

@@ -18,10 +18,10 @@ from rlvr.records import Task, Verdict, VerdictStatus
 from rlvr.registry import register_verifier
 from rlvr.verifiers.base import Needs, Verifier
 from rlvr.verifiers.code.cases import Trial
+from rlvr.verifiers.code.compare import Comparison
 from rlvr.verifiers.code.credit import Credit, scored, tried
 from rlvr.verifiers.code.extraction import NoProgramError, Which, find_program
 from rlvr.verifiers.code.layouts import Layout, LayoutError, read_layout
-from rlvr.verifiers.code.output_comparison import Comparison
 from rlvr.verifiers.code.programs import assembled
 from rlvr.verifiers.code.runner import Limits
 from rlvr.verifiers.code.shared import SandboxRequest, SharedRunner, missing_here, shared_runner

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlvr.verifiers.code import values
-from rlvr.verifiers.code.output_comparison import Comparison
+from rlvr.verifiers.code.compare import Comparison
 from rlvr.verifiers.code.runner import Ended, Job, Limits, Outcome
 
 JUDGE_LIMITS = Limits(seconds=20.0, memory_mb=1024, output_bytes=values.MAX_SIZE + 2**16)
@@ -36,7 +36,7 @@ for place, text in json.loads({modules!r}):
     module = sys.modules[place] = types.ModuleType(place)
     module.__path__ = []
     exec(compile(text, place, "exec"), module.__dict__)
-from rlvr.verifiers.code import asserts, output_comparison as compare, values
+from rlvr.verifiers.code import asserts, compare, values
 
 head = json.loads(sys.stdin.buffer.readline())
 parts = [sys.stdin.buffer.read(size) for size in head["sizes"]]

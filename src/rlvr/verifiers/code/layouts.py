@@ -29,6 +29,7 @@ from rlvr.errors import nearest
 from rlvr.verifiers.code.apart import naming, with_changes
 from rlvr.verifiers.code.asserts import rewritten
 from rlvr.verifiers.code.cases import AssertCase, CallCase, Case, CheckerCase, PropertyCase, ProxiedCase, StdioCase
+from rlvr.verifiers.code.compare import Comparison, short
 from rlvr.verifiers.code.extraction import ALIASES, language_of
 from rlvr.verifiers.code.names import (
     MEANT,
@@ -47,7 +48,6 @@ from rlvr.verifiers.code.names import (
     uses,
     yields,
 )
-from rlvr.verifiers.code.output_comparison import Comparison, short
 from rlvr.verifiers.code.packages import PACKAGES
 from rlvr.verifiers.code.preludes import HARNESSES, IMPORTS, NODES
 from rlvr.verifiers.code.programs import assembled, imports_of, without_function
