@@ -104,13 +104,16 @@ def test_vllm_samples_with_weights_that_zero_3_shares_out(tmp_path, engine, adap
 
 
 APART = """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from rlvr.rollout import HFEngineOptions
 
 @dataclass(frozen=True)
 class Apart(HFEngineOptions):
     merge_adapter: bool = False  # as the vLLM engines have it
     per_rank = False
+
+    def for_run(self, longest, partitions, *others):
+        return replace(super().for_run(longest, partitions, *others), merge_adapter=partitions)
 
     def open(self, policy, in_flight=None):
         assert self.merge_adapter and self.copy_weights
